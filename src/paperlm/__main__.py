@@ -1,0 +1,7 @@
+"""`python -m paperlm <verb>`"""
+
+import sys
+
+from paperlm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,183 @@
+"""The verbs behind the rules, also for use by hand: `python -m paperlm <verb> --help`.
+
+Each verb imports what it needs when it runs, so that the light ones start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from paperlm.errors import PaperLMError, SpecError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb; returns the exit status: 0, 2 for an error the user can mend, 75 for a run to be continued."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.verb(options) or 0
+    except PaperLMError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 75 if type(error).__name__ == "Interrupted" else 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paperlm", description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(required=True, metavar="<verb>")
+
+    def verb(name: str, function, summary: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=summary, description=summary)
+        sub.set_defaults(verb=function)
+        return sub
+
+    p = verb("prepare-data", _prepare_data, "tokenize a dataset into memory-mapped shards")
+    p.add_argument("--settings", required=True, type=_json, help="RunConfig.data_settings() as JSON")
+    p.add_argument("--out", required=True, type=Path, help="folder for the shards and manifest.json")
+    p.add_argument("--local-data", default="", help="folder that holds the files of `local:` datasets")
+
+    p = verb("pretrain", _pretrain, "train one language model and write its record")
+    p.add_argument("--run", required=True, type=_json, help="a RunConfig as JSON (printed by `show`)")
+    p.add_argument("--data", required=True, type=Path, help="manifest.json of the prepared tokens")
+    p.add_argument("--out", required=True, type=Path, help="the record to write")
+    p.add_argument("--checkpoints", required=True, type=Path, help="folder of this run's checkpoints")
+    p.add_argument("--model", type=Path, help="folder for the final model (safetensors)")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    p.add_argument("--micro-batch", type=int, default=0, help="sequences per forward pass; 0 chooses")
+    p.add_argument("--compile", choices=["auto", "yes", "no"], default="auto")
+    p.add_argument("--checkpoint-seconds", type=float, default=60.0)
+    p.add_argument("--checkpoint-updates", type=int, default=0, help="checkpoint by updates instead of by the clock")
+
+    p = verb("table", _table, "build a table, its diff and its claims from records")
+    _common(p)
+    p.add_argument("table")
+    p.add_argument("--records", nargs="*", type=Path, default=[], help="record files")
+    p.add_argument("--out", required=True, type=Path, help="the table's CSV; diff and claims are written beside it")
+    p.add_argument("--html", type=Path, help="folder for the report's HTML versions")
+
+    p = verb("curves", _curves, "draw the training curves behind a table")
+    _common(p)
+    p.add_argument("table")
+    p.add_argument("--records", nargs="*", type=Path, default=[])
+    p.add_argument("--out", required=True, type=Path, help="SVG file; the CSV with its numbers is written beside it")
+
+    p = verb("summary", _summary, "print a built table, its diff and its verdicts")
+    p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables")
+
+    p = verb("show", _show, "what is behind a table or one of its cells: numbers, run, rule, function, settings")
+    _common(p)
+    p.add_argument("table")
+    p.add_argument("--cell", help='"row,column", e.g. "Mix-LN,LLaMA-130M"')
+    p.add_argument("--json", action="store_true", help="print the runs of the cell as JSON, for `pretrain --run`")
+
+    p = verb("bench", _bench, "measure on this machine: `bench train` times training against transformers")
+    p.add_argument("what", choices=["train"])
+    p.add_argument("--sizes", nargs="+", default=["71M", "130M", "1B"])
+    p.add_argument("--out", type=Path, help="JSON lines file to append the rows to")
+    p.add_argument("--seconds", type=float, default=8.0, help="time per measurement")
+    p.add_argument("--micro-batches", nargs="+", type=int, default=[64, 128, 256], help="tried for each side")
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="as in config.yaml")
+    parser.add_argument("--config-json", type=_json, help="a whole configuration, instead of config.yaml")
+
+
+def _json(text: str):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+
+
+def _project(options: argparse.Namespace):
+    from paperlm.spec.load import read_yaml
+    from paperlm.spec.project import ROOT, Project
+
+    if options.config_json is not None:
+        return Project(options.config_json)
+    import yaml
+
+    config = read_yaml(ROOT / "config.yaml")
+    for item in options.config:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise SpecError(f"--config takes KEY=VALUE, got {item!r}")
+        config[key] = yaml.safe_load(value)
+    return Project(config)
+
+
+def _prepare_data(options: argparse.Namespace) -> None:
+    from paperlm.data.prepare import prepare
+
+    prepare(options.settings, options.out, options.local_data)
+
+
+def _pretrain(options: argparse.Namespace) -> None:
+    from paperlm.spec.load import parse
+    from paperlm.spec.run import RunConfig
+
+    run = parse(options.run, RunConfig, "--run")
+    with _gpu(options.device):
+        import torch
+
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+        from paperlm.train.loop import Execution, pretrain
+
+        execution = Execution(
+            device=options.device,
+            micro_batch=options.micro_batch,
+            compile=options.compile,
+            checkpoint_seconds=options.checkpoint_seconds,
+            checkpoint_updates=options.checkpoint_updates,
+        )
+        result = pretrain(run, options.data, options.checkpoints, execution)
+    if result is None:
+        return
+    from paperlm.record.record import write_record
+
+    record, model = result
+    if options.model:
+        model.save_pretrained(options.model)
+    write_record(options.out, record)
+
+
+def _gpu(device: str):
+    from paperlm.train.gpu_lock import one_gpu
+
+    return one_gpu(enabled=device != "cpu")
+
+
+def _table(options: argparse.Namespace) -> None:
+    from paperlm.tables.build import write_table
+
+    write_table(_project(options), options.table, options.records, options.out, options.html)
+
+
+def _curves(options: argparse.Namespace) -> None:
+    from paperlm.figures.curves import draw_curves
+
+    draw_curves(_project(options), options.table, options.records, options.out)
+
+
+def _summary(options: argparse.Namespace) -> None:
+    from paperlm.tables.terminal import print_summary
+
+    for path in options.tables:
+        print_summary(path)
+
+
+def _show(options: argparse.Namespace) -> None:
+    from paperlm.tables.show import show
+
+    show(_project(options), options.table, options.cell, options.json)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from paperlm.bench.train import bench_train
+
+    bench_train(options.sizes, options.out, options.seconds, options.micro_batches)

@@ -1,0 +1,129 @@
+"""The registry of datasets and tokenizers (registry.yaml). Torch-free; the specification layer reads it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from paperlm.errors import DataError, SpecError, unknown
+from paperlm.spec.load import load
+from paperlm.spec.run import Frozen, digest
+
+HERE = Path(__file__).parent
+
+
+class FileEntry(Frozen):
+    """One file: path below the package's data folder, or below the `local_data` folder."""
+
+    path: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(gt=0)
+
+
+class Shuffle(Frozen):
+    """Streaming shuffle of a hub split."""
+
+    seed: int
+    buffer: int
+
+
+class HubEntry(Frozen):
+    """A Hugging Face dataset: `name` on the hub (or a local folder in the hub's layout)."""
+
+    name: str
+    config: str | None
+    revision: str
+    shuffle: dict[str, Shuffle]
+
+
+class DatasetEntry(Frozen):
+    """A text corpus and everything needed to trust and cite it."""
+
+    source: Literal["bundled", "local", "hub"]
+    summary: str
+    revision: str
+    licence: str
+    citation: str
+    documents: int | None = None
+    files: dict[Literal["train", "validation"], list[FileEntry]] = {}
+    hub: HubEntry | None = None
+    validation_share: int | None = Field(None, gt=1)
+    "one document in so many, chosen by the hash of its text, is validation; None: there is a validation split"
+    deviations: list[str] = []
+
+    @model_validator(mode="after")
+    def complete(self) -> DatasetEntry:
+        if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
+            raise ValueError("a hub dataset has `hub`, the others have `files`")
+        if self.files and (self.validation_share is None) == ("validation" not in self.files):
+            raise ValueError("give either files.validation or validation_share")
+        return self
+
+
+class TokenizerEntry(Frozen):
+    """A tokenizers-library file and the ids training needs."""
+
+    file: FileEntry
+    vocab_size: int
+    "rows of the embedding; ids from here on must never occur"
+    pad: str
+    eos: str
+    summary: str
+    licence: str
+    origin: str
+
+
+class Registry(Frozen):
+    """The whole file."""
+
+    datasets: dict[str, DatasetEntry]
+    tokenizers: dict[str, TokenizerEntry]
+
+
+@functools.cache
+def registry() -> Registry:
+    """The parsed registry."""
+    return load(HERE / "registry.yaml", Registry)
+
+
+def dataset_entry(dataset: str) -> tuple[str, DatasetEntry]:
+    """Name and entry of `source:name`; SpecError if unknown or of another source."""
+    source, _, name = dataset.partition(":")
+    datasets = registry().datasets
+    if name not in datasets:
+        raise SpecError(unknown("dataset", name, datasets) + f"; add it to {HERE.name}/registry.yaml")
+    if datasets[name].source != source:
+        raise SpecError(f"dataset {name!r} is {datasets[name].source}:{name}, not {dataset}")
+    return name, datasets[name]
+
+
+def tokenizer_entry(name: str) -> TokenizerEntry:
+    """Entry of a tokenizer; SpecError if unknown."""
+    if name not in registry().tokenizers:
+        raise SpecError(unknown("tokenizer", name, registry().tokenizers))
+    return registry().tokenizers[name]
+
+
+def data_fingerprint(dataset: str, tokenizer: str) -> dict[str, Any]:
+    """Checksums of the texts and the tokenizer: part of every run's and every prepared dataset's hash."""
+    _, entry = dataset_entry(dataset)
+    files = {split: [f.sha256 for f in files] for split, files in entry.files.items()}
+    hub = entry.hub.model_dump(mode="json") if entry.hub else None
+    share = entry.validation_share
+    return {"files": files, "hub": hub, "share": share, "tokenizer": tokenizer_entry(tokenizer).file.sha256}
+
+
+def data_id(settings: dict[str, Any]) -> str:
+    """Folder name of the prepared tokens of `RunConfig.data_settings()`."""
+    name, _ = dataset_entry(settings["dataset"])
+    entry = tokenizer_entry(settings["tokenizer"])
+    if settings["vocab_size"] != entry.vocab_size:
+        raise DataError(
+            f"tokenizer {settings['tokenizer']!r} has {entry.vocab_size} ids, the model vocab_size "
+            f"{settings['vocab_size']}: set vocab_size to {entry.vocab_size} or choose another tokenizer"
+        )
+    slug = f"{name}-{settings['tokenizer']}-{settings['seq_len']}".replace("/", "_").lower()
+    return f"{slug}-{digest({**settings, 'data': data_fingerprint(settings['dataset'], settings['tokenizer'])})}"

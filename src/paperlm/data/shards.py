@@ -1,0 +1,71 @@
+"""Prepared tokens, memory-mapped. Batches are a function of (seed, update), so that resuming is exact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from paperlm.errors import DataError
+from paperlm.files import sha256_of
+
+
+class TokenShards:
+    """The examples of one split, in file order."""
+
+    def __init__(self, manifest_path: Path, split: str) -> None:
+        """Raises DataError if a shard is missing, truncated or altered."""
+        self.manifest = load_manifest(manifest_path)
+        self.pad_id: int = self.manifest["pad_id"]
+        self.tokens: int = self.manifest[split]["tokens"]
+        self._arrays, self._starts = [], [0]
+        for shard in self.manifest[split]["shards"]:
+            path = manifest_path.parent / shard["file"]
+            remedy = f"delete the folder {manifest_path.parent} and start again: it is rebuilt"
+            if not path.is_file():
+                raise DataError(f"{path}: missing token shard; {remedy}")
+            if sha256_of(path) != shard["sha256"]:
+                raise DataError(f"{path}: truncated or altered token shard; {remedy}")
+            self._arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
+            self._starts.append(self._starts[-1] + shard["rows"])
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Examples by number, (len(indices), seq_len) int64."""
+        shard = np.searchsorted(self._starts, indices, side="right") - 1
+        return np.stack([self._arrays[s][i - self._starts[s]] for s, i in zip(shard, indices, strict=True)]).astype(
+            np.int64
+        )
+
+
+class BatchOrder:
+    """Which examples each update sees: every epoch is a fresh permutation drawn from (seed, epoch)."""
+
+    def __init__(self, n_examples: int, batch: int, seed: int) -> None:
+        self.n_examples, self.batch, self.seed = n_examples, batch, seed
+        self._epochs: dict[int, np.ndarray] = {}
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        if epoch not in self._epochs:
+            self._epochs = {e: p for e, p in self._epochs.items() if e >= epoch - 1}
+            self._epochs[epoch] = np.random.default_rng([self.seed, epoch]).permutation(self.n_examples)
+        return self._epochs[epoch]
+
+    def indices(self, update: int) -> np.ndarray:
+        """Example numbers of one update, counted from 0."""
+        positions = np.arange(update * self.batch, (update + 1) * self.batch)
+        epochs, offsets = np.divmod(positions, self.n_examples)
+        return np.array([self._epoch(int(e))[o] for e, o in zip(epochs, offsets, strict=True)])
+
+
+def load_manifest(path: Path) -> dict:
+    """Manifest of prepared data; DataError if it is missing or unreadable."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no prepared data; run the data rule (python -m paperlm prepare-data)") from None
+    except ValueError as error:
+        raise DataError(f"{path}: unreadable ({error}); delete {path.parent} and start again") from None

@@ -1,0 +1,105 @@
+"""Documents of a dataset, one string each, from the package, a local folder or the Hugging Face hub.
+
+Bundled and local files are checked against the registry's byte counts and SHA-256 sums before the first document is
+used. Files are JSON lines with a `text` field, gzip or zstandard packed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+from paperlm.data.registry import HERE, DatasetEntry, FileEntry, dataset_entry
+from paperlm.errors import DataError
+
+Split = Literal["train", "validation"]
+
+
+def verify(path: Path, entry: FileEntry) -> None:
+    """Raise DataError if the file is missing, truncated or altered."""
+    if not path.is_file():
+        raise DataError(f"{path}: missing data file; restore it, or point config key local_data at the folder that has it")
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise DataError(f"{path}: {size} bytes instead of {entry.bytes}: truncated or altered; fetch it again")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != entry.sha256:
+        raise DataError(f"{path}: sha256 {found[:12]}… instead of {entry.sha256[:12]}…: altered; fetch it again")
+
+
+def file_paths(dataset: str, split: Split, local_data: str) -> list[tuple[Path, FileEntry]]:
+    """Paths of a bundled or local dataset's files, unchecked. Without a validation file, train's serve both splits."""
+    name, entry = dataset_entry(dataset)
+    if entry.source == "local" and not local_data:
+        raise DataError(f"dataset {dataset!r} needs a folder: snakemake … --config local_data=<folder with text/>")
+    folder = HERE if entry.source == "bundled" else Path(local_data)
+    return [(folder / f.path, f) for f in entry.files.get(split, entry.files["train"])]
+
+
+def documents(dataset: str, split: Split, local_data: str = "", skip: int = 0) -> Iterator[str]:
+    """Texts of a split in their fixed order, the first `skip` left out. Raises DataError as `verify` does."""
+    _, entry = dataset_entry(dataset)
+    texts = _hub_documents(entry, split, skip) if entry.hub else _file_documents(entry, dataset, split, local_data, skip)
+    yield from texts
+
+
+def _file_documents(entry: DatasetEntry, dataset: str, split: Split, local_data: str, skip: int) -> Iterator[str]:
+    paths = file_paths(dataset, split, local_data)
+    for path, file_entry in paths:
+        verify(path, file_entry)
+    seen = 0
+    for path, _ in paths:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    text = json.loads(line)["text"]
+                except (ValueError, KeyError, TypeError) as error:
+                    raise DataError(f"{path}, line {number}: no JSON object with a text field ({error})") from None
+                if entry.validation_share is not None:
+                    held_out = int(hashlib.sha256(text.encode()).hexdigest(), 16) % entry.validation_share == 0
+                    if held_out != (split == "validation"):
+                        continue
+                seen += 1
+                if seen > skip:
+                    yield text
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".zst":
+        # pyarrow comes with datasets, and has zstandard on every platform; Python gets it in 3.14 only.
+        import io
+
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return path.open("rb")
+
+
+def _hub_documents(entry: DatasetEntry, split: Split, skip: int) -> Iterator[str]:
+    """Streamed with `datasets`; shard order and a buffer are shuffled by the entry's seed."""
+    import datasets
+
+    hub = entry.hub
+    # A folder in the hub's layout, for clusters with a mirror; the name stays part of the run's identity.
+    mirror = os.environ.get("PAPERLM_HUB_MIRROR")
+    name = str(Path(mirror) / hub.name) if mirror else hub.name
+    revision = {} if mirror else {"revision": hub.revision}
+    try:
+        stream = datasets.load_dataset(name, hub.config, split=split, streaming=True, **revision)
+    except Exception as error:
+        raise DataError(
+            f"dataset {hub.name!r} cannot be opened ({type(error).__name__}: {error}); this scale needs the network, or a "
+            "folder in the hub's layout named by the environment variable PAPERLM_HUB_MIRROR"
+        ) from error
+    if split in hub.shuffle:
+        stream = stream.shuffle(seed=hub.shuffle[split].seed, buffer_size=hub.shuffle[split].buffer)
+    for row in stream.skip(skip) if skip else stream:
+        yield row["text"]

@@ -1,0 +1,74 @@
+"""Tokenizers, read with the tokenizers library alone (no network, no transformers import)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from paperlm.data.registry import HERE, TokenizerEntry, tokenizer_entry
+from paperlm.data.sources import verify
+from paperlm.errors import DataError
+
+
+class TextTokenizer:
+    """Text to ids with an end-of-sequence id after each document, and a padding id that no text produces."""
+
+    def __init__(self, name: str) -> None:
+        self.entry: TokenizerEntry = tokenizer_entry(name)
+        path = HERE / self.entry.file.path
+        verify(path, self.entry.file)
+        self.path: Path = path
+        self.inner = Tokenizer.from_file(str(path))
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self.pad, self.eos = (self._id(token) for token in (self.entry.pad, self.entry.eos))
+
+    def _id(self, token: str) -> int:
+        number = self.inner.token_to_id(token)
+        if number is None or number >= self.entry.vocab_size:
+            raise DataError(f"{self.path}: special token {token!r} is not among the {self.entry.vocab_size} ids")
+        return number
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text followed by eos. Raises DataError if an id does not fit the vocabulary."""
+        encoded = [e.ids for e in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
+        limit = self.entry.vocab_size
+        for ids in encoded:
+            if ids and max(ids) >= limit:
+                token = self.inner.id_to_token(max(ids))
+                raise DataError(f"{self.path}: token {token!r} has id {max(ids)}, the model knows ids below {limit}")
+            ids.append(self.eos)
+        return encoded
+
+
+def examples(ids: list[int], seq_len: int, example: str) -> Iterator[list[int]]:
+    """Training examples of one encoded document, each at most `seq_len` ids.
+
+    truncate: one example; of a longer document the first seq_len - 1 ids and eos, which is what the authors'
+    tokenizer call does (it keeps room for eos); the rest is dropped. split: consecutive pieces of the whole document.
+    """
+    if example == "truncate":
+        yield ids if len(ids) <= seq_len else [*ids[: seq_len - 1], ids[-1]]
+        return
+    for start in range(0, len(ids), seq_len):
+        if len(ids) - start > 1:  # a lone last token predicts nothing
+            yield ids[start : start + seq_len]
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE as shipped for the small scales: ids 0 <pad>, 1 </s>, then bytes and merges."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<pad>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

@@ -1,0 +1,38 @@
+"""Errors a user can act on. Each message says what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PaperLMError(Exception):
+    """Base of every error that the command line prints without a traceback."""
+
+
+class SpecError(PaperLMError):
+    """A paper, scale or configuration file asks for something that does not exist or makes no sense."""
+
+
+class DataError(PaperLMError):
+    """A data file or tokenizer is missing, altered, truncated or does not fit."""
+
+
+class CheckpointError(PaperLMError):
+    """A checkpoint cannot be used for this run."""
+
+
+class RecordError(PaperLMError):
+    """A result record is unreadable or incomplete."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """Message for an unknown name: the nearest known one first, then all of them.
+
+    >>> unknown("norm", "mixln", ["mix_ln", "pre_ln"])
+    "unknown norm 'mixln'; did you mean 'mix_ln'? known: mix_ln, pre_ln"
+    """
+    names = sorted(str(k) for k in known)
+    near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    hint = f"; did you mean {next(n for n in names if n.lower() == near[0])!r}?" if near else ";"
+    return f"unknown {kind} {str(name)!r}{hint} known: {', '.join(names) or 'none'}"

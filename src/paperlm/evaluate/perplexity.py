@@ -1,0 +1,36 @@
+"""Validation perplexity, exact and as the authors' code computes it (specification 4.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ValidationLosses:
+    """Summed next-token losses and their number, one entry per validation example (float64, int64)."""
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+    def loss_true(self) -> float:
+        """Token-weighted mean loss in nats."""
+        return float(self.sums.sum() / self.counts.sum())
+
+    def loss_paper(self, published_batches: int, batch: int) -> float:
+        """The authors' form: mean of batch means, times n / (n + 1), because their batch counter starts at 1.
+
+        n is the number of batches of the published run's evaluation (`published_batches`), `batch` its examples per
+        batch. torchrun_main.py:104,110,120 of both repositories.
+        """
+        starts = np.arange(0, len(self.sums), batch)
+        means = np.add.reduceat(self.sums, starts) / np.add.reduceat(self.counts, starts)
+        return float(means.mean() * published_batches / (published_batches + 1))
+
+
+def perplexity(loss: float) -> float | None:
+    """exp(loss), or None where that is no finite number."""
+    value = math.exp(loss) if loss < 700 else math.inf  # exp overflows at 709
+    return value if math.isfinite(value) else None

@@ -1,0 +1,50 @@
+"""Shapes of the papers' LLaMA models. Torch-free: paper files refer to these by name.
+
+Source: configs/llama_*.json of pixeli99/MixLN at ff45826 and Table 7 of Mix-LN. They disagree at 250M, where the
+table prints hidden size 1024; only 768, the configuration file's value, gives 247 million parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Size:
+    """One row of Mix-LN Table 7, plus the exact parameter count with an untied vocabulary of 32,000."""
+
+    hidden_size: int
+    intermediate_size: int
+    n_heads: int
+    n_layers: int
+    parameters: int
+    source: str
+
+
+SIZES = {
+    "71M": Size(512, 1368, 8, 12, 70_578_688, "Table 7; configs/llama_71m.json"),
+    "130M": Size(768, 2048, 12, 12, 134_105_856, "Table 7; configs/llama_130m.json"),
+    "250M": Size(768, 2560, 16, 24, 247_370_496, "configs/llama_250m.json (Table 7 prints hidden 1024)"),
+    "250M_table7": Size(1024, 2560, 16, 24, 354_993_152, "Table 7 as printed; no released model has this shape"),
+    "350M": Size(1024, 2736, 16, 24, 367_969_280, "Curse of Depth; authors' log prints 367.97M"),
+    "1B": Size(2048, 5461, 32, 24, 1_339_082_752, "Table 7; configs/llama_1b.json"),
+    "7B": Size(4096, 11008, 32, 32, 6_738_415_616, "Table 7; configs/llama_7b.json"),
+}
+
+
+def parameter_count(
+    hidden_size: int, intermediate_size: int, n_layers: int, vocab_size: int = 32_000, norms_per_block: int = 2
+) -> int:
+    """Trained numbers of the decoder: untied embedding and head, blocks, final norm."""
+    block = 4 * hidden_size**2 + 3 * hidden_size * intermediate_size + norms_per_block * hidden_size
+    return 2 * vocab_size * hidden_size + n_layers * block + hidden_size
+
+
+def flops_per_token(hidden_size: int, intermediate_size: int, n_layers: int, vocab_size: int, seq_len: int) -> float:
+    """Floating-point operations to train on one token: 6 per matrix parameter, plus causal attention scores.
+
+    Scores and their weighted sum cost 4 * seq_len * hidden_size a token and block forward, half of it under the
+    causal mask, three times that with the backward pass.
+    """
+    matrices = n_layers * (4 * hidden_size**2 + 3 * hidden_size * intermediate_size) + vocab_size * hidden_size
+    return 6.0 * matrices + 6.0 * n_layers * seq_len * hidden_size

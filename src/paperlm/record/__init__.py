@@ -1,0 +1,1 @@
+"""Result records: what was run, what came out, where and with what."""

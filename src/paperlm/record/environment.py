@@ -1,0 +1,62 @@
+"""Capture of machine, versions and commit."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from paperlm.record.record import Environment
+
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
+
+
+def capture(device_name: str, driver: str | None, threads: int) -> Environment:
+    """Environment of this process."""
+    commit, modified = _git()
+    return Environment(
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        commit=commit,
+        modified=modified,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu(),
+        device=device_name,
+        driver=driver,
+        threads=threads,
+        packages={name: version for name in PACKAGES if (version := _version(name))},
+    )
+
+
+def commit_id() -> str | None:
+    """Current commit, or the environment variable PAPERLM_COMMIT where there is no repository."""
+    return _git()[0]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> tuple[str | None, bool | None]:
+    folder = Path(__file__).parent
+    try:
+        run = lambda *args: subprocess.run(  # noqa: E731
+            ["git", *args], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        return run("rev-parse", "HEAD"), bool(run("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("PAPERLM_COMMIT"), None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

@@ -1,0 +1,175 @@
+"""Everything declared, resolved: papers, scale, configuration -> cells -> runs.
+
+Precedence of a setting, weakest first: model size (paperlm.models.sizes), paper, the paper's size, the table's row,
+scale, the scale's size.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from paperlm.data.registry import data_id
+from paperlm.errors import PaperLMError, SpecError, unknown
+from paperlm.models.sizes import SIZES
+from paperlm.spec.load import load, parse
+from paperlm.spec.paper import PaperSpec, Setting, TableSpec
+from paperlm.spec.run import Frozen, RunConfig
+from paperlm.spec.scale import JobSize, ScaleSpec
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class ProjectConfig(Frozen):
+    """config.yaml: what is run and where the data is. Machine settings belong in a profile."""
+
+    scale: str = "tiny"
+    seeds: list[int] = Field([0], min_length=1)
+    run_missing: str = Field("auto", pattern="^(auto|yes|no)$")
+    "train cells without a record? auto: yes on the CPU scales, and where a GPU is seen on the GPU scales"
+    local_data: str = ""
+    "folder of the `local:` datasets"
+    checkpoint_seconds: float = Field(60, gt=0)
+    "a running job can lose at most so much work"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table at one scale: a run per seed, and the source of every setting."""
+
+    table: str
+    row: str
+    column: str
+    runs: tuple[RunConfig, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
+    label: str | None = None
+
+
+class Project:
+    """Papers and one scale, loaded and checked. Construction raises SpecError for anything that does not resolve."""
+
+    def __init__(self, config: dict[str, Any] | ProjectConfig | None = None, root: Path = ROOT) -> None:
+        self.root = root
+        if not isinstance(config, ProjectConfig):
+            config = parse(dict(config or {}), ProjectConfig, "config.yaml")
+        self.config = config
+        scales = {p.stem: p for p in sorted((root / "workflow/scales").glob("*.yaml"))}
+        if config.scale not in scales:
+            raise SpecError(unknown("scale", config.scale, scales))
+        self.scale = load_scale(scales[config.scale])
+        self.papers: dict[str, PaperSpec] = {}
+        self.tables: dict[str, tuple[PaperSpec, TableSpec]] = {}
+        for path in sorted((root / "workflow/papers").glob("*.yaml")):
+            paper = load(path, PaperSpec)
+            self.papers[paper.paper.id] = paper
+            for name, table in paper.tables.items():
+                if name in self.tables:
+                    raise SpecError(f"{path}: table {name!r} is declared by another paper as well; rename one")
+                if not (root / table.published).is_file():
+                    raise SpecError(f"{path}: tables.{name}.published: no file {table.published}")
+                self.tables[name] = (paper, table)
+        declared = {claim.id for _, t in self.tables.values() for claim in t.claims}
+        for claim in self.scale.claims.except_:
+            if claim not in declared:
+                raise SpecError(f"{scales[config.scale]}: claims.except: " + unknown("claim", claim, declared))
+
+    def table(self, name: str) -> tuple[PaperSpec, TableSpec]:
+        """Paper and declaration of a table; SpecError with the nearest known name otherwise."""
+        if name not in self.tables:
+            raise SpecError(unknown("table", name, self.tables))
+        return self.tables[name]
+
+    @functools.cache  # noqa: B019 - a Project lives as long as the process
+    def cells(self, table_name: str) -> tuple[Cell, ...]:
+        """Every cell of a `runs` table, row by row."""
+        paper, table = self.table(table_name)
+        cells = []
+        for row_name, row in table.rows.items():
+            for column_name, column in table.columns.items():
+                if row.label is not None:
+                    cells.append(Cell(table_name, row_name, column_name, label=row.label))
+                    continue
+                settings = resolve_settings(paper, column.size, self.scale)
+                settings |= {k: v for k, v in row.settings.items() if k not in scale_changes(self.scale, column.size)}
+                norm, norm_source = resolve_norm(paper, row.norm, row.source, column.size)
+                where = f"{table_name} [{row_name}, {column_name}] at scale {self.scale.scale}"
+                runs = tuple(
+                    build_run(settings, column.size, norm, seed, where) for seed in sorted(set(self.config.seeds))
+                )
+                sources = {key: setting.source for key, setting in settings.items()} | {"norm": norm_source}
+                cells.append(Cell(table_name, row_name, column_name, runs, sources))
+        return tuple(cells)
+
+    @functools.cached_property
+    def runs(self) -> dict[str, RunConfig]:
+        """Run id -> run, over all tables; tables that ask for the same run share it."""
+        return {
+            run.run_id: run
+            for name, (_, table) in self.tables.items()
+            if table.kind == "runs"
+            for cell in self.cells(name)
+            for run in cell.runs
+        }
+
+    def tables_of(self, run_id: str) -> list[str]:
+        """Names of the tables that a run feeds."""
+        return [
+            name
+            for name, (_, table) in self.tables.items()
+            if table.kind == "runs" and any(run.run_id == run_id for c in self.cells(name) for run in c.runs)
+        ]
+
+    def job_size(self, run: RunConfig) -> JobSize:
+        """Memory and minutes to ask a cluster for."""
+        return self.scale.resources.sizes.get(run.size, self.scale.resources.default)
+
+
+def load_scale(path: Path) -> ScaleSpec:
+    """A scale file; its name must be the scale's."""
+    scale = load(path, ScaleSpec)
+    if scale.scale != path.stem:
+        raise SpecError(f"{path}: scale is {scale.scale!r}; it must be the file's name, {path.stem!r}")
+    return scale
+
+
+def scale_changes(scale: ScaleSpec, size: str) -> dict[str, Setting]:
+    """What the scale changes for one size, as settings whose source names the scale."""
+    changes = scale.settings | scale.sizes.get(size, {})
+    return {key: Setting(value=c.value, source=f"scale {scale.scale}: {c.why}") for key, c in changes.items()}
+
+
+def resolve_settings(paper: PaperSpec, size: str, scale: ScaleSpec) -> dict[str, Setting]:
+    """Every setting of a size at a scale but norm and seed, with its source."""
+    if size not in SIZES:
+        raise SpecError(unknown("model size", size, SIZES))
+    shape = SIZES[size]
+    settings = {
+        key: Setting(value=getattr(shape, key), source=shape.source)
+        for key in ("hidden_size", "intermediate_size", "n_heads", "n_layers")
+    }
+    return settings | paper.settings | paper.sizes[size].settings | scale_changes(scale, size)
+
+
+def resolve_norm(paper: PaperSpec, norm: dict[str, Any], source: str, size: str) -> tuple[dict[str, Any], str]:
+    """The row's method with `post_fraction: {of: size}` replaced by the size's own fraction."""
+    norm = dict(norm)
+    if norm.get("post_fraction") == {"of": "size"}:
+        fraction = paper.sizes[size].post_fraction
+        norm["post_fraction"] = fraction.value
+        source = f"{source}; alpha: {fraction.source}"
+    return norm, source
+
+
+def build_run(settings: dict[str, Setting], size: str, norm: dict[str, Any], seed: int, where: str) -> RunConfig:
+    """The run that these settings describe; SpecError names the cell otherwise."""
+    values = {key: setting.value for key, setting in settings.items()}
+    run = parse({**values, "size": size, "norm": norm, "seed": seed}, RunConfig, where)
+    try:
+        data_id(run.data_settings())
+    except PaperLMError as error:
+        raise SpecError(f"{where}: {error}") from None
+    return run

@@ -1,0 +1,101 @@
+"""Checkpoints: whole or absent, checked when read, kept under the run's own name.
+
+<folder>/step-00000100/{model,optimizer}.safetensors and state.json. A checkpoint is written to a temporary folder and
+renamed; the newest two are kept. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from paperlm.errors import CheckpointError, PaperLMError
+from paperlm.files import sha256_of
+from paperlm.spec.run import RunConfig
+
+KEEP = 2
+
+
+def save(folder: Path, run: RunConfig, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+    """Write a checkpoint after `state["update"]` updates. Raises PaperLMError on a full disk; older ones stay."""
+    target = folder / f"step-{state['update']:08d}"
+    temporary = folder / f".{target.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        names = {id(p): n for n, p in model.named_parameters()}
+        tensors = {n: p.detach().contiguous() for n, p in model.named_parameters()}
+        moments = {
+            f"{names[id(p)]}:{key}": value.contiguous()
+            for p, entry in optimizer.state.items()
+            for key, value in entry.items()
+        }
+        save_file(tensors, temporary / "model.safetensors")
+        save_file(moments, temporary / "optimizer.safetensors")
+        checksums = {p.name: sha256_of(p) for p in sorted(temporary.iterdir())}
+        content = {"run_id": run.run_id, "run": run.canonical(), "sha256": checksums, **state}
+        with (temporary / "state.json").open("w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(temporary, target)
+    except Exception as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if full or "No space left" in str(error) or "File too large" in str(error):
+            raise PaperLMError(
+                f"no space left for the checkpoint {target}; free some and start the same command again: training "
+                "continues from the checkpoint before"
+            ) from error
+        raise
+    for old in steps(folder)[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def steps(folder: Path) -> list[Path]:
+    """Checkpoints in the folder, oldest first."""
+    return sorted(p for p in folder.glob("step-*") if (p / "state.json").is_file())
+
+
+def load(folder: Path, run: RunConfig, model: torch.nn.Module, optimizer: Any) -> dict[str, Any] | None:
+    """Restore the newest checkpoint into model and optimizer; returns its state, or None if there is none.
+
+    Raises CheckpointError, leaving all files alone, if it belongs to another configuration or is damaged.
+    """
+    found = steps(folder)
+    if not found:
+        return None
+    newest = found[-1]
+    state = json.loads((newest / "state.json").read_text())
+    if state["run_id"] != run.run_id:
+        theirs, ours = state["run"], run.canonical()
+        changed = [key for key in ours if theirs.get(key) != ours[key]] or ["the data or the code's BEHAVIOUR number"]
+        raise CheckpointError(
+            f"{newest}: checkpoint of {state['run_id']}, not of {run.run_id} (differs in {', '.join(changed)}); "
+            "move the folder away, or give --checkpoints another folder"
+        )
+    for name, expected in state["sha256"].items():
+        if not (newest / name).is_file() or sha256_of(newest / name) != expected:
+            rest = f"training then continues from {found[-2].name}" if len(found) > 1 else "training then starts anew"
+            raise CheckpointError(f"{newest / name}: truncated or altered; delete {newest} ({rest})")
+    parameters = dict(model.named_parameters())
+    tensors = load_file(newest / "model.safetensors")
+    if tensors.keys() != parameters.keys():
+        raise CheckpointError(f"{newest}: its weights are not those of this model; delete the folder and start anew")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            parameters[name].copy_(tensor)
+    for key, value in load_file(newest / "optimizer.safetensors").items():
+        name, _, field = key.rpartition(":")
+        parameter = parameters[name]
+        # Adam keeps `step` where it was created: on the device when fused, else on the CPU.
+        optimizer.state[parameter][field] = value.to(parameter.device)
+    return state
