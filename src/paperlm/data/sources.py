@@ -42,6 +42,17 @@ def file_paths(dataset: str, split: Split, local_data: str) -> list[tuple[Path, 
     return [(folder / f.path, f) for f in entry.files.get(split, entry.files["train"])]
 
 
+def check_present(dataset: str, local_data: str) -> None:
+    """DataError if a bundled or local file is missing or has another size: the check that can be done before a job."""
+    name, entry = dataset_entry(dataset)
+    for split in entry.files:
+        for path, file_entry in file_paths(dataset, split, local_data):
+            if not path.is_file():
+                raise DataError(f"dataset {dataset!r}: {path} is missing; restore it or set config key local_data")
+            if path.stat().st_size != file_entry.bytes:
+                raise DataError(f"{path}: {path.stat().st_size} bytes instead of {file_entry.bytes}: truncated or altered")
+
+
 def documents(dataset: str, split: Split, local_data: str = "", skip: int = 0) -> Iterator[str]:
     """Texts of a split in their fixed order, the first `skip` left out. Raises DataError as `verify` does."""
     _, entry = dataset_entry(dataset)

@@ -1,0 +1,1 @@
+"""Figures, each with the CSV of its numbers."""

@@ -1,0 +1,80 @@
+"""Tables of kind `settings`: the paper's hyper-parameters beside those our own runs use at the `paper` scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from paperlm.errors import SpecError, unknown
+from paperlm.spec.paper import PaperSpec
+from paperlm.spec.project import Project, load_scale, resolve_settings
+from paperlm.tables.compare import DiffRow
+from paperlm.tables.published import PublishedTable, half_a_digit, number
+
+REAL_TOKENS_PER_SEQUENCE = 195.5
+"Of 256 slots; solved from the denominators of the authors' evaluation log (specification 4)."
+
+
+def _short(value: float, suffix: str, unit: float, decimals: int) -> str:
+    return f"{value / unit:.{decimals}f}{suffix}"
+
+
+COLUMNS: dict[str, Callable[[dict, Fraction], str]] = {
+    "Hidden": lambda s, a: str(s["hidden_size"]),
+    "Intermediate": lambda s, a: str(s["intermediate_size"]),
+    "Heads": lambda s, a: str(s["n_heads"]),
+    "Layers": lambda s, a: str(s["n_layers"]),
+    "Steps": lambda s, a: _short(s["steps"], "K", 1e3, 0),
+    "Data amount": lambda s, a: _short(s["steps"] * s["global_batch"] * REAL_TOKENS_PER_SEQUENCE, "B", 1e9, 1),
+    "LR": lambda s, a: f"{s['peak_lr']:.0e}".replace("e-0", "e-"),
+    "Batch Size": lambda s, a: str(s["global_batch"]),
+    "α": lambda s, a: f"{float(a):.2%}".replace(".00%", "%"),
+}
+"Printed column -> our value, from the settings and alpha of a size."
+
+
+def settings_table(
+    project: Project, table_name: str, published: PublishedTable
+) -> tuple[list[list[str]], list[DiffRow]]:
+    """Rows of the regenerated table and its diff."""
+    paper, table = project.table(table_name)
+    ours = {size: _values(project, paper, size) for size in table.sizes}
+    rows, diff = [], []
+    for size in table.sizes:
+        rows.append(["paper", size, *(ours[size][c] for c in published.columns)])
+        for column in published.columns:
+            printed, value = published.cell(size, column), ours[size][column]
+            a, b = number(printed), number(value)
+            same = printed == value or (a is not None and b is not None and abs(a - b) <= half_a_digit(printed))
+            reason = "" if same else _source(project, paper, size, column)
+            diff.append(
+                DiffRow(
+                    table=table_name, row=size, column=column, scale="paper", published=printed, regenerated=value,
+                    difference="" if a is None or b is None else f"{b - a:+.4g}",
+                    verdict="match" if same else "differs", reason=reason,
+                )
+            )  # fmt: skip
+    return rows, diff
+
+
+def _values(project: Project, paper: PaperSpec, size: str) -> dict[str, str]:
+    scale = load_scale(project.root / "workflow/scales/paper.yaml")
+    settings = {k: s.value for k, s in resolve_settings(paper, size, scale).items()}
+    alpha = Fraction(str(paper.sizes[size].post_fraction.value))
+    return {column: function(settings, alpha) for column, function in COLUMNS.items()}
+
+
+def _source(project: Project, paper: PaperSpec, size: str, column: str) -> str:
+    """Where our differing value comes from."""
+    keys = {"Hidden": "hidden_size", "Steps": "steps", "Data amount": "steps", "LR": "peak_lr"}
+    if column not in keys:
+        return ""
+    scale = load_scale(project.root / "workflow/scales/paper.yaml")
+    return f"ours: {resolve_settings(paper, size, scale)[keys[column]].source}"
+
+
+def check_columns(published: PublishedTable, where: str) -> None:
+    """SpecError if the printed table has a column that nothing here computes."""
+    for column in published.columns:
+        if column not in COLUMNS:
+            raise SpecError(f"{where}: " + unknown("column", column, COLUMNS))

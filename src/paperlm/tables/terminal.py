@@ -1,0 +1,60 @@
+"""What the main job shows at its end: the diff, the verdicts, and where the files are."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from paperlm.errors import RecordError
+
+COLORS = {
+    "match": "green", "within seeds": "green", "diverged as published": "green", "holds": "green", "differs": "red",
+    "fails": "red", "undecided": "yellow",
+}  # fmt: skip
+
+
+def print_summary(table_csv: Path) -> None:
+    """Print a built table beside the published numbers. RecordError if it was not built."""
+    if not table_csv.is_file():
+        raise RecordError(f"{table_csv}: not built yet; run snakemake {table_csv} --cores 2")
+    console = Console(width=None if Console().is_terminal else 150)
+    files = {kind: table_csv.with_name(f"{table_csv.stem}.{kind}.csv") for kind in ("diff", "claims")}
+    diff, claims = _read(files["diff"]), _read(files["claims"])
+    rows, columns = (list(dict.fromkeys(d[key] for d in diff)) for key in ("row", "column"))
+    cells = {(d["row"], d["column"]): d for d in diff}
+    grid = Table(title=f"{table_csv.stem}, scale {diff[0]['scale']}: regenerated (published)", title_justify="left")
+    grid.add_column("")
+    for column in columns:
+        grid.add_column(column, justify="right")
+    for row in rows:
+        grid.add_row(row, *(_cell(cells[row, column]) for column in columns))
+    console.print(grid)
+    counts: dict[str, int] = {}
+    for d in diff:
+        counts[d["verdict"]] = counts.get(d["verdict"], 0) + 1
+    console.print("cells: " + ", ".join(f"{n} {_paint(v)}" for v, n in counts.items()))
+    if claims:
+        table = Table(title="claims", title_justify="left")
+        for name in ("claim", "says", "verdict", "support", "why"):
+            table.add_column(name)
+        for c in claims:
+            table.add_row(c["claim"], c["says"], _paint(c["verdict"]), c["support"], c["reason"])
+        console.print(table)
+    console.print("files: " + "  ".join(str(p) for p in (table_csv, *files.values())), soft_wrap=True)
+
+
+def _cell(cell: dict[str, str]) -> str:
+    color = COLORS.get(cell["verdict"])
+    value = cell["regenerated"]
+    return f"{f'[{color}]{value}[/]' if color else value} ({cell['published']})"
+
+
+def _paint(verdict: str) -> str:
+    return f"[{COLORS[verdict]}]{verdict}[/]" if verdict in COLORS else verdict
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))

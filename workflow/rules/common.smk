@@ -1,0 +1,68 @@
+# Loads and checks every declaration before any job starts; named input functions. All logic is in src/paperlm.
+import json
+import os
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+ROOT = Path(workflow.basedir)
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "kernels")]
+sys.path = list(dict.fromkeys(sys.path))
+
+from paperlm.data.registry import data_id
+from paperlm.errors import PaperLMError
+from paperlm.spec.project import Project
+from paperlm.spec.workflow import Jobs
+
+try:
+    project = Project({k: v for k, v in config.items()})
+    jobs = Jobs(project)
+except PaperLMError as error:
+    raise WorkflowError(str(error)) from None
+
+SCALE = project.scale.scale
+RUN_TABLES = [name for name, (_, table) in project.tables.items() if table.kind == "runs"]
+
+
+wildcard_constraints:
+    table="|".join(project.tables),
+    run=r"llama_[a-z0-9_.]+-[a-z0-9_.]+-s\d+-[0-9a-f]{8}",
+    data=r"[a-z0-9_.-]+-[0-9a-f]{8}",
+
+
+# Jobs find the two packages without an installation; one thread a job on a CPU (two are slower on two cores).
+shell.prefix(
+    f"export PYTHONSAFEPATH=1 PYTHONPATH='{ROOT}/src:{ROOT}/kernels' HF_HUB_DISABLE_TELEMETRY=1; "
+    + ("export OMP_NUM_THREADS=1; " if project.scale.device == "cpu" else "")
+)
+
+
+def records_of_table(wildcards):
+    return jobs.records(wildcards.table)
+
+
+def data_of_run(wildcards):
+    return f"results/data/{data_id(project.runs[wildcards.run].data_settings())}/manifest.json"
+
+
+def run_json(wildcards):
+    return json.dumps(project.runs[wildcards.run].canonical(), separators=(",", ":"))
+
+
+def data_json(wildcards):
+    return json.dumps(jobs.datasets[wildcards.data], separators=(",", ":"))
+
+
+def run_memory(wildcards):
+    return project.job_size(project.runs[wildcards.run]).mem_mb
+
+
+def run_minutes(wildcards):
+    return project.job_size(project.runs[wildcards.run]).runtime
+
+
+def show_summary():
+    "Diff and verdicts of the tables that were asked for, in the terminal."
+    for table in jobs.asked_tables(sys.argv):
+        shell("python -m paperlm summary paper_tables/{table}.csv >&2")

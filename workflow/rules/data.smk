@@ -1,0 +1,15 @@
+rule prepare_data:
+    "Tokenize a dataset once; every run of the scale shares the shards."
+    output:
+        "results/data/{data}/manifest.json",
+    log:
+        "logs/data/{data}.log",
+    params:
+        settings=data_json,
+        local=project.config.local_data,
+    resources:
+        mem_mb=2000,
+        runtime=600,
+    shell:
+        "python -m paperlm prepare-data --settings {params.settings:q} --local-data={params.local:q}"
+        " --out $(dirname {output:q}) > {log:q} 2>&1"

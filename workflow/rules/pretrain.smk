@@ -1,0 +1,23 @@
+rule pretrain:
+    "Train one language model; the record is its only declared result, so a killed job keeps its checkpoints."
+    input:
+        data_of_run,
+    output:
+        f"results/{SCALE}/runs/{{run}}.json",
+    log:
+        f"logs/{SCALE}/{{run}}.log",
+    benchmark:
+        f"results/{SCALE}/benchmarks/{{run}}.tsv"
+    params:
+        run=run_json,
+        checkpoints=f"results/{SCALE}/checkpoints/{{run}}",
+        model=f"results/{SCALE}/models/{{run}}",
+        seconds=project.config.checkpoint_seconds,
+    threads: jobs.threads_per_run(workflow.cores)
+    resources:
+        gpu=project.scale.resources.gpus,
+        mem_mb=run_memory,
+        runtime=run_minutes,
+    shell:
+        "python -m paperlm pretrain --run {params.run:q} --data {input:q} --out {output:q} --model {params.model:q}"
+        " --checkpoints {params.checkpoints:q} --checkpoint-seconds {params.seconds} > {log:q} 2>&1"

@@ -1,0 +1,66 @@
+localrules:
+    all,
+    table,
+    curves,
+
+
+rule table:
+    "Regenerated table, its diff against the published one, and the verdicts on its claims."
+    input:
+        records=records_of_table,
+        published="paper_tables/published/{table}.csv",
+    output:
+        table=report(
+            "paper_tables/{table}.csv",
+            caption="../report/table.rst",
+            category="Tables as CSV",
+            labels={"table": "{table}", "file": "regenerated"},
+        ),
+        diff=report(
+            "paper_tables/{table}.diff.csv",
+            caption="../report/diff.rst",
+            category="Tables as CSV",
+            labels={"table": "{table}", "file": "diff"},
+        ),
+        claims=report(
+            "paper_tables/{table}.claims.csv",
+            caption="../report/claims.rst",
+            category="Tables as CSV",
+            labels={"table": "{table}", "file": "claims"},
+        ),
+        page=report(
+            "results/report/{table}.html",
+            caption="../report/page.rst",
+            category="Tables",
+            labels={"table": "{table}", "file": "table, diff and claims"},
+        ),
+    log:
+        "logs/tables/{table}.log",
+    params:
+        config=project.config.model_dump_json(),
+        specification=jobs.specification_digest(),
+    shell:
+        "python -m paperlm table {wildcards.table} --config-json {params.config:q} --out {output.table:q}"
+        " --html $(dirname {output.page:q}) --records {input.records:q} > {log:q} 2>&1"
+
+
+rule curves:
+    "Training curves behind a table, and their numbers."
+    input:
+        records=records_of_table,
+    output:
+        figure=report(
+            "paper_tables/{table}.curves.svg",
+            caption="../report/curves.rst",
+            category="Figures",
+            labels={"table": "{table}", "file": "training curves"},
+        ),
+        numbers="paper_tables/{table}.curves.csv",
+    log:
+        "logs/tables/{table}.curves.log",
+    params:
+        config=project.config.model_dump_json(),
+        specification=jobs.specification_digest(),
+    shell:
+        "python -m paperlm curves {wildcards.table} --config-json {params.config:q} --out {output.figure:q}"
+        " --records {input.records:q} > {log:q} 2>&1"
