@@ -1,0 +1,1 @@
+"""Measurements of speed, as rows of paper_tables/records/bench/<op>.jsonl."""
