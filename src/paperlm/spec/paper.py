@@ -57,6 +57,8 @@ class RowSpec(Frozen):
     label: Literal["tokens"] | None = None
     source: str
     settings: Settings = {}
+    scales: list[str] = []
+    "an extra row that the paper does not print, run at these scales only; no claim reads it"
 
     _known = field_validator("settings")(known_settings)
 

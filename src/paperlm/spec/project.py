@@ -17,7 +17,7 @@ from paperlm.data.registry import data_id
 from paperlm.errors import PaperLMError, SpecError, unknown
 from paperlm.models.sizes import SIZES
 from paperlm.spec.load import load, parse
-from paperlm.spec.paper import PaperSpec, Setting, TableSpec
+from paperlm.spec.paper import PaperSpec, RowSpec, Setting, TableSpec
 from paperlm.spec.run import Frozen, RunConfig
 from paperlm.spec.scale import JobSize, ScaleSpec
 
@@ -89,13 +89,15 @@ class Project:
         paper, table = self.table(table_name)
         cells = []
         for row_name, row in table.rows.items():
+            if row.scales and self.scale.scale not in row.scales:
+                continue
             for column_name, column in table.columns.items():
                 if row.label is not None:
                     cells.append(Cell(table_name, row_name, column_name, label=row.label))
                     continue
                 settings = resolve_settings(paper, column.size, self.scale)
                 settings |= {k: v for k, v in row.settings.items() if k not in scale_changes(self.scale, column.size)}
-                norm, norm_source = resolve_norm(paper, row.norm, row.source, column.size)
+                norm, norm_source = resolve_norm(paper, row, column.size, self.scale)
                 where = f"{table_name} [{row_name}, {column_name}] at scale {self.scale.scale}"
                 runs = tuple(
                     build_run(settings, column.size, norm, seed, where) for seed in sorted(set(self.config.seeds))
@@ -154,13 +156,17 @@ def resolve_settings(paper: PaperSpec, size: str, scale: ScaleSpec) -> dict[str,
     return settings | paper.settings | paper.sizes[size].settings | scale_changes(scale, size)
 
 
-def resolve_norm(paper: PaperSpec, norm: dict[str, Any], source: str, size: str) -> tuple[dict[str, Any], str]:
-    """The row's method with `post_fraction: {of: size}` replaced by the size's own fraction."""
-    norm = dict(norm)
+def resolve_norm(paper: PaperSpec, row: RowSpec, size: str, scale: ScaleSpec) -> tuple[dict[str, Any], str]:
+    """The row's method and its source: the size's alpha filled in, the scale's options applied (printed rows only)."""
+    norm, source = dict(row.norm), row.source
     if norm.get("post_fraction") == {"of": "size"}:
         fraction = paper.sizes[size].post_fraction
         norm["post_fraction"] = fraction.value
         source = f"{source}; alpha: {fraction.source}"
+    if not row.scales:
+        for option, change in scale.methods.get(norm["name"], {}).items():
+            norm[option] = change.value
+            source = f"{source}; {option} by scale {scale.scale}: {change.why}"
     return norm, source
 
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from paperlm.errors import unknown
+from paperlm.norms import norm_methods
 from paperlm.spec.paper import known_settings
 from paperlm.spec.run import Frozen
 
@@ -60,6 +62,8 @@ class ScaleSpec(Frozen):
     "gpu: a run that has no record is only started where there is a GPU (config key run_missing)"
     settings: dict[str, Change] = {}
     sizes: dict[str, dict[str, Change]] = {}
+    methods: dict[str, dict[str, Change]] = {}
+    "norm method -> option -> value"
     claims: ClaimRule = ClaimRule()
     seed_noise: SeedNoise
     resources: Resources
@@ -71,4 +75,12 @@ class ScaleSpec(Frozen):
     def known_size_settings(cls, value: dict[str, dict[str, Change]]) -> dict[str, dict[str, Change]]:
         for settings in value.values():
             known_settings(settings)
+        return value
+
+    @field_validator("methods")
+    @classmethod
+    def known_methods(cls, value: dict[str, dict[str, Change]]) -> dict[str, dict[str, Change]]:
+        for method in value:
+            if method not in norm_methods():
+                raise ValueError(unknown("norm method", method, norm_methods()))
         return value

@@ -58,15 +58,18 @@ def sibling(table_csv: Path, kind: str) -> Path:
 
 def check_labels(name: str, table: TableSpec, published: PublishedTable) -> None:
     """Every printed row and column is declared, and the other way round."""
-    for kind, declared, printed in (("row", table.rows, published.rows), ("column", table.columns, published.columns)):
+    rows = {label for label, row in table.rows.items() if not row.scales}
+    for kind, declared, printed in (("row", rows, published.rows), ("column", table.columns, published.columns)):
         for label in set(declared) ^ set(printed):
             side = "printed but not declared" if label in set(printed) else "declared but not printed"
             raise SpecError(f"tables.{name}: {kind} {label!r} is {side}")
 
 
 def _printed_layout(project: Project, diff: list[DiffRow], published: PublishedTable) -> list[list[str]]:
+    """Printed rows in printed order, then the extra ones."""
     cells = {(d.row, d.column): d.regenerated for d in diff}
-    return [[project.scale.scale, row, *(cells[row, c] for c in published.columns)] for row in published.rows]
+    rows = list(dict.fromkeys([*published.rows, *(d.row for d in diff)]))
+    return [[project.scale.scale, row, *(cells[row, c] for c in published.columns)] for row in rows]
 
 
 def _write_csv(path: Path, header: list[str], rows: Iterable[Iterable[Any]]) -> None:

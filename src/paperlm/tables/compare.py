@@ -68,13 +68,15 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
     published_diverged = reference is not None and reference > threshold
     diverged = all(result.diverged)
     shown = {
-        "regenerated": format_value(value, printed),
-        "judged_on": format_value(result.mean(table.claims_metric), printed),
+        "regenerated": format_value(value, printed or "0.00"),
+        "judged_on": format_value(result.mean(table.claims_metric), printed or "0.00"),
         "spread": "" if (spread := result.spread(table.metric)) is None else f"{spread:.3g}",
         "labels": labels,
     }
     if diverged and published_diverged:
         return DiffRow(**common, **shown, verdict="diverged as published", reason="outcomes compared, not numbers")
+    if reference is None and any(result.diverged):
+        return DiffRow(**common, **shown, verdict="not printed", reason=f"diverged; {table.rows[cell.row].source}")
     if any(result.diverged) or published_diverged:
         what = (
             f"{'diverged' if diverged else 'diverged for some seeds' if any(result.diverged) else 'trained'} here, "
@@ -84,6 +86,8 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
         return DiffRow(**common, **shown, verdict=verdict, reason=what)
     if not project.scale.comparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=project.scale.summary)
+    if reference is None:
+        return DiffRow(**common, **shown, verdict="not printed", reason=table.rows[cell.row].source)
     difference = value - reference
     shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", f"{difference / reference:+.2%}"
     noise = spread if spread is not None else project.scale.seed_noise.value * value

@@ -19,8 +19,8 @@ class PublishedTable:
     rows: dict[str, list[str]]
 
     def cell(self, row: str, column: str) -> str:
-        """The cell as printed."""
-        return self.rows[row][self.columns.index(column)]
+        """The cell as printed; empty for a row that the paper does not print."""
+        return "" if row not in self.rows else self.rows[row][self.columns.index(column)]
 
 
 def read_published(path: Path) -> PublishedTable:
