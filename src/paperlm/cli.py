@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--local-data", default="", help="folder that holds the files of `local:` datasets")
 
     p = verb("pretrain", _pretrain, "train one language model and write its record")
-    p.add_argument("--run", required=True, type=_json, help="a RunConfig as JSON (printed by `show`)")
+    p.add_argument("--settings", required=True, type=_json, help="a RunConfig as JSON (printed by `show --json`)")
     p.add_argument("--data", required=True, type=Path, help="manifest.json of the prepared tokens")
     p.add_argument("--out", required=True, type=Path, help="the record to write")
     p.add_argument("--checkpoints", required=True, type=Path, help="folder of this run's checkpoints")
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     _common(p)
     p.add_argument("table")
     p.add_argument("--cell", help='"row,column", e.g. "Mix-LN,LLaMA-130M"')
-    p.add_argument("--json", action="store_true", help="print the runs of the cell as JSON, for `pretrain --run`")
+    p.add_argument("--json", action="store_true", help="print the runs of the cell as JSON, for `pretrain --settings`")
 
     p = verb("bench", _bench, "measure on this machine: `bench train` times training against transformers")
     p.add_argument("what", choices=["train"])
@@ -120,7 +120,7 @@ def _pretrain(options: argparse.Namespace) -> None:
     from paperlm.spec.load import parse
     from paperlm.spec.run import RunConfig
 
-    run = parse(options.run, RunConfig, "--run")
+    run = parse(options.settings, RunConfig, "--settings")
     with _gpu(options.device):
         import torch
 

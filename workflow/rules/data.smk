@@ -4,12 +4,12 @@ rule prepare_data:
         "results/data/{data}/manifest.json",
     log:
         "logs/data/{data}.log",
-    params:
-        settings=data_json,
-        local=project.config.local_data,
     resources:
         mem_mb=2000,
         runtime=600,
+    params:
+        settings=data_json,
+        local=project.config.local_data,
     shell:
         "python -m paperlm prepare-data --settings {params.settings:q} --local-data={params.local:q}"
         " --out $(dirname {output:q}) > {log:q} 2>&1"

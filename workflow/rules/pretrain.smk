@@ -8,16 +8,16 @@ rule pretrain:
         f"logs/{SCALE}/{{run}}.log",
     benchmark:
         f"results/{SCALE}/benchmarks/{{run}}.tsv"
+    threads: jobs.threads_per_run(workflow.resource_settings.cores if workflow.is_main_process else None)
+    resources:
+        gpu=project.scale.resources.gpus,
+        mem_mb=run_memory,
+        runtime=run_minutes,
     params:
         run=run_json,
         checkpoints=f"results/{SCALE}/checkpoints/{{run}}",
         model=f"results/{SCALE}/models/{{run}}",
         seconds=project.config.checkpoint_seconds,
-    threads: jobs.threads_per_run(workflow.cores)
-    resources:
-        gpu=project.scale.resources.gpus,
-        mem_mb=run_memory,
-        runtime=run_minutes,
     shell:
-        "python -m paperlm pretrain --run {params.run:q} --data {input:q} --out {output:q} --model {params.model:q}"
+        "python -m paperlm pretrain --settings {params.run:q} --data {input:q} --out {output:q} --model {params.model:q}"
         " --checkpoints {params.checkpoints:q} --checkpoint-seconds {params.seconds} > {log:q} 2>&1"

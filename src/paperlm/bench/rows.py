@@ -19,7 +19,9 @@ def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), at(0.2), at(0.8)
 
 
-def row(op: str, case: str, method: str, metric: str, unit: str, values: Sequence[float], device: str, **extra: Any) -> dict:
+def row(
+    op: str, case: str, method: str, metric: str, unit: str, values: Sequence[float], device: str, **extra: Any
+) -> dict:
     """A measurement in the project's format; `extra` (e.g. settings) is appended."""
     import importlib.metadata
 

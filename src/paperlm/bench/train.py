@@ -30,7 +30,9 @@ PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 class Side:
     """One contender: a model with its optimizer, and one update."""
 
-    def __init__(self, name: str, model: torch.nn.Module, loss: Callable[[torch.Tensor], torch.Tensor], micro: int) -> None:
+    def __init__(
+        self, name: str, model: torch.nn.Module, loss: Callable[[torch.Tensor], torch.Tensor], micro: int
+    ) -> None:
         self.name, self.model, self.loss, self.micro = name, model, loss, micro
         adam = torch.optim.Adam if name == "ours" else torch.optim.AdamW
         self.optimizer = adam(model.parameters(), lr=1e-4, fused=True)

@@ -137,7 +137,9 @@ def _store_shard(
     for i, row in enumerate(rows):
         array[i, : len(row)] = row
     labels = np.concatenate([row[1:] for row in rows])
-    progress["counts"] = (np.array(progress["counts"]) + np.bincount(labels, minlength=len(progress["counts"]))).tolist()
+    progress["counts"] = (
+        np.array(progress["counts"]) + np.bincount(labels, minlength=len(progress["counts"]))
+    ).tolist()
     path = folder / f"{split}-{len(progress['shards']):05d}.npy"
     write_atomic(path, lambda file: np.save(file, array))
     progress["shards"].append({"file": path.name, "rows": len(rows), "sha256": sha256_of(path)})

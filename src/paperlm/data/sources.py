@@ -23,7 +23,9 @@ Split = Literal["train", "validation"]
 def verify(path: Path, entry: FileEntry) -> None:
     """Raise DataError if the file is missing, truncated or altered."""
     if not path.is_file():
-        raise DataError(f"{path}: missing data file; restore it, or point config key local_data at the folder that has it")
+        raise DataError(
+            f"{path}: missing data file; restore it, or point config key local_data at the folder that has it"
+        )
     size = path.stat().st_size
     if size != entry.bytes:
         raise DataError(f"{path}: {size} bytes instead of {entry.bytes}: truncated or altered; fetch it again")
@@ -35,7 +37,7 @@ def verify(path: Path, entry: FileEntry) -> None:
 
 def file_paths(dataset: str, split: Split, local_data: str) -> list[tuple[Path, FileEntry]]:
     """Paths of a bundled or local dataset's files, unchecked. Without a validation file, train's serve both splits."""
-    name, entry = dataset_entry(dataset)
+    _, entry = dataset_entry(dataset)
     if entry.source == "local" and not local_data:
         raise DataError(f"dataset {dataset!r} needs a folder: snakemake … --config local_data=<folder with text/>")
     folder = HERE if entry.source == "bundled" else Path(local_data)
@@ -44,19 +46,23 @@ def file_paths(dataset: str, split: Split, local_data: str) -> list[tuple[Path, 
 
 def check_present(dataset: str, local_data: str) -> None:
     """DataError if a bundled or local file is missing or has another size: the check that can be done before a job."""
-    name, entry = dataset_entry(dataset)
+    _, entry = dataset_entry(dataset)
     for split in entry.files:
         for path, file_entry in file_paths(dataset, split, local_data):
             if not path.is_file():
                 raise DataError(f"dataset {dataset!r}: {path} is missing; restore it or set config key local_data")
             if path.stat().st_size != file_entry.bytes:
-                raise DataError(f"{path}: {path.stat().st_size} bytes instead of {file_entry.bytes}: truncated or altered")
+                raise DataError(
+                    f"{path}: {path.stat().st_size} bytes instead of {file_entry.bytes}: truncated or altered"
+                )
 
 
 def documents(dataset: str, split: Split, local_data: str = "", skip: int = 0) -> Iterator[str]:
     """Texts of a split in their fixed order, the first `skip` left out. Raises DataError as `verify` does."""
     _, entry = dataset_entry(dataset)
-    texts = _hub_documents(entry, split, skip) if entry.hub else _file_documents(entry, dataset, split, local_data, skip)
+    texts = (
+        _hub_documents(entry, split, skip) if entry.hub else _file_documents(entry, dataset, split, local_data, skip)
+    )
     yield from texts
 
 
@@ -107,8 +113,8 @@ def _hub_documents(entry: DatasetEntry, split: Split, skip: int) -> Iterator[str
         stream = datasets.load_dataset(name, hub.config, split=split, streaming=True, **revision)
     except Exception as error:
         raise DataError(
-            f"dataset {hub.name!r} cannot be opened ({type(error).__name__}: {error}); this scale needs the network, or a "
-            "folder in the hub's layout named by the environment variable PAPERLM_HUB_MIRROR"
+            f"dataset {hub.name!r} cannot be opened ({type(error).__name__}: {error}); this scale needs the network, "
+            "or a folder in the hub's layout named by the environment variable PAPERLM_HUB_MIRROR"
         ) from error
     if split in hub.shuffle:
         stream = stream.shuffle(seed=hub.shuffle[split].seed, buffer_size=hub.shuffle[split].buffer)

@@ -70,9 +70,7 @@ class Attention(nn.Module):
             nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(4)
         )
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, cache: Any = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, cache: Any = None) -> Tensor:
         """x: (B, S, D). `mask`: None for plainly causal, else (B, 1, S, keys), True where attention is allowed."""
         heads = (*x.shape[:-1], self.n_heads, -1)
         q = rotate(self.q_proj(x).view(heads).transpose(1, 2), cos, sin)
@@ -180,8 +178,6 @@ class DecoderLayer(nn.Module):
         for tensor in ("gate", "up", "down"):
             getattr(self.mlp, f"{tensor}_proj").init_std = method.init_std(tensor, layer, shape)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, cache: Any = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, cache: Any = None) -> Tensor:
         x = self.attention_residual(x, lambda h: self.attention(h, cos, sin, mask, cache))
         return self.mlp_residual(x, self.mlp, shared=self.attention_residual)

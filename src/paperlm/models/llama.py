@@ -126,7 +126,9 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
             )
         numbers = config.layer_numbers or list(range(1, config.num_hidden_layers + 1))
         if len(numbers) != config.num_hidden_layers:
-            raise SpecError(f"layer_numbers names {len(numbers)} blocks, num_hidden_layers is {config.num_hidden_layers}")
+            raise SpecError(
+                f"layer_numbers names {len(numbers)} blocks, num_hidden_layers is {config.num_hidden_layers}"
+            )
         padding_row = config.vocab_size - 1 if config.zero_last_embedding_row else None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=padding_row)
         self.embed_tokens.init_std = method.init_std("embed", 0, shape)

@@ -148,5 +148,3 @@ def xavier_normal_std(gain: float, tensor: str, shape: ModelShape) -> float:
     """Standard deviation of Xavier-normal: gain * sqrt(2 / (fan_in + fan_out))."""
     other = shape.intermediate_size if tensor in FFN_TENSORS else shape.hidden_size
     return gain * (2.0 / (shape.hidden_size + other)) ** 0.5
-
-

@@ -29,7 +29,9 @@ class LayerScale(NormMethod):
         """Start value of the scale for a model of `n_layers` blocks."""
         if self.preset == "authors_shared":
             if n_layers not in (12, 24):
-                raise SpecError(f"layer_scale preset authors_shared knows 12 and 24 blocks, not {n_layers}; use separate")
+                raise SpecError(
+                    f"layer_scale preset authors_shared knows 12 and 24 blocks, not {n_layers}; use separate"
+                )
             return 0.1 if n_layers == 12 else 1e-5
         return 0.1 if n_layers <= 18 else 1e-5 if n_layers <= 24 else 1e-6
 

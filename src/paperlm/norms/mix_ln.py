@@ -49,8 +49,8 @@ class MixLN(NormMethod):
             m = round(exact)
             if abs(exact - m) >= Fraction(1, 10):
                 raise SpecError(
-                    f"mix_ln: post_fraction {self.post_fraction} of {n_layers} blocks is {float(exact):.2f}, not a whole "
-                    f"number; use post_layers: {m}, or a fraction such as {m}/{n_layers}"
+                    f"mix_ln: post_fraction {self.post_fraction} of {n_layers} blocks is {float(exact):.2f}, not a "
+                    f"whole number; use post_layers: {m}, or a fraction such as {m}/{n_layers}"
                 )
         if m > n_layers:
             raise SpecError(f"mix_ln: post_layers {m} is more than the {n_layers} blocks of the model")

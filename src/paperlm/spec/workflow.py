@@ -1,4 +1,4 @@
-"""What the Snakemake rules ask: which records a table needs, which cells will be trained, how many threads a job gets."""
+"""What the Snakemake rules ask: which records a table needs, which cells are trained, how many threads a job gets."""
 
 from __future__ import annotations
 

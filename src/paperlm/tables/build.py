@@ -30,7 +30,7 @@ EVALUATION_NOISE = 0.015
 
 def write_table(project: Project, name: str, records: Iterable[Path], out: Path, html: Path | None = None) -> None:
     """Build a table from records and write its three CSV files. Raises RecordError and SpecError."""
-    paper, table = project.table(name)
+    _, table = project.table(name)
     published = read_published(project.root / table.published)
     if table.kind == "settings":
         check_columns(published, table.published)
@@ -83,9 +83,7 @@ def _write_csv(path: Path, header: list[str], rows: Iterable[Iterable[Any]]) -> 
 # -- claims -----------------------------------------------------------------------------------------------------------
 
 
-def claim_rows(
-    project: Project, name: str, results: TableResults, published: PublishedTable
-) -> list[dict[str, Any]]:
+def claim_rows(project: Project, name: str, results: TableResults, published: PublishedTable) -> list[dict[str, Any]]:
     """A line of <table>.claims.csv for each claim."""
     paper, table = project.table(name)
     cells = cell_samples(project, table, results)
@@ -122,7 +120,9 @@ def _judged(project: Project, claim: ClaimSpec, table_name: str, cells: Mapping[
     if verdict.verdict in ("holds", "fails", "undecided") and len(verdict.per_seed) == 1:
         noise = project.scale.seed_noise
         one = f"one seed; seed noise {noise.value:.1%} ({noise.source})"
-        return Verdict(verdict.verdict, verdict.support, verdict.per_seed, f"{verdict.reason}; {one}".removeprefix("; "))
+        return Verdict(
+            verdict.verdict, verdict.support, verdict.per_seed, f"{verdict.reason}; {one}".removeprefix("; ")
+        )
     return verdict
 
 

@@ -53,9 +53,9 @@ def write_page(
             for c in claims
         )
         parts.append(
-            "<h2>Claims</h2><p><small>Support: share of redraws of the table, each cell moved by its seed noise, in which "
-            "the statement is true; holds from 0.975, fails up to 0.025.</small></p><table><tr><th>claim</th><th>says</th>"
-            f"<th>verdict</th><th>support</th><th>why</th></tr>{lines}</table>"
+            "<h2>Claims</h2><p><small>Support: share of redraws of the table, each cell moved by its seed noise, in "
+            "which the statement is true; holds from 0.975, fails up to 0.025.</small></p><table><tr><th>claim</th>"
+            f"<th>says</th><th>verdict</th><th>support</th><th>why</th></tr>{lines}</table>"
         )
     notes = [*table.notes, *(f"{d.what}: {d.why}" for d in paper.deviations if name in d.touches)]
     if notes:
@@ -66,7 +66,8 @@ def write_page(
             for key, change in project.scale.settings.items()
         )
         parts.append(
-            f"<h2>What scale {_e(scale)} changes</h2><table><tr><th>setting</th><th>value</th><th>why</th></tr>{lines}</table>"
+            f"<h2>What scale {_e(scale)} changes</h2><table><tr><th>setting</th><th>value</th><th>why</th></tr>"
+            f"{lines}</table>"
         )
     text = f"<!doctype html><html lang=en><meta charset=utf-8><title>{_e(name)}</title><style>{STYLE}</style>"
     write_atomic(path, lambda file: file.write((text + "".join(parts) + "</html>").encode()))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -26,13 +25,12 @@ from paperlm.data.shards import BatchOrder, TokenShards
 from paperlm.errors import DataError, PaperLMError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
-from paperlm.models.sizes import flops_per_token
-from paperlm.record.environment import capture
-from paperlm.record.record import Cost, Outcome, Record
-from paperlm.spec.run import BEHAVIOUR, RunConfig
+from paperlm.record.record import Outcome, Record
+from paperlm.spec.run import RunConfig
 from paperlm.train import checkpoint
 from paperlm.train.curve import CurveFile
 from paperlm.train.distributed import World, start_world
+from paperlm.train.result import make_record
 from paperlm.train.schedule import learning_rate
 
 
@@ -108,7 +106,9 @@ class Trainer:
         if run.global_batch % world.size:
             raise DataError(f"global_batch {run.global_batch} does not split over {world.size} processes")
         self.order = BatchOrder(len(self.train_shards), run.global_batch, run.seed)
-        self.local = slice(world.rank * run.global_batch // world.size, (world.rank + 1) * run.global_batch // world.size)
+        self.local = slice(
+            world.rank * run.global_batch // world.size, (world.rank + 1) * run.global_batch // world.size
+        )
         self.micro = self._first_micro_batch()
         self.compiled = execution.compile == "yes" or (execution.compile == "auto" and world.device.type == "cuda")
         first = torch.from_numpy(self.train_shards.rows(self.order.indices(0))[: run.loss_group])
@@ -127,8 +127,10 @@ class Trainer:
         if world.size > 1:
             # No broadcast of buffers: the only ones are the constant rotary tables.
             self.loss_module = torch.nn.parallel.DistributedDataParallel(self.loss_module, broadcast_buffers=False)
+        self.final: ValidationLosses | None = None
         self.update = 0
         self.tokens = 0
+        self.wall_seconds = 0.0
         self.resumed_from: list[int] = []
         self.wall_before = 0.0
         self.timed_updates, self.timed_seconds = 0, 0.0
@@ -139,8 +141,8 @@ class Trainer:
             micro = self.execution.micro_batch
             if math.gcd(self.run.loss_group, per_rank) % micro:
                 raise DataError(
-                    f"micro_batch {micro} must divide the loss group {self.run.loss_group} and the {per_rank} sequences "
-                    "of a process"
+                    f"micro_batch {micro} must divide the loss group {self.run.loss_group} and the {per_rank} "
+                    "sequences of a process"
                 )
             return micro
         micro = math.gcd(self.run.loss_group, per_rank)
@@ -289,7 +291,7 @@ class Trainer:
                         clock_start += last_checkpoint - paused
                 if stops and not done:
                     raise Interrupted(
-                        f"{self.run.run_id}: stopped at update {self.update} of {self.run.steps}; the same command goes on"
+                        f"{self.run.run_id}: stopped at update {self.update} of {self.run.steps}; start again to go on"
                     )
         _synchronize(self.world.device)
         if clock_start is not None:
@@ -323,61 +325,6 @@ class Trainer:
             checkpoint.save(self.checkpoints, self.run, self.model, self.optimizer, state)
         self.world.barrier()
 
-    # -- the record ---------------------------------------------------------------------------------------------------
-
-    def record(self, outcome: Outcome) -> Record:
-        """Everything a table needs, after `train`."""
-        run, manifest = self.run, self.train_shards.manifest
-        slots = self.update * run.global_batch * run.seq_len
-        loss_true = self.final.loss_true()
-        loss_paper = self.final.loss_paper(run.published_eval_batches, run.loss_group)
-        threshold = run.diverged.threshold(manifest["unigram_perplexity"])
-        ppl_true = perplexity(loss_true) if math.isfinite(loss_true) else None
-        if outcome == "trained" and (ppl_true is None or ppl_true > threshold):
-            outcome = "diverged"
-        per_token = flops_per_token(run.hidden_size, run.intermediate_size, run.n_layers, run.vocab_size, run.seq_len)
-        metrics = {
-            "ppl_true": ppl_true,
-            "ppl_paper": perplexity(loss_paper) if math.isfinite(loss_paper) else None,
-            "loss_true": loss_true if math.isfinite(loss_true) else None,
-            "validation_tokens": int(self.final.counts.sum()),
-            "unigram_perplexity": manifest["unigram_perplexity"],
-            "diverged_above": threshold,
-            "updates": self.update,
-            "tokens_nonpad": self.tokens,
-            "tokens_slots": slots,
-            "epochs": self.update * run.global_batch / len(self.train_shards),
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-        }
-        on_gpu = self.world.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        timed_slots = self.timed_updates * run.global_batch * run.seq_len
-        cost = Cost(
-            wall_seconds=round(self.wall_seconds, 2),
-            train_seconds=round(self.timed_seconds, 2),
-            tokens_per_second=round(timed_slots / self.timed_seconds, 1) if self.timed_updates else None,
-            flops=per_token * slots,
-            peak_memory_mib=round(peak / 2**20, 1),
-            micro_batch=self.micro,
-            compiled=self.compiled,
-            world_size=self.world.size,
-            resumed_from=self.resumed_from,
-        )
-        device = torch.cuda.get_device_name() if on_gpu else "CPU"
-        labels = ["leaks the future: this preset's statistics span the sequence"] if run.method().leaks_future else []
-        return Record(
-            run_id=run.run_id,
-            behaviour=BEHAVIOUR,
-            run=run,
-            outcome=outcome,
-            metrics=metrics,
-            curve=self.curve.thinned(),
-            data={k: manifest[k] for k in ("data_id", "dataset", "licence", "checksums")},
-            cost=cost,
-            environment=capture(device, torch.version.cuda if on_gpu else None, torch.get_num_threads()),
-            labels=labels,
-        )
-
 
 def pretrain(run: RunConfig, manifest: Path, checkpoints: Path, execution: Execution) -> tuple[Record, Any] | None:
     """Train, evaluate, and return (record, model) on the leading process, None on the others.
@@ -385,20 +332,21 @@ def pretrain(run: RunConfig, manifest: Path, checkpoints: Path, execution: Execu
     Raises DataError, CheckpointError, Interrupted, and PaperLMError on a full disk.
     """
     world = start_world(execution.device)
-    trainer = Trainer(run, manifest, checkpoints, execution, world)
     while True:
+        trainer = Trainer(run, manifest, checkpoints, execution, world)
         try:
             outcome = trainer.train()
             break
         except torch.cuda.OutOfMemoryError:
-            if trainer.micro % 2 or world.size > 1:
-                raise
-            micro = trainer.micro // 2
-            del trainer
-            torch.cuda.empty_cache()
-            execution = _with_micro_batch(execution, micro)
-            trainer = Trainer(run, manifest, checkpoints, execution, world)
-    return (trainer.record(outcome), trainer.model) if world.leads else None
+            if world.size > 1:
+                raise  # the processes would have to agree; torchrun restarts with --micro-batch
+            outcome = "out_of_memory"
+        if trainer.micro % 2:
+            break
+        execution = _with_micro_batch(execution, trainer.micro // 2)
+        del trainer
+        torch.cuda.empty_cache()
+    return (make_record(trainer, outcome), trainer.model) if world.leads else None
 
 
 def _with_micro_batch(execution: Execution, micro: int) -> Execution:

@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine with Python 3.11+ and make:
+#   make table   set up .venv and regenerate Mix-LN Table 1 on the bundled text
+#   make test    set up .venv and pass the tests
+PYTHON ?= python3
+VENV   ?= .venv
+CORES  ?= $(shell nproc 2>/dev/null || echo 2)
+TABLE  ?= mixln_table1
+BIN    := $(VENV)/bin
+# Tests that train share the cores with others; one worker a core, each with one OpenMP thread.
+export OMP_NUM_THREADS := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: table test slow lint setup report clean
+table: setup
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv paper_tables/$(TABLE).curves.svg --cores $(CORES) --rerun-incomplete
+
+test: setup
+	$(BIN)/python -m pytest -n $(CORES) --dist loadscope -m "not slow"
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+
+report: setup
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake --cores $(CORES) --report report.html
+
+setup: $(VENV)/.complete
+
+# The lock names every version. torch comes first, so that an index with a CPU build of it is asked before another
+# package draws in a different one.
+$(VENV)/.complete: requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.lock)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@# The packages themselves, by path: no build step, and edits count at once.
+	$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "paperlm.pth").write_text("\n".join(str(pathlib.Path(p).resolve()) for p in ("src", "kernels")))'
+	@touch $@
+
+clean:
+	rm -rf results logs .snakemake paper_tables/*.csv paper_tables/*.svg report.html
