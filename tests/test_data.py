@@ -46,8 +46,8 @@ SETTINGS = {
     "validation_tokens": 3000,
 }
 RAW = yaml.safe_load((HERE / "registry.yaml").read_text(encoding="utf-8"))
-TOY_TRAIN = [f"Document {n}: " + " ".join(f"word{n * k}" for k in range(1 + 7 * n % 23)) for n in range(14)]
-TOY_VALIDATION = [f"Held out {n}. " + "more text follows " * (5 * n % 7) for n in range(9)]
+TOY_TRAIN = [f"Document {n}: " + " ".join(f"word{n * k}" for k in range(1 + 7 * n % 23)) for n in range(9)]
+TOY_VALIDATION = [f"Held out {n}. " + "more text follows " * (5 * n % 7) for n in range(6)]
 
 
 def c4_texts(split):
@@ -303,13 +303,13 @@ class Killed(BaseException):
 def test_preparation_stopped_at_any_write_and_restarted_equals_an_unbroken_one(
     example, ends, renamed, corpus, texts_folder, tmp_path, monkeypatch
 ):
-    limits = {"train_examples": 11, "validation_tokens": 60} if ends == "at the limits" else {"validation_tokens": 10**6}
+    limits = {"train_examples": 8, "validation_tokens": 60} if ends == "at the limits" else {"validation_tokens": 10**6}
     settings = corpus(example=example, **limits)
     replace, writes = os.replace, []
     monkeypatch.setattr(os, "replace", lambda *names: (writes.append(names), replace(*names)))
     prepare(settings, tmp_path / "unbroken", str(texts_folder), shard_rows=3)
     unbroken = contents(tmp_path / "unbroken")
-    assert len(writes) >= 10
+    assert len(writes) >= 8
     different = []
     for last in range(len(writes)):
         folder, calls = tmp_path / f"stopped-{last}", itertools.count()
@@ -333,8 +333,7 @@ def test_preparation_stopped_at_any_write_and_restarted_equals_an_unbroken_one(
 
 @pytest.mark.parametrize(("example", "validation_tokens"), [("split", 10**9), ("truncate", 10**9), ("truncate", 3000)])
 def test_preparation_killed_by_sigkill_goes_on_where_it_was(example, validation_tokens, tmp_path):
-    settings = {**SETTINGS, "seq_len": 16, "example": example, "validation_tokens": validation_tokens}
-    settings["train_examples"] = 1900
+    settings = {**SETTINGS, "example": example, "validation_tokens": validation_tokens, "train_examples": 1900}
     code = "import json, pathlib, sys; from paperlm.data.prepare import prepare\n"
     code += "prepare(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]), shard_rows=10)"
     process = subprocess.Popen(
@@ -348,12 +347,12 @@ def test_preparation_killed_by_sigkill_goes_on_where_it_was(example, validation_
     assert process.wait() == -signal.SIGKILL
     left = contents(tmp_path / "killed")
     assert "manifest.json" not in left
-    finished = [name for name in left if name.startswith("train-") and name.endswith(".npy")][:7]
-    stamps = {name: (tmp_path / "killed" / name).stat().st_mtime_ns for name in sorted(finished)[:5]}
+    finished = [tmp_path / f"killed/train-{number:05d}.npy" for number in range(7)]
+    stamps = [path.stat().st_mtime_ns for path in finished]
     for name in ("killed", "unbroken"):
         prepare(settings, tmp_path / name, shard_rows=10)
     assert contents(tmp_path / "killed") == contents(tmp_path / "unbroken")
-    assert stamps == {name: (tmp_path / "killed" / name).stat().st_mtime_ns for name in stamps}, "shards written twice"
+    assert stamps == [path.stat().st_mtime_ns for path in finished], "finished shards were written again"
 
 
 @pytest.mark.parametrize("example", ["truncate", "split"])
@@ -362,3 +361,229 @@ def test_an_empty_document_does_not_disturb_the_others(example, corpus, texts_fo
     prepare(settings, tmp_path / "out", str(texts_folder))
     stored = [[i for i in row if i] for row in stored_rows(tmp_path / "out", "train").tolist()]
     assert [row for row in stored if row != [1]] == expected_rows(TOY_TRAIN, 16, example)
+
+
+# Bad input.
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def alter(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = [
+    pytest.param(Path.unlink, "missing.*restore it", id="missing"),
+    pytest.param(cut, "bytes instead of .*truncated.*fetch it again", id="truncated"),
+    pytest.param(alter, "sha256 .*altered; fetch it again", id="altered"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_damaged_text_file_is_refused_and_an_earlier_preparation_stays(
+    damage, message, corpus, texts_folder, tmp_path
+):
+    settings, file = corpus(), texts_folder / "toy.validation.jsonl.gz"
+    prepare(settings, tmp_path / "out", str(texts_folder))
+    check_present("local:toy", str(texts_folder))
+    before = contents(tmp_path / "out")
+    damage(file)
+    with pytest.raises(DataError, match=message) as error:
+        prepare(settings, tmp_path / "out", str(texts_folder))
+    assert str(file) in str(error.value)
+    assert contents(tmp_path / "out") == before
+    if damage is not alter:  # sizes and names are what can be seen without reading everything
+        with pytest.raises(DataError, match="toy.validation.jsonl.gz"):
+            check_present("local:toy", str(texts_folder))
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_damaged_tokenizer_is_refused(damage, message, tmp_path, monkeypatch):
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes((HERE / "tokenizers/bpe1024/tokenizer.json").read_bytes())
+    entry = registry().tokenizers["bpe1024"]
+    entry = entry.model_copy(update={"file": entry.file.model_copy(update={"path": str(file)})})
+    monkeypatch.setattr(
+        registry_module, "registry", lambda real=registry(): real.model_copy(update={"tokenizers": {"bpe1024": entry}})
+    )
+    assert TextTokenizer("bpe1024").path == file
+    damage(file)
+    with pytest.raises(DataError, match=message) as error:
+        TextTokenizer("bpe1024")
+    assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("validation", [TOY_VALIDATION, None], ids=["validation file", "validation by hash"])
+@pytest.mark.parametrize(
+    "line",
+    [b"not JSON", b"", b'{"txt": "no text"}', b'["text"]', b'{"text": 5}', b'{"text": null}', b'{"text": "\xff"}',
+     b'{"text": "half a pair \\ud800"}'],
+)  # fmt: skip
+def test_a_line_without_a_text_is_refused_by_file_and_number(line, validation, corpus, texts_folder, tmp_path):
+    settings = corpus([*TOY_TRAIN[:4], line, *TOY_TRAIN[4:]], validation, suffix=".jsonl")
+    with pytest.raises(DataError, match=r"toy\.train\.jsonl, line 5: "):
+        prepare(settings, tmp_path / "out", str(texts_folder))
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"vocab_size": 32000}, DataError, "'bpe1024' has 1024 ids.* 32000: set vocab_size to 1024"),
+        (
+            {"dataset": "bundled:c4_sampel"},
+            SpecError,
+            "unknown dataset 'c4_sampel'; did you mean 'c4_sample'.*registry",
+        ),
+        ({"tokenizer": "bpe1042"}, SpecError, "unknown tokenizer 'bpe1042'; did you mean 'bpe1024'"),
+        ({"dataset": "hub:c4_sample"}, SpecError, "is bundled:c4_sample, not hub:c4_sample"),
+    ],
+)
+def test_settings_that_name_no_data_are_refused_before_anything_is_written(change, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        prepare({**SETTINGS, **change}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_local_dataset_without_its_folder_or_file_says_how_to_name_it(tmp_path):
+    for check in (lambda folder: next(documents("local:wikipedia_en", "train", folder)),
+                  lambda folder: check_present("local:wikipedia_en", folder)):  # fmt: skip
+        with pytest.raises(DataError, match="local:wikipedia_en.*local_data=<folder"):
+            check("")
+        with pytest.raises(DataError, match=r"wikipedia_en\.train-00-of-05\.jsonl\.zst.*missing.*local_data"):
+            check(str(tmp_path))
+
+
+@pytest.mark.parametrize("empty", ["train", "validation"])
+def test_a_split_without_documents_is_refused(empty, corpus, texts_folder, tmp_path):
+    settings = corpus(**{empty: []})
+    with pytest.raises(DataError, match=f"local:toy: the {empty} split has no documents"):
+        prepare(settings, tmp_path / "out", str(texts_folder))
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+# Shards and their order.
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    return prepare({**SETTINGS, "example": "split"}, tmp_path_factory.mktemp("prepared"), shard_rows=40)
+
+
+def test_token_shards_give_rows_by_number_across_shards(prepared):
+    shards, stored = TokenShards(prepared, "train"), stored_rows(prepared.parent, "train")
+    assert len(shards) == len(stored) == 150
+    wanted = np.array([0, 39, 40, 149, 79, 80, 40, *np.random.default_rng(0).integers(0, 150, 50)])
+    assert shards.rows(wanted).dtype == np.int64
+    assert np.array_equal(shards.rows(wanted), stored[wanted])
+    assert shards.tokens == int((stored != 0).sum()) and shards.pad_id == 0
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, alter])
+@pytest.mark.parametrize("name", ["train-00002.npy", "manifest.json"])
+def test_damaged_shards_are_refused_by_name(name, damage, prepared, tmp_path):
+    if (name, damage) == ("manifest.json", alter):
+        return
+    for path in prepared.parent.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    damage(tmp_path / name)
+    if (name, damage) == ("manifest.json", cut):
+        cut(tmp_path / name)  # the first byte lost is the newline
+    with pytest.raises(DataError, match="delete|run the data rule") as error:
+        TokenShards(tmp_path / "manifest.json", "train")
+    assert str(tmp_path / name) in str(error.value)
+
+
+@pytest.mark.parametrize(("examples_", "batch"), [(10, 5), (10, 4), (7, 3), (3, 8), (1, 2)])
+def test_each_epoch_visits_every_example_once_across_batches_of_any_size(examples_, batch):
+    order = BatchOrder(examples_, batch, seed=3)
+    seen = np.concatenate([order.indices(update) for update in range(4 * examples_)])
+    assert len(seen) == 4 * examples_ * batch
+    epochs = seen.reshape(-1, examples_)
+    assert all(sorted(epoch) == list(range(examples_)) for epoch in epochs.tolist())
+    assert examples_ < 7 or len(set(map(tuple, epochs.tolist()))) > 1, "every epoch has the same order"
+
+
+def test_the_batch_order_depends_on_seed_and_update_alone():
+    forwards = [BatchOrder(50, 8, seed=1).indices(update).tolist() for update in range(40)]
+    order, updates = BatchOrder(50, 8, seed=1), list(range(40))
+    random.Random(0).shuffle(updates)
+    assert {update: order.indices(update).tolist() for update in updates} == dict(enumerate(forwards))
+    assert BatchOrder(50, 8, seed=2).indices(0).tolist() != forwards[0]
+
+
+# Local files and the hub.
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst", ".jsonl"])
+def test_gzip_zstandard_and_plain_files_read_alike(suffix, corpus, texts_folder):
+    train = [*TOY_TRAIN, "caf\u00e9 \u2028 \U0001f600\nsecond line"]
+    corpus(train, suffix=suffix)
+    assert list(documents("local:toy", "train", str(texts_folder))) == train
+    assert list(documents("local:toy", "train", str(texts_folder), skip=8)) == train[8:]
+    assert list(documents("local:toy", "validation", str(texts_folder))) == TOY_VALIDATION
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """C4 in the hub's layout, two shards a split; no connection is allowed. Returns the texts and the folder."""
+    folder, texts = tmp_path / "mirror/allenai/c4/en", c4_texts("train")
+    texts = {"train": texts[:40], "validation": texts[40:55]}
+    for split, part in itertools.product(texts, range(2)):
+        lines = [json.dumps({"text": t, "timestamp": "2019-04-25", "url": "u"}).encode() for t in texts[split][part::2]]
+        pack(folder / f"c4-{split}.0000{part}-of-00002.json.gz", lines)
+    files = {split: f"en/c4-{split}.*.json.gz" for split in texts}
+    card = {"configs": [{"config_name": "en", "data_files": [{"split": s, "path": p} for s, p in files.items()]}]}
+    (folder.parent / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n")
+    monkeypatch.setenv("PAPERLM_HUB_MIRROR", str(tmp_path / "mirror"))
+    calls = []
+    monkeypatch.setattr(socket.socket, "connect", lambda *address: calls.append(address))
+    yield texts, folder
+    assert calls == []
+
+
+def test_the_hub_is_streamed_from_a_mirror_in_a_fixed_shuffled_order_that_skips_exactly(mirror):
+    for split, texts in mirror[0].items():
+        order = list(documents("hub:allenai/c4", split))
+        assert sorted(order) == sorted(texts) and order != texts
+        assert list(documents("hub:allenai/c4", split)) == order
+        for skip in (1, len(order) // 2, len(order) - 1, len(order)):
+            assert list(documents("hub:allenai/c4", split, skip=skip)) == order[skip:]
+
+
+def test_preparation_from_the_hub_with_t5_holds_the_streamed_documents(mirror, tmp_path):
+    t5 = {"dataset": "hub:allenai/c4", "tokenizer": "t5", "vocab_size": 32000, "train_examples": 30}
+    settings = {**SETTINGS, **t5, "seq_len": 128, "validation_tokens": 500}
+    manifest = load_manifest(prepare(settings, tmp_path / "out", shard_rows=8))
+    raw = raw_tokenizer("t5")
+    raw.enable_truncation(128)
+    for split in ("train", "validation"):
+        encoded = [e.ids for e in raw.encode_batch(list(documents("hub:allenai/c4", split)))]
+        rows = [[i for i in row if i] for row in stored_rows(tmp_path / "out", split).tolist()]
+        assert rows == encoded[: manifest[split]["rows"]]
+    assert manifest["train"]["rows"] == 30 and manifest["validation"]["tokens"] >= 500
+
+
+def test_a_truncated_shard_of_a_mirror_is_refused_by_a_message(mirror, tmp_path):
+    shard = mirror[1] / "c4-train.00001-of-00002.json.gz"
+    shard.write_bytes(shard.read_bytes()[:-2000])
+    with pytest.raises(DataError, match="allenai/c4"):
+        list(documents("hub:allenai/c4", "train"))
+
+
+def test_without_network_and_mirror_the_command_says_what_to_do(tmp_path):
+    settings = {**SETTINGS, "dataset": "hub:allenai/c4", "tokenizer": "t5", "vocab_size": 32000}
+    environment = {k: v for k, v in os.environ.items() if k != "PAPERLM_HUB_MIRROR"}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(HERE.parents[1])}
+    command = [sys.executable, "-m", "paperlm", "prepare-data", "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*command, "--settings", json.dumps(settings)], env=environment | offline, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "'allenai/c4' cannot be opened" in done.stderr and "PAPERLM_HUB_MIRROR" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "out").glob("*.npy")) and not (tmp_path / "out/manifest.json").exists()

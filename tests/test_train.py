@@ -36,7 +36,7 @@ def numbers(record) -> dict:
     return {"metrics": record.metrics, "curve": record.curve, "outcome": record.outcome, "run": record.run_id}
 
 
-# -- schedule -----------------------------------------------------------------------------------------------------------
+# -- schedule ----
 
 
 def test_the_rate_starts_at_zero_peaks_after_warm_up_and_ends_near_a_tenth():
@@ -52,7 +52,7 @@ def test_without_warm_up_the_first_update_has_the_peak_rate():
     assert learning_rate(0, smoke_run(warmup_fraction=0.0)) == smoke_run().peak_lr
 
 
-# -- the loss and its weights -------------------------------------------------------------------------------------------
+# -- the loss and its weights ----
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def ragged(tmp_path_factory) -> Path:
 
 
 def ragged_run(**changes: object) -> RunConfig:
-    return smoke_run(example="split", seq_len=64, train_examples=400, **changes)
+    return smoke_run(example="split", seq_len=64, train_examples=400, seed=3, **changes)
 
 
 def written_out_loss(trainer: Trainer, update: int) -> float:
@@ -81,10 +81,10 @@ def written_out_loss(trainer: Trainer, update: int) -> float:
     return sum(group_means) / len(group_means)
 
 
-@pytest.mark.parametrize("loss_group", [1, 2, 8])
+@pytest.mark.parametrize("loss_group", [1, 2, 32])
 def test_an_updates_loss_is_the_mean_over_groups_of_the_groups_token_mean(ragged, tmp_path, loss_group):
     # A large start makes the losses of sequences differ, so that the weighting shows.
-    run = ragged_run(global_batch=8, loss_group=loss_group, initializer_range=0.5)
+    run = ragged_run(global_batch=32, loss_group=loss_group, initializer_range=0.5)
     loss = Trainer(run, ragged, tmp_path, QUIET, ALONE).step().item()
     with torch.no_grad():
         truth = written_out_loss(Trainer(run, ragged, tmp_path, QUIET, ALONE), 0)
@@ -92,14 +92,14 @@ def test_an_updates_loss_is_the_mean_over_groups_of_the_groups_token_mean(ragged
 
 
 def test_the_loss_group_is_not_a_detail(ragged, tmp_path):
-    runs = [ragged_run(global_batch=8, loss_group=group, initializer_range=0.5) for group in (1, 8)]
-    one, eight = (Trainer(run, ragged, tmp_path, QUIET, ALONE).step().item() for run in runs)
-    assert abs(one / eight - 1) > 1e-3
+    runs = [ragged_run(global_batch=32, loss_group=group, initializer_range=0.5) for group in (1, 32)]
+    one, all_of_them = (Trainer(run, ragged, tmp_path, QUIET, ALONE).step().item() for run in runs)
+    assert abs(one / all_of_them - 1) > 1e-3
 
 
 @pytest.mark.parametrize("micro", [1, 2])
 def test_the_micro_batch_changes_gradients_by_rounding_only(ragged, tmp_path, micro):
-    run = ragged_run(global_batch=8, loss_group=4)
+    run = ragged_run(global_batch=32, loss_group=4)
     gradients = []
     for size in (4, micro):
         trainer = Trainer(run, ragged, tmp_path, Execution(device="cpu", micro_batch=size, progress=False), ALONE)
@@ -146,7 +146,7 @@ def test_bf16_second_moments_do_not_decay(manifest, tmp_path):
     assert torch.equal(optimizer.state[parameter]["exp_avg_sq"], before)
 
 
-# -- evaluation ---------------------------------------------------------------------------------------------------------
+# -- evaluation ----
 
 
 def test_the_papers_perplexity_differs_by_n_over_n_plus_one_exactly():
@@ -168,7 +168,7 @@ def test_an_infinite_loss_has_no_perplexity():
     assert perplexity(800.0) is None
 
 
-# -- outcomes -----------------------------------------------------------------------------------------------------------
+# -- outcomes ----
 
 
 def test_a_run_that_explodes_is_recorded_as_diverged(manifest, tmp_path):
@@ -201,7 +201,7 @@ def test_counts_in_the_record_follow_from_the_data(manifest, tmp_path):
     assert record.metrics["parameters"] == sum(p.numel() for p in model.parameters())
 
 
-# -- kill and resume ----------------------------------------------------------------------------------------------------
+# -- kill and resume ----
 
 
 def start(run: RunConfig, manifest: Path, folder: Path) -> subprocess.Popen:
@@ -306,7 +306,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
     assert json.loads(target.read_text()) == {"old": True}
 
 
-# -- many processes -----------------------------------------------------------------------------------------------------
+# -- many processes ----
 
 
 def test_two_processes_under_torchrun_train_the_same_model_as_one(manifest, tmp_path):

@@ -1,0 +1,347 @@
+"""The decoder as a transformers model: sizes, another implementation, saving, caching, padding, losses, pruning."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from paperlm.errors import SpecError
+from paperlm.models.layers import FeatureGroupNorm, RMSNorm, SwiGLU
+from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM, PaperLlamaForSequenceClassification
+from paperlm.models.sizes import SIZES, parameter_count
+from paperlm.norms import build_method, norm_methods
+
+WIDTH, FFN, HEADS, VOCAB, LAYERS, PAD = 24, 21, 3, 37, 3, 0
+SHAPE = {"hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS, "vocab_size": VOCAB}
+OPTIONS = {"mix_ln": {"post_layers": 2}}
+MIX = {"name": "mix_ln"} | OPTIONS["mix_ln"]
+
+
+def describe(name):
+    """A norm of that name: its default preset, over Mix-LN if it needs a base."""
+    needs_base = "base" in norm_methods()[name].__dataclass_fields__
+    return {"name": name} | OPTIONS.get(name, {}) | ({"base": MIX} if needs_base else {})
+
+
+METHODS = [describe(name) for name in norm_methods()]
+SHARED = [{"name": "admin", "preset": "authors_scalar_0p015"}, {"name": "layer_scale", "preset": "authors_shared"}]
+LEAK = {"name": "group_ln", "preset": "authors_sequence"}
+
+
+def each(norms):
+    return pytest.mark.parametrize("norm", norms, ids=[" ".join(str(v) for v in n.values()) for n in norms])
+
+
+def randomize(model):
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.double().named_parameters():
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p.copy_(noise * (1.0 if "embed" in name else 0.25) if p.ndim == 2 else 1.0 + 0.3 * noise)
+    return model.eval()
+
+
+def config_of(norm, n_layers=LAYERS, **options):
+    depth = {"num_hidden_layers": 12 if norm.get("preset") == "authors_shared" else n_layers}
+    return PaperLlamaConfig(**(SHAPE | depth | {"norm": norm} | options))
+
+
+def model_of(norm, n_layers=LAYERS, **options):
+    return randomize(PaperLlamaForCausalLM(config_of(norm, n_layers, **options)))
+
+
+def tokens(batch=3, length=11, seed=1):
+    return torch.randint(2, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(side, lengths=(11, 7, 1)):
+    """Rows of those lengths, their mask, and where each row's tokens are."""
+    ids, mask = torch.full((len(lengths), max(lengths)), PAD), torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    places = [slice(0, n) if side == "right" else slice(max(lengths) - n, max(lengths)) for n in lengths]
+    for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+        ids[row, place], mask[row, place] = tokens(1, n, seed=row)[0], 1
+    return ids, mask, places
+
+
+# --- sizes ---
+
+COUNTS = {  # size: all parameters, those of blocks and final norm; L * d, what a norm adds if every block has one
+    "71M": (70_578_688, 37_810_688, 6_144),
+    "130M": (134_105_856, 84_953_856, 9_216),
+    "250M": (247_370_496, 198_218_496, 18_432),
+    "350M": (367_969_280, 302_433_280, 24_576),
+    "1B": (1_339_082_752, 1_208_010_752, 49_152),
+    "7B": (6_738_415_616, 6_476_271_616, 131_072),
+}
+
+
+def meta_model(size, norm):
+    shape = {"hidden_size": size.hidden_size, "intermediate_size": size.intermediate_size}
+    with torch.device("meta"):
+        return PaperLlamaForCausalLM(
+            PaperLlamaConfig(norm=norm, num_hidden_layers=size.n_layers, num_attention_heads=size.n_heads, **shape)
+        )
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_exactly_those_of_the_papers(name):
+    size, (total, trunk, one_norm) = SIZES[name], COUNTS[name]
+    model = meta_model(size, {"name": "pre_ln"})
+    assert count(model) == size.parameters == total
+    assert count(model.model.layers) + count(model.model.norm) == trunk
+    assert parameter_count(size.hidden_size, size.intermediate_size, size.n_layers) == total
+    assert count(meta_model(size, {"name": "sandwich_ln"})) == total + 2 * one_norm
+    four = parameter_count(size.hidden_size, size.intermediate_size, size.n_layers, norms_per_block=4)
+    assert four == total + 2 * one_norm
+
+
+def test_the_250m_shape_that_table_7_prints_has_355_million_parameters():
+    assert count(meta_model(SIZES["250M_table7"], {"name": "pre_ln"})) == SIZES["250M_table7"].parameters == 354_993_152
+    assert SIZES.keys() == COUNTS.keys() | {"250M_table7"}
+
+
+@each([*METHODS, *SHARED, LEAK])
+def test_a_block_has_two_norms_or_four_and_the_last_norm_is_always_rms(norm):
+    model, name = model_of(norm), norm["name"]
+    per_block = 4 if name == "sandwich_ln" else 2
+    for layer in model.model.layers:
+        assert sum(isinstance(m, RMSNorm | FeatureGroupNorm) for m in layer.modules()) == per_block
+    assert type(model.model.norm) is RMSNorm
+    d, n = WIDTH, len(model.model.layers)
+    extra = {"sandwich_ln": 2 * d, "group_ln": 2 * d, "layer_scale": 2 * d, "admin": 2 * d}.get(name, 0)
+    extra = {"authors_shared": d, "authors_scalar_0p015": 1}.get(norm.get("preset"), extra)
+    assert count(model) == 2 * VOCAB * d + n * (4 * d * d + 3 * d * FFN + 2 * d + extra) + d
+
+
+# --- another implementation ---
+
+
+def test_pre_ln_is_the_llama_of_transformers():
+    ours = model_of({"name": "pre_ln"})
+    config = LlamaConfig(**SHAPE, num_hidden_layers=LAYERS, rms_norm_eps=1e-6, tie_word_embeddings=False)
+    theirs = LlamaForCausalLM(config).double().eval()
+    names = {
+        ".attention.": ".self_attn.",
+        "attention_residual.pre_norm": "input_layernorm",
+        "mlp_residual.pre_norm": "post_attention_layernorm",
+    }
+    weights = ours.state_dict()
+    for old, new in names.items():
+        weights = {k.replace(old, new): v for k, v in weights.items()}
+    theirs.load_state_dict(weights, strict=True)
+    ids = tokens(2, 29)
+    expected = theirs(ids, labels=ids)
+    assert expected.logits.std() > 0.5
+    torch.testing.assert_close(ours(ids).logits, expected.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours(ids, labels=ids).loss, expected.loss, rtol=1e-5, atol=1e-5)
+    for side in ("left", "right"):
+        ids, mask, places = padded(side)
+        ours_logits, expected_logits = (m(ids, attention_mask=mask).logits for m in (ours, theirs))
+        for row, place in enumerate(places):
+            torch.testing.assert_close(ours_logits[row, place], expected_logits[row, place], rtol=1e-5, atol=1e-5)
+
+
+class OnCuda(torch.Tensor):
+    """A CPU tensor that says it is on a GPU, to reach the branch that only GPUs take."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(("width", "padding"), [(21, 43), (5461, 43), (2740, 12), (1368, 0), (2048, 0)])
+def test_aligning_swiglu_for_the_gpu_changes_neither_result_nor_gradient(width, padding, monkeypatch):
+    mlp, x = SwiGLU(7, width).double(), torch.randn(2, 5, 7, dtype=torch.float64)
+    gate, up, down = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
+    g, u = x @ gate.T, x @ up.T
+    expected = (g / (1 + (-g).exp()) * u) @ down.T
+    expected_gradients = torch.autograd.grad(expected.square().sum(), (gate, up, down))
+    amounts, pad = [], F.pad
+    monkeypatch.setattr(F, "pad", lambda t, sizes: amounts.append(max(sizes)) or pad(t, sizes))
+    for out in (mlp(x), mlp(x.as_subclass(OnCuda))):
+        torch.testing.assert_close(out.as_subclass(torch.Tensor), expected, rtol=1e-12, atol=1e-12)
+        gradients = torch.autograd.grad(out.as_subclass(torch.Tensor).square().sum(), (gate, up, down))
+        torch.testing.assert_close(gradients, expected_gradients, rtol=1e-11, atol=1e-11)
+    assert amounts == [padding] * 3 * bool(padding)
+
+
+def test_a_bfloat16_rms_norm_takes_its_statistics_in_float32():
+    norm, u = RMSNorm(771, 1e-6).bfloat16(), torch.randn(9, 771).bfloat16()
+    torch.nn.init.normal_(norm.weight)
+    exact = u.double() * (u.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.weight.double()
+    assert norm(u).dtype == torch.bfloat16
+    assert ((norm(u).double() - exact).abs() / exact.abs()).max() < 2**-8 * 1.01  # two roundings at the very most
+
+
+# --- saving, loading, pruning ---
+
+
+@each([*METHODS, *SHARED, LEAK])
+def test_a_saved_model_loads_through_the_auto_class_and_computes_the_same(norm, tmp_path):
+    model = model_of(norm, zero_last_embedding_row=True)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        stored = list(file.keys())
+    assert sorted(stored) == sorted(k for k, _ in model.named_parameters())
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert type(loaded) is PaperLlamaForCausalLM and loaded.config.method() == build_method(norm)
+    assert torch.equal(loaded.eval()(tokens()).logits, model(tokens()).logits)
+    if norm in SHARED:
+        assert sum(k.endswith(("residual_scale", "branch_scale")) for k in stored) == len(model.model.layers)
+
+
+def factors(model):
+    return [(r.pre_scale, s.pre_scale) for r, s in ((b.attention_residual, b.mlp_residual) for b in model.model.layers)]
+
+
+def test_layernorm_scaling_keeps_the_factor_of_the_training_position(tmp_path):
+    model = model_of({"name": "layernorm_scaling"}, n_layers=5)
+    pruned = model.without_layer(2)
+    pruned.save_pretrained(tmp_path)
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    twice = reloaded.without_layer(4)
+    for found, numbers in (
+        (model, (1, 2, 3, 4, 5)),
+        (pruned, (1, 3, 4, 5)),
+        (reloaded, (1, 3, 4, 5)),
+        (twice, (1, 3, 5)),
+    ):
+        assert factors(found) == [pytest.approx((n**-0.5, n**-0.5), abs=1e-15) for n in numbers]
+    assert torch.equal(reloaded(tokens()).logits, pruned(tokens()).logits)
+    with pytest.raises(SpecError, match=r"no block 2 to remove; present: \[1, 3, 4, 5\]"):
+        reloaded.without_layer(2)
+
+
+@each([*METHODS, *SHARED])
+def test_a_model_without_a_block_is_the_model_that_skips_it(norm, tmp_path):
+    model, ids = model_of(norm), tokens()
+    pruned = model.without_layer(2)
+    pruned.save_pretrained(tmp_path)
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    before = model(ids).logits
+    model.model.layers[1].forward = lambda x, *rest: x
+    expected = model(ids).logits
+    assert not torch.allclose(before, expected)
+    for found in (pruned, reloaded):
+        assert torch.equal(found(ids).logits, expected)
+        assert found(ids, use_cache=True).past_key_values.get_seq_length() == ids.shape[1]
+
+
+# --- cache and padding ---
+
+
+@each([*METHODS, *SHARED])
+def test_reading_in_pieces_with_a_cache_gives_the_logits_of_reading_at_once(norm):
+    model, ids = model_of(norm), tokens()
+    cache, pieces = None, []
+    for piece in ids.split((3, 1, 5, 2), dim=1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        pieces.append(out.logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), model(ids, use_cache=False).logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, torch.cat(pieces, 1)[:, -2:], rtol=1e-9, atol=1e-9)
+
+
+@each([*METHODS, *SHARED])
+def test_greedy_generation_needs_neither_cache_nor_equal_lengths(norm):
+    model = model_of(norm)
+    model.generation_config.eos_token_id = None
+    ids, mask, places = padded("left")
+    options = {"max_new_tokens": 9, "do_sample": False}
+    cached = model.generate(ids, attention_mask=mask, use_cache=True, **options)[:, ids.shape[1] :]
+    recomputed = model.generate(ids, attention_mask=mask, use_cache=False, **options)[:, ids.shape[1] :]
+    assert cached.shape == (3, 9) and len(cached.unique()) > 3
+    assert torch.equal(cached, recomputed)
+    for row, place in enumerate(places):
+        alone = ids[row, place][None]
+        for token in cached[row]:  # greedy decoding by hand, without generate, cache or padding
+            assert model.lm_head(model.model.hidden(alone))[0, -1].argmax() == token
+            alone = torch.cat((alone, token.view(1, 1)), 1)
+
+
+@each([*METHODS, *SHARED])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_either_side_leaves_real_tokens_alone(norm, side):
+    model, (ids, mask, places) = model_of(norm), padded(side)
+    logits, training = model(ids, attention_mask=mask).logits, model.lm_head(model.model.hidden(ids))
+    assert logits.isfinite().all()
+    for row, place in enumerate(places):
+        alone = model(ids[row, place][None]).logits[0]
+        torch.testing.assert_close(logits[row, place], alone, rtol=1e-9, atol=1e-9)
+        if side == "right":  # the training path has no mask: causality alone has to do it
+            torch.testing.assert_close(training[row, place], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_hidden_states_are_the_streams_between_blocks_and_the_normed_end():
+    model, ids = model_of({"name": "pre_ln"}), tokens()
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert len(states) == LAYERS + 1
+    assert torch.equal(states[0], model.model.embed_tokens.weight[ids])
+    cos, sin = model.model.rope_cos[: ids.shape[1]], model.model.rope_sin[: ids.shape[1]]
+    assert torch.allclose(states[2], model.model.layers[1](states[1], cos, sin), rtol=1e-12)
+    assert torch.equal(states[3], model.model.hidden(ids))
+
+
+# --- scores and losses ---
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_classifier_scores_the_last_real_token(side):
+    model = randomize(PaperLlamaForSequenceClassification(config_of(MIX, num_labels=2)))
+    ids, mask, places = padded(side)
+    scores = model(ids, attention_mask=mask).logits
+    for row, place in enumerate(places):
+        alone = ids[row, place][None]
+        expected = model.model.hidden(alone)[0, -1] @ model.score.weight.T
+        torch.testing.assert_close(scores[row], expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(model(alone).logits[0], expected, rtol=1e-9, atol=1e-9)
+    if side == "right":
+        torch.testing.assert_close(model(ids).logits, scores, rtol=1e-9, atol=1e-9)
+    labels = torch.tensor([1, 0, 1])
+    expected = -scores.log_softmax(-1)[torch.arange(3), labels].mean()
+    torch.testing.assert_close(model(ids, attention_mask=mask, labels=labels).loss, expected)
+
+
+def test_a_classifier_takes_its_trunk_from_a_saved_language_model(tmp_path):
+    model = model_of(MIX)
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    loaded, report = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(report["missing_keys"]) == {"score.weight"} and loaded.score.weight.shape == (1, WIDTH)
+    assert 0.01 < loaded.score.weight.std() < 0.03
+    assert torch.equal(loaded.model.hidden(tokens()), model.model.hidden(tokens()))
+
+
+@each(METHODS)
+def test_every_loss_path_is_the_cross_entropy_of_the_next_real_token(norm):
+    model, (ids, mask, _) = model_of(norm), padded("right", (11, 6, 2, 1))
+    labels = ids.masked_fill(mask == 0, -100)
+    expected = torch.zeros(4, 10, dtype=torch.float64)
+    logits = model(ids).logits
+    for row in range(4):
+        for t in range(int(mask[row].sum()) - 1):
+            z = logits[row, t]
+            expected[row, t] = z.exp().sum().log() - z[ids[row, t + 1]]
+    n = 10 + 5 + 1
+    assert (expected > 0).sum() == n and expected.sum() / n > 0.5 * math.log(VOCAB)
+    losses = model.token_losses(ids, labels)
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
+    assert (losses == 0).sum() == 40 - n
+    total = model.summed_loss(ids, labels)
+    torch.testing.assert_close(total.double(), expected.sum(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(model(ids, labels=labels).loss.double(), expected.sum() / n, rtol=1e-5, atol=0)
+    halved = model(ids, labels=labels, num_items_in_batch=2 * n).loss
+    torch.testing.assert_close(halved.double(), expected.sum() / (2 * n), rtol=1e-5, atol=0)
+    other_padding = torch.where(mask == 0, 5, ids)
+    torch.testing.assert_close(model.summed_loss(other_padding, labels), total, rtol=1e-6, atol=0)
