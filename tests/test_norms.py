@@ -1,17 +1,15 @@
 """Normalization methods against the equations of their papers, written out here a second time in float64."""
 
+import itertools
 import math
 import subprocess
 import sys
-from fractions import Fraction
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import paperlm.norms
 from paperlm.errors import SpecError
-from paperlm.models.layers import FeatureGroupNorm, RMSNorm
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.norms import ModelShape, build_method, norm_methods
 
@@ -75,29 +73,21 @@ def pre(x, w, layer):
     return y + swiglu(rms(y, w[f"{MLP}.pre_norm.weight"]), w)
 
 
-def post(x, w, layer):
-    y = rms(x + attention(x, w), w[f"{ATTN}.out_norm.weight"])
-    return rms(y + swiglu(y, w), w[f"{MLP}.out_norm.weight"])
+def post(x, w, layer, a=1.0, b=1.0):
+    y = rms(a * x + attention(x, w), w[f"{ATTN}.out_norm.weight"])
+    return rms(b * y + swiglu(y, w), w[f"{MLP}.out_norm.weight"])
+
+
+def deep(a):
+    return lambda x, w, layer: post(x, w, layer, a, a)
+
+
+def admin(second):
+    return lambda x, w, layer: post(x, w, layer, w[f"{ATTN}.residual_scale"], w[f"{second}.residual_scale"])
 
 
 def mix(m):
     return lambda x, w, layer: post(x, w, layer) if layer <= m else pre(x, w, layer)
-
-
-def deep(a):
-    def block(x, w, layer):
-        y = rms(a * x + attention(x, w), w[f"{ATTN}.out_norm.weight"])
-        return rms(a * y + swiglu(y, w), w[f"{MLP}.out_norm.weight"])
-
-    return block
-
-
-def admin(second):
-    def block(x, w, layer):
-        y = rms(w[f"{ATTN}.residual_scale"] * x + attention(x, w), w[f"{ATTN}.out_norm.weight"])
-        return rms(w[f"{second}.residual_scale"] * y + swiglu(y, w), w[f"{MLP}.out_norm.weight"])
-
-    return block
 
 
 def sandwich(x, w, layer):
@@ -135,33 +125,35 @@ def reference_logits(model, ids, block, embed_factor=1.0):
     return rms(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
 
 
-PRE, POST, MIX = {"name": "pre_ln"}, {"name": "post_ln"}, {"name": "mix_ln", "post_layers": 2}
-TAKASE = "sqrt(2/(5d))"
+def norm_of(name, **options):
+    return {"name": name, **options}
+
+
+PRE, POST, LNS = norm_of("pre_ln"), norm_of("post_ln"), norm_of("layernorm_scaling")
+MIX, MIX3 = norm_of("mix_ln", post_layers=2), norm_of("mix_ln", post_layers=3)
+LEAK, TAKASE = norm_of("group_ln", preset="authors_sequence"), "sqrt(2/(5d))"
+TWICE_WRAPPED = norm_of("scaled_init", base=norm_of("scaled_embed", base=MIX, preset="multiplier"))
 CASES = [  # norm, block, embedding factor
     (PRE, pre, 1),
     (POST, post, 1),
     (MIX, mix(2), 1),
-    ({"name": "mix_ln", "post_fraction": "1/3"}, mix(1), 1),
-    ({"name": "deep_norm"}, deep(6**0.25), 1),
-    ({"name": "deep_norm", "preset": "authors_public"}, deep(2.8284271), 1),
-    ({"name": "deep_norm", "preset": "authors_dev"}, deep(6**0.25), 1),
-    ({"name": "admin"}, admin(MLP), 1),
-    ({"name": "admin", "preset": "authors_scalar_0p015"}, admin(ATTN), 1),
-    ({"name": "sandwich_ln"}, sandwich, 1),
-    ({"name": "group_ln"}, grouped((-1,)), 1),
-    ({"name": "group_ln", "preset": "authors_sequence"}, grouped((1, -1)), 1),
-    ({"name": "layer_scale"}, layer_scale(MLP), 1),
-    ({"name": "layer_scale", "preset": "authors_shared"}, layer_scale(ATTN), 1),
-    ({"name": "layernorm_scaling"}, lns, 1),
-    ({"name": "scaled_init", "base": PRE}, pre, 1),
-    ({"name": "scaled_init", "base": MIX, "base_std": TAKASE}, mix(2), 1),
-    ({"name": "scaled_embed", "base": {"name": "layernorm_scaling"}}, lns, 1),
-    ({"name": "scaled_embed", "base": PRE, "preset": "multiplier"}, pre, WIDTH**0.5),
-    (
-        {"name": "scaled_init", "base": {"name": "scaled_embed", "base": MIX, "preset": "multiplier"}},
-        mix(2),
-        WIDTH**0.5,
-    ),
+    (norm_of("mix_ln", post_fraction="1/3"), mix(1), 1),
+    (norm_of("deep_norm"), deep(6**0.25), 1),
+    (norm_of("deep_norm", preset="authors_public"), deep(2.8284271), 1),
+    (norm_of("deep_norm", preset="authors_dev"), deep(6**0.25), 1),
+    (norm_of("admin"), admin(MLP), 1),
+    (norm_of("admin", preset="authors_scalar_0p015"), admin(ATTN), 1),
+    (norm_of("sandwich_ln"), sandwich, 1),
+    (norm_of("group_ln"), grouped((-1,)), 1),
+    (LEAK, grouped((1, -1)), 1),
+    (norm_of("layer_scale"), layer_scale(MLP), 1),
+    (norm_of("layer_scale", preset="authors_shared"), layer_scale(ATTN), 1),
+    (LNS, lns, 1),
+    (norm_of("scaled_init", base=PRE), pre, 1),
+    (norm_of("scaled_init", base=MIX, base_std=TAKASE), mix(2), 1),
+    (norm_of("scaled_embed", base=LNS), lns, 1),
+    (norm_of("scaled_embed", base=PRE, preset="multiplier"), pre, WIDTH**0.5),
+    (TWICE_WRAPPED, mix(2), WIDTH**0.5),
 ]
 IDS = [" ".join(str(v if isinstance(v, str | int) else v["name"]) for v in norm.values()) for norm, _, _ in CASES]
 each_case = pytest.mark.parametrize(("norm", "block", "embed_factor"), CASES, ids=IDS)
@@ -202,8 +194,7 @@ def test_only_the_preset_that_says_so_sees_the_future(norm, block, embed_factor)
 
 
 def test_a_wrapper_around_a_leaking_method_leaks():
-    leak = {"name": "group_ln", "preset": "authors_sequence"}
-    assert build_method({"name": "scaled_init", "base": {"name": "scaled_embed", "base": leak}}).leaks_future
+    assert build_method(norm_of("scaled_init", base=norm_of("scaled_embed", base=LEAK))).leaks_future
 
 
 @each_case
@@ -214,39 +205,18 @@ def test_a_description_builds_the_method_it_came_from(norm, block, embed_factor)
 
 @pytest.mark.parametrize(("m", "same"), [(0, PRE), (3, POST)])
 def test_mix_ln_at_either_end_is_the_plain_method_bit_for_bit(m, same):
-    mixed, plain = (model_of(n) for n in ({"name": "mix_ln", "post_layers": m}, same))
+    mixed, plain = (model_of(n) for n in (norm_of("mix_ln", post_layers=m), same))
     assert list(mixed.state_dict()) == list(plain.state_dict())
     assert torch.equal(mixed(tokens()).logits, plain(tokens()).logits)
-    assert not torch.equal(model_of({"name": "mix_ln", "post_layers": 1})(tokens()).logits, plain(tokens()).logits)
+    assert not torch.equal(model_of(norm_of("mix_ln", post_layers=1))(tokens()).logits, plain(tokens()).logits)
 
 
 def test_layernorm_scaling_with_its_factors_forced_to_one_is_pre_ln_bit_for_bit():
-    model, expected = model_of({"name": "layernorm_scaling"}), model_of(PRE)(tokens()).logits
+    model, expected = model_of(norm_of("layernorm_scaling")), model_of(PRE)(tokens()).logits
     assert not torch.allclose(model(tokens()).logits, expected)
     for layer in model.model.layers:
         layer.attention_residual.pre_scale = layer.mlp_residual.pre_scale = 1.0
     assert torch.equal(model(tokens()).logits, expected)
-
-
-# --- norms on their own, where eps decides ---
-
-
-def test_rms_norm_has_the_eps_and_gain_of_the_equation():
-    norm, u = RMSNorm(7, 1e-6).double(), torch.randn(5, 7, dtype=torch.float64) * 1e-3
-    gain = torch.linspace(-1, 2, 7, dtype=torch.float64)
-    norm.weight.data.copy_(gain)
-    torch.testing.assert_close(norm(u), rms(u, gain), rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("over_sequence", [False, True])
-def test_feature_group_norm_is_the_group_norm_of_the_library(over_sequence):
-    norm, u = FeatureGroupNorm(24, 8, over_sequence), torch.randn(2, 5, 24) * 3e-3 + 1e-3
-    torch.nn.init.normal_(norm.weight)
-    torch.nn.init.normal_(norm.bias)
-    rows = u.transpose(1, 2)[..., None] if over_sequence else u.flatten(0, 1)
-    expected = F.group_norm(rows, 8, norm.weight, norm.bias, eps=1e-5)
-    expected = expected[..., 0].transpose(1, 2) if over_sequence else expected.view(2, 5, 24)
-    torch.testing.assert_close(norm(u), expected, rtol=1e-4, atol=1e-5)
 
 
 # --- constants printed in the papers ---
@@ -258,43 +228,41 @@ def shape(n_layers, width=768, ffn=2048):
 
 @pytest.mark.parametrize(("n", "a", "b"), [(12, 2.2134, 0.31947), (24, 2.6321, 0.26864), (32, 2.8284, 0.25)])
 def test_deep_norm_constants_are_those_of_the_table(n, a, b):
-    correct, public, dev = (
-        build_method({"name": "deep_norm", "preset": p}) for p in ("correct", "authors_public", "authors_dev")
-    )
-    assert [m.wiring(1, shape(n)).residual_scale for m in (correct, public, dev)] == pytest.approx(
-        [a, 2.8284271, a], 1e-4
-    )
-    assert [m.gain(n) for m in (correct, public, dev)] == pytest.approx([b, 1 / b, 1 / b], rel=1e-4)
+    methods = [build_method(norm_of("deep_norm", preset=p)) for p in ("correct", "authors_public", "authors_dev")]
+    assert [m.wiring(1, shape(n)).residual_scale for m in methods] == pytest.approx([a, 2.8284271, a], rel=1e-4)
+    assert [m.gain(n) for m in methods] == pytest.approx([b, 1 / b, 1 / b], rel=1e-4)
 
 
 @pytest.mark.parametrize(("n", "std"), [(12, 0.0040825), (24, 0.0028868), (32, 0.0025)])
 def test_scaled_init_deviations_are_those_of_the_table(n, std):
-    code = build_method({"name": "scaled_init", "base": PRE})
-    takase = build_method({"name": "scaled_init", "base": PRE, "base_std": TAKASE})
+    code = build_method(norm_of("scaled_init", base=PRE))
+    takase = build_method(norm_of("scaled_init", base=PRE, base_std=TAKASE))
     for tensor in ("o", "down"):
         assert code.init_std(tensor, n, shape(n)) == pytest.approx(std, rel=1e-4)
         assert takase.init_std(tensor, n, shape(n)) == pytest.approx(std * 0.02282 / 0.02, rel=1e-3)
     assert {code.init_std(t, 1, shape(n)) for t in ("q", "k", "v", "gate", "up", "embed", "head")} == {0.02}
 
 
-@pytest.mark.parametrize(
-    ("fraction", "blocks", "m"),
-    [(0.167, 24, 4), (0.25, 24, 6), (0.33, 24, 8), (0.417, 24, 10), (0.5, 24, 12)]
-    + [("1/6", 24, 4), ("1/3", 24, 8), ("5/12", 24, 10), ("1/4", 12, 3), ("1/16", 32, 2), (0.0625, 32, 2)]
-    + [(0, 12, 0), (1, 12, 12)],
-)
-def test_mix_ln_alpha_names_the_number_of_post_blocks_of_table_5(fraction, blocks, m):
-    method = build_method({"name": "mix_ln", "post_fraction": fraction})
+ALPHAS = {
+    24: {0.167: 4, 0.25: 6, 0.33: 8, 0.417: 10, 0.5: 12, "1/6": 4, "1/3": 8, "5/12": 10},
+    12: {"1/4": 3, 0.25: 3, 0: 0, 1: 12},
+    32: {"1/16": 2, 0.0625: 2},
+}
+
+
+@pytest.mark.parametrize(("blocks", "fraction"), [(n, alpha) for n in ALPHAS for alpha in ALPHAS[n]])
+def test_mix_ln_alpha_names_the_number_of_post_blocks_of_table_5(blocks, fraction):
+    m = ALPHAS[blocks][fraction]
+    method = build_method(norm_of("mix_ln", post_fraction=fraction))
     assert method.post_layers_of(blocks) == m
     assert [method.wiring(i, shape(blocks)).out for i in range(1, blocks + 1)] == [True] * m + [False] * (blocks - m)
 
 
 def test_mix_ln_alpha_between_two_blocks_is_refused_with_the_way_out():
     with pytest.raises(SpecError, match=r"1/4 of 10 blocks is 2\.50.*post_layers: 2.*2/10"):
-        model_of({"name": "mix_ln", "post_fraction": "1/4"}, n_layers=10)
-    assert abs(Fraction("0.33") * 24 - 8) < Fraction(1, 10)  # what makes the printed 33.0 % a whole number
+        model_of(norm_of("mix_ln", post_fraction="1/4"), n_layers=10)
     with pytest.raises(SpecError, match="not a whole number"):
-        build_method({"name": "mix_ln", "post_fraction": 0.33}).post_layers_of(30)  # off by exactly 0.1
+        build_method(norm_of("mix_ln", post_fraction=0.33)).post_layers_of(30)  # off by exactly 0.1
 
 
 @pytest.mark.parametrize(
@@ -303,10 +271,10 @@ def test_mix_ln_alpha_between_two_blocks_is_refused_with_the_way_out():
 def test_layer_scale_starts_smaller_in_deeper_models(n, start):
     numbers = {"num_hidden_layers": 1, "trained_layers": n, "layer_numbers": [n]}
     config = PaperLlamaConfig(hidden_size=24, intermediate_size=21, num_attention_heads=3, vocab_size=9, **numbers)
-    config.norm = {"name": "layer_scale"}
+    config.norm = norm_of("layer_scale")
     scales = {k: v for k, v in PaperLlamaForCausalLM(config).named_parameters() if k.endswith("_scale")}
     assert len(scales) == 2 and all(torch.equal(v, torch.full((24,), start)) for v in scales.values())
-    shared = build_method({"name": "layer_scale", "preset": "authors_shared"})
+    shared = build_method(norm_of("layer_scale", preset="authors_shared"))
     if n in (12, 24):
         assert shared.start(n) == start
     else:
@@ -327,19 +295,18 @@ def deep_stds(b):
     return dict.fromkeys("qk", XAVIER_D) | inner
 
 
-MIX3 = {"name": "mix_ln", "post_layers": 3}
 INITS = [  # norm, deviations that are not 0.02 in the blocks, those of block 1 if other, deviation of the embedding
     (PRE, {}, {}, 0.02),
-    ({"name": "scaled_init", "base": PRE}, SMALL, SMALL, 0.02),
-    ({"name": "scaled_init", "base": PRE, "base_std": TAKASE}, SMALL_TAKASE, SMALL_TAKASE, 0.02),
-    ({"name": "scaled_init", "base": MIX3}, SMALL, {}, 0.02),
-    ({"name": "scaled_init", "base": MIX3, "base_std": TAKASE}, SMALL_TAKASE, {}, 0.02),
-    ({"name": "scaled_init", "base": POST}, {}, {}, 0.02),
-    ({"name": "scaled_embed", "base": {"name": "scaled_init", "base": MIX3}}, SMALL, {}, 0.4**0.5),
-    ({"name": "scaled_embed", "base": PRE, "preset": "multiplier"}, {}, {}, (2 / (5 * D)) ** 0.5),
-    ({"name": "deep_norm"}, deep_stds(0.31947), deep_stds(0.31947), 0.02),
-    ({"name": "deep_norm", "preset": "authors_public"}, deep_stds(3.1302), deep_stds(3.1302), 0.02),
-    ({"name": "deep_norm", "preset": "authors_dev"}, deep_stds(3.1302), deep_stds(3.1302), 0.02),
+    (norm_of("scaled_init", base=PRE), SMALL, SMALL, 0.02),
+    (norm_of("scaled_init", base=PRE, base_std=TAKASE), SMALL_TAKASE, SMALL_TAKASE, 0.02),
+    (norm_of("scaled_init", base=MIX3), SMALL, {}, 0.02),
+    (norm_of("scaled_init", base=MIX3, base_std=TAKASE), SMALL_TAKASE, {}, 0.02),
+    (norm_of("scaled_init", base=POST), {}, {}, 0.02),
+    (norm_of("scaled_embed", base=norm_of("scaled_init", base=MIX3)), SMALL, {}, 0.4**0.5),
+    (norm_of("scaled_embed", base=PRE, preset="multiplier"), {}, {}, (2 / (5 * D)) ** 0.5),
+    (norm_of("deep_norm"), deep_stds(0.31947), deep_stds(0.31947), 0.02),
+    (norm_of("deep_norm", preset="authors_public"), deep_stds(3.1302), deep_stds(3.1302), 0.02),
+    (norm_of("deep_norm", preset="authors_dev"), deep_stds(3.1302), deep_stds(3.1302), 0.02),
 ]
 
 
@@ -365,21 +332,8 @@ def test_measured_deviations_are_within_one_percent(norm, deep_blocks, first_blo
         assert stream.std().item() == pytest.approx(0.4**0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("std", [0.02, 0.6325])
-def test_embedding_deviation_follows_the_config_and_the_last_row_can_be_held_at_zero(std):
-    config = PaperLlamaConfig(hidden_size=328, intermediate_size=21, num_hidden_layers=1, num_attention_heads=4)
-    config.vocab_size, config.embed_init_std, config.zero_last_embedding_row = V, std, True
-    torch.manual_seed(0)
-    model = PaperLlamaForCausalLM(config)
-    table, ids = model.model.embed_tokens.weight, torch.tensor([[5, V - 1, 7, V - 1, 9]])
-    assert table[:-1].std().item() == pytest.approx(std, rel=0.01) and not table[-1].any()
-    assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.01)
-    model.summed_loss(ids, ids).backward()
-    assert not table.grad[-1].any() and table.grad[5].any()
-
-
 def test_admin_profiling_follows_the_recursion_and_grows_with_depth():
-    norm, ids = {"name": "admin"}, tokens(16, 31)
+    norm, ids = norm_of("admin"), tokens(16, 31)
     model = model_of(norm)
     build_method(norm).initialize_from_batch(model, ids)
     weights, r, expected = model.state_dict(), 1.0, []
@@ -394,11 +348,11 @@ def test_admin_profiling_follows_the_recursion_and_grows_with_depth():
     found = [p for k, p in model.named_parameters() if k.endswith("residual_scale")]
     assert all((p == p[0]).all() and p.shape == (WIDTH,) for p in found)
     assert [p[0].item() for p in found] == pytest.approx(expected, rel=1e-3)
-    assert expected[0] == 1.0 and all(a < b for a, b in zip(expected, expected[1:], strict=False))
+    assert expected[0] == 1.0 and all(a < b for a, b in itertools.pairwise(expected))
 
 
 def test_the_admin_preset_of_the_authors_is_not_profiled():
-    norm = {"name": "admin", "preset": "authors_scalar_0p015"}
+    norm = norm_of("admin", preset="authors_scalar_0p015")
     sizes = {"hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS, "vocab_size": VOCAB}
     model = PaperLlamaForCausalLM(PaperLlamaConfig(norm=norm, num_hidden_layers=3, **sizes))
     build_method(norm).initialize_from_batch(model, tokens())
@@ -412,28 +366,28 @@ def test_the_admin_preset_of_the_authors_is_not_profiled():
 @pytest.mark.parametrize(
     ("norm", "message"),
     [
-        ({"name": "mixln"}, "did you mean 'mix_ln'"),
+        (norm_of("mixln"), "did you mean 'mix_ln'"),
         ({"name": "Layer-Norm-Scaling"}, "did you mean 'layernorm_scaling'"),
-        ({"name": "mix_ln", "post_layer": 3}, "did you mean 'post_layers'"),
-        ({"name": "deep_norm", "preset": "author_public"}, "did you mean 'authors_public'"),
-        ({"name": "admin", "preset": "profile"}, "did you mean 'profiled'"),
-        ({"name": "group_ln", "preset": "casual"}, "did you mean 'causal'"),
-        ({"name": "layer_scale", "preset": "seperate"}, "did you mean 'separate'"),
-        ({"name": "scaled_embed", "base": PRE, "preset": "init"}, "did you mean 'init_only'"),
-        ({"name": "scaled_init", "base": PRE, "base_std": "sqrt(2/5d)"}, r"did you mean 'sqrt\(2/\(5d\)\)'"),
-        ({"name": "scaled_init", "base": {"name": "preln"}}, "did you mean 'pre_ln'"),
-        ({"name": "scaled_init", "base": "pre_ln"}, "written as {name"),
-        ({"name": "scaled_init"}, "needs base"),
+        (norm_of("mix_ln", post_layer=3), "did you mean 'post_layers'"),
+        (norm_of("deep_norm", preset="author_public"), "did you mean 'authors_public'"),
+        (norm_of("admin", preset="profile"), "did you mean 'profiled'"),
+        (norm_of("group_ln", preset="casual"), "did you mean 'causal'"),
+        (norm_of("layer_scale", preset="seperate"), "did you mean 'separate'"),
+        (norm_of("scaled_embed", base=PRE, preset="init"), "did you mean 'init_only'"),
+        (norm_of("scaled_init", base=PRE, base_std="sqrt(2/5d)"), r"did you mean 'sqrt\(2/\(5d\)\)'"),
+        (norm_of("scaled_init", base=norm_of("preln")), "did you mean 'pre_ln'"),
+        (norm_of("scaled_init", base="pre_ln"), "written as {name"),
+        (norm_of("scaled_init"), "needs base"),
         ({"preset": "correct"}, "written as {name"),
-        ({"name": "mix_ln"}, "exactly one of post_layers"),
-        ({"name": "mix_ln", "post_layers": 1, "post_fraction": "1/4"}, "exactly one of post_layers"),
-        ({"name": "mix_ln", "post_layers": 4}, "4 is more than the 3 blocks"),
-        ({"name": "mix_ln", "post_layers": -1}, "whole number >= 0"),
-        ({"name": "mix_ln", "post_layers": 1.0}, "whole number >= 0"),
-        ({"name": "mix_ln", "post_fraction": "quarter"}, "write 1/4 or 0.25"),
-        ({"name": "mix_ln", "post_fraction": 25.0}, "between 0 and 1"),
-        ({"name": "group_ln", "groups": 7}, "24 does not divide into 7"),
-        ({"name": "group_ln", "groups": 0}, "whole number >= 1"),
+        (norm_of("mix_ln"), "exactly one of post_layers"),
+        (norm_of("mix_ln", post_layers=1, post_fraction="1/4"), "exactly one of post_layers"),
+        (norm_of("mix_ln", post_layers=4), "4 is more than the 3 blocks"),
+        (norm_of("mix_ln", post_layers=-1), "whole number >= 0"),
+        (norm_of("mix_ln", post_layers=1.0), "whole number >= 0"),
+        (norm_of("mix_ln", post_fraction="quarter"), "write 1/4 or 0.25"),
+        (norm_of("mix_ln", post_fraction=25.0), "between 0 and 1"),
+        (norm_of("group_ln", groups=7), "24 does not divide into 7"),
+        (norm_of("group_ln", groups=0), "whole number >= 1"),
     ],
 )
 def test_a_wrong_description_is_refused_with_what_to_write_instead(norm, message):
@@ -477,10 +431,10 @@ def test_a_twelfth_method_is_one_new_file(add_method):
     known = set(norm_methods())
     add_method("skip_init")
     assert set(norm_methods()) == known | {"skip_init"}
-    model = model_of({"name": "scaled_init", "base": {"name": "skip_init"}})
+    model = model_of(norm_of("scaled_init", base=norm_of("skip_init")))
     torch.testing.assert_close(model(tokens()).logits, reference_logits(model, tokens(), layer_scale(MLP)))
     with pytest.raises(SpecError, match="did you mean 'skip_init'"):
-        build_method({"name": "skipinit"})
+        build_method(norm_of("skipinit"))
 
 
 def test_two_methods_of_one_name_are_refused(add_method):

@@ -1,4 +1,4 @@
-"""Specification: everything declared resolves, and what does not is refused before any job with the nearest known name."""
+"""Specification: everything declared resolves; what does not is refused before any job, with the nearest known name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_the_specification_layer_loads_without_torch_and_transformers():
         "import sys; from paperlm.spec.project import Project; import paperlm.tables.build, paperlm.spec.workflow; "
         "Project({}).runs; print([m for m in ('torch', 'transformers', 'datasets', 'pandas') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=job_environment(), check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=job_environment(), check=True
+    )
     assert out.stdout.strip() == "[]"
 
 
