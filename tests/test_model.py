@@ -31,6 +31,11 @@ SHARED = [{"name": "admin", "preset": "authors_scalar_0p015"}, {"name": "layer_s
 LEAK = {"name": "group_ln", "preset": "authors_sequence"}
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
 def each(norms):
     return pytest.mark.parametrize("norm", norms, ids=[" ".join(str(v) for v in n.values()) for n in norms])
 
@@ -202,7 +207,6 @@ def test_feature_group_norm_is_the_group_norm_of_the_library(over_sequence):
 @pytest.mark.parametrize("std", [0.02, 0.6325])
 def test_embedding_deviation_follows_the_config_and_the_last_row_can_be_held_at_zero(std):
     shape = {"hidden_size": 328, "intermediate_size": 21, "num_hidden_layers": 1, "num_attention_heads": 4}
-    torch.manual_seed(0)
     config = PaperLlamaConfig(**shape, vocab_size=401, embed_init_std=std, zero_last_embedding_row=True)
     model = PaperLlamaForCausalLM(config)
     table, ids = model.model.embed_tokens.weight, torch.tensor([[5, 400, 7, 400, 9]])
@@ -210,6 +214,23 @@ def test_embedding_deviation_follows_the_config_and_the_last_row_can_be_held_at_
     assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.01)
     model.summed_loss(ids, ids).backward()
     assert not table.grad[-1].any() and table.grad[5].any()
+
+
+@pytest.mark.parametrize("n", [1, 12, 18, 19, 24, 25, 32])
+def test_learned_factors_start_where_the_depth_of_training_puts_them(n):
+    layer_scale = 0.1 if n <= 18 else 1e-5 if n <= 24 else 1e-6
+    starts = [({"name": "layer_scale"}, layer_scale, [WIDTH] * 2), ({"name": "admin"}, 1.0, [WIDTH] * 2)]
+    starts += [(SHARED[0], 0.015, [1])] + [(SHARED[1], layer_scale, [WIDTH])] * (n in (12, 24))
+    one_block = {"num_hidden_layers": 1, "trained_layers": n, "layer_numbers": [n]}
+    for norm, start, widths in starts:
+        model = PaperLlamaForCausalLM(PaperLlamaConfig(**SHAPE, **one_block, norm=norm))
+        if norm != {"name": "admin"}:
+            build_method(norm).initialize_from_batch(model, tokens())
+        factors = [p for k, p in model.named_parameters() if k.endswith("_scale")]
+        assert [p.numel() for p in factors] == widths and all((p == torch.tensor(start)).all() for p in factors)
+    if n not in (12, 24):
+        with pytest.raises(SpecError, match=f"knows 12 and 24 blocks, not {n}; use separate"):
+            PaperLlamaForCausalLM(PaperLlamaConfig(**SHAPE, **one_block, norm=SHARED[1]))
 
 
 # --- saving, loading, pruning ---
@@ -346,7 +367,6 @@ def test_a_classifier_scores_the_last_real_token(side):
 def test_a_classifier_takes_its_trunk_from_a_saved_language_model(tmp_path):
     model = model_of(MIX)
     model.save_pretrained(tmp_path)
-    torch.manual_seed(0)
     loaded, report = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert set(report["missing_keys"]) == {"score.weight"} and loaded.score.weight.shape == (1, WIDTH)
     assert 0.01 < loaded.score.weight.std() < 0.03
@@ -375,3 +395,18 @@ def test_every_loss_path_is_the_cross_entropy_of_the_next_real_token(norm):
     torch.testing.assert_close(halved.double(), expected.sum() / (2 * n), rtol=1e-5, atol=0)
     other_padding = torch.where(mask == 0, 5, ids)
     torch.testing.assert_close(model.summed_loss(other_padding, labels), total, rtol=1e-6, atol=0)
+
+
+def test_a_method_that_leaks_the_future_generates_without_a_cache_what_it_was_trained_to():
+    torch.manual_seed(0)
+    config = PaperLlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        norm={"name": "group_ln", "preset": "authors_sequence"},
+    )  # fmt: skip
+    model = PaperLlamaForCausalLM(config).eval()
+    ids = torch.randint(2, 64, (1, 7))
+    assert model(ids, use_cache=True).past_key_values is None
+    written = ids
+    for _ in range(5):
+        written = torch.cat((written, model(written, use_cache=False).logits[:, -1:].argmax(-1)), 1)
+    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None), written)

@@ -63,6 +63,8 @@ SwitchType=switch/none
 MpiDefault=none
 # finished jobs stay in squeue for a day: there is no database to ask
 MinJobAge=86400
+# what the node can never grant fails at once instead of waiting for ever
+EnforcePartLimits=ALL
 # jobs share the node by cores and memory, and start at once
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -71,7 +73,7 @@ KillWait=2
 ReturnToService=2
 $gres_types
 NodeName=$node NodeAddr=127.0.0.1 CPUs=$(nproc) RealMemory=$memory $gres_node State=UNKNOWN
-PartitionName=main Nodes=$node Default=YES MaxTime=60 State=UP
+PartitionName=main Nodes=$node Default=YES MaxTime=UNLIMITED State=UP
 CONF
 
 # The SLURM plugin of Snakemake starts srun inside a job without SLURM_CONF; this srun puts it back.

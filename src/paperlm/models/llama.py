@@ -228,6 +228,7 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
         self.model = PaperLlamaModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.lm_head.init_std = config.method().init_std("head", 0, config.shape())
+        self.leaks_future = config.method().leaks_future
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
@@ -251,6 +252,8 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
         """Logits (B, S, V); with `labels` (B, S, -100 ignored) also the mean next-token cross-entropy."""
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and labels is None
+        # With a cache, statistics over the sequence would be those of the newest tokens only: another function.
+        use_cache = use_cache and not self.leaks_future
         output_hidden_states = kwargs.pop("output_hidden_states", None)
         num_items = kwargs.pop("num_items_in_batch", None)
         out = self.model(

@@ -45,7 +45,7 @@ def build_method(description: Mapping[str, Any]) -> NormMethod:
         raise SpecError(f"a norm is written as {{name: <method>, ...}}, got {description!r}")
     options = {k: v for k, v in description.items() if k != "name"}
     methods = norm_methods()
-    if description["name"] not in methods:
+    if not isinstance(description["name"], str) or description["name"] not in methods:
         raise SpecError(unknown("norm method", description["name"], methods))
     cls = methods[description["name"]]
     fields = {f.name: f for f in dataclasses.fields(cls)}

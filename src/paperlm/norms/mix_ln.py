@@ -13,8 +13,8 @@ class MixLN(NormMethod):
     """Post-LN in the first blocks, Pre-LN in the rest; give one of the two options.
 
     `post_layers` is m itself. `post_fraction` is the paper's alpha, m = alpha * L, and has to name a whole number
-    of blocks: a fraction such as "1/3", or a printed percentage, which is rounded half to even when it lies
-    within 0.1 of a block (Table 5 prints 16.7 % for 4 of 24).
+    of blocks: a fraction such as "1/3", or a printed percentage as a decimal, which is rounded half to even when it
+    lies within 0.1 of a block (Table 5 prints 16.7 % for 4 of 24: write 0.167 or 1/6).
     """
 
     name: ClassVar[str] = "mix_ln"
