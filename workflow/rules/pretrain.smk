@@ -1,7 +1,8 @@
 rule pretrain:
     "Train one language model; the record is its only declared result, so a killed job keeps its checkpoints."
     input:
-        data_of_run,
+        # The name holds the data's hash, so a newer file is the same data.
+        ancient(data_of_run),
     output:
         f"results/{SCALE}/runs/{{run}}.json",
     log:

@@ -34,7 +34,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     write_atomic(out.with_suffix(".csv"), lambda file: file.write(text.encode()))
 
     shown = [c for c in table.columns if (frame["column"] == c).any()]
-    methods = [r for r, spec in table.rows.items() if spec.label is None]
+    methods = list(dict.fromkeys(row for (row, _), cell in results.cells.items() if not cell.cell.label))
     sns.set_theme(style="whitegrid", context="paper")
     plt.rcParams["svg.hashsalt"] = table_name  # the same numbers give the same file
     figure, axes = plt.subplots(1, max(1, len(shown)), figsize=(3.4 * max(1, len(shown)), 3.1), squeeze=False)

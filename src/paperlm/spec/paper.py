@@ -113,6 +113,8 @@ class Deviation(Frozen):
     what: str
     why: str
     touches: list[str]
+    scales: list[str] = []
+    "scales at which it is done; empty means all"
 
 
 class PaperSpec(Frozen):

@@ -17,7 +17,7 @@ from paperlm.data.registry import data_id
 from paperlm.errors import PaperLMError, SpecError, unknown
 from paperlm.models.sizes import SIZES
 from paperlm.spec.load import load, parse
-from paperlm.spec.paper import PaperSpec, RowSpec, Setting, TableSpec
+from paperlm.spec.paper import Deviation, PaperSpec, RowSpec, Setting, TableSpec
 from paperlm.spec.run import Frozen, RunConfig
 from paperlm.spec.scale import JobSize, ScaleSpec
 
@@ -76,6 +76,14 @@ class Project:
         for claim in self.scale.claims.except_:
             if claim not in declared:
                 raise SpecError(f"{scales[config.scale]}: claims.except: " + unknown("claim", claim, declared))
+
+    def deviations(self, table: str) -> list[Deviation]:
+        """What is done differently from the paper in a table at this scale."""
+        return [
+            d
+            for d in self.table(table)[0].deviations
+            if table in d.touches and (not d.scales or self.scale.scale in d.scales)
+        ]
 
     def table(self, name: str) -> tuple[PaperSpec, TableSpec]:
         """Paper and declaration of a table; SpecError with the nearest known name otherwise."""

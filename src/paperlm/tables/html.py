@@ -15,7 +15,7 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#1b1f24;background:#fff}
 h1{font-size:1.35rem}h2{font-size:1.05rem;margin-top:2rem}table{border-collapse:collapse;margin:.5rem 0}
 th,td{padding:.3rem .7rem;border-bottom:1px solid #d9dee3;text-align:left;vertical-align:top}
-th{background:#f4f6f8}td.n{text-align:right;font-variant-numeric:tabular-nums}
+th{background:#f4f6f8}tr>:first-child{white-space:nowrap}td.n{text-align:right;font-variant-numeric:tabular-nums}
 small{color:#5b6570}.good{color:#116329}.bad{color:#a40e26}.open{color:#8a5a00}
 """
 GOOD = ("match", "within seeds", "diverged as published", "holds")
@@ -57,7 +57,7 @@ def write_page(
             "which the statement is true; holds from 0.975, fails up to 0.025.</small></p><table><tr><th>claim</th>"
             f"<th>says</th><th>verdict</th><th>support</th><th>why</th></tr>{lines}</table>"
         )
-    notes = [*table.notes, *(f"{d.what}: {d.why}" for d in paper.deviations if name in d.touches)]
+    notes = [*table.notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))]
     if notes:
         parts.append(f"<h2>Notes and deviations</h2><ul>{''.join(f'<li>{_e(n)}</li>' for n in notes)}</ul>")
     if table.kind == "runs" and (project.scale.settings or project.scale.sizes):

@@ -56,9 +56,8 @@ def show(project: Project, table_name: str, cell_name: str | None, as_json: bool
     for key in sorted(cell.sources):
         grid.add_row(key, json.dumps(values[key]), cell.sources[key].replace("[", r"\["))
     console.print(grid)
-    for deviation in paper.deviations:
-        if table_name in deviation.touches:
-            console.print(f"deviation   {deviation.what}: {deviation.why}")
+    for deviation in project.deviations(table_name):
+        console.print(f"deviation   {deviation.what}: {deviation.why}")
 
 
 def _find(cells: dict[tuple[str, str], Cell], name: str) -> Cell:
