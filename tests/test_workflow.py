@@ -121,6 +121,18 @@ def test_an_edited_declaration_rebuilds_the_table_and_an_edited_comment_does_not
     assert "Nothing to be done" not in snakemake(clone, "paper_tables/mixln_table7.csv")
 
 
+def test_a_stored_record_is_never_trained_again_whatever_is_edited(clone):
+    run = next(iter(Project({"scale": "smoke"}).runs))
+    target = f"results/smoke/runs/{run}.json"
+    assert re.search(r"pretrain +1\n", snakemake(clone, "-n", target, "--config", "scale=smoke"))
+    (clone / target).parent.mkdir(parents=True)
+    (clone / target).write_text("{}")
+    rule = clone / "workflow/rules/pretrain.smk"
+    rule.write_text(rule.read_text().replace("python -m paperlm pretrain", "python  -m paperlm pretrain"))
+    assert "Nothing to be done" in snakemake(clone, "-n", target, "--config", "scale=smoke", "checkpoint_seconds=7")
+    assert re.search(r"pretrain +15\n", snakemake(clone, "-n", TABLE, "--config", "scale=smoke"))
+
+
 def test_show_leads_from_a_printed_number_to_run_rule_function_and_sources(paperlm):
     out = paperlm("show", "mixln_table1", "--cell", "Mix-LN,LLaMA-130M", "--config", "scale=paper").stdout
     run = next(iter(r for r in Project({"scale": "paper"}).runs if r.startswith("llama_130m-mix_ln-s0")))

@@ -27,7 +27,7 @@ RUN_TABLES = [name for name, (_, table) in project.tables.items() if table.kind 
 
 wildcard_constraints:
     table="|".join(project.tables),
-    run=r"llama_[a-z0-9_.]+-[a-z0-9_.]+-s\d+-[0-9a-f]{8}",
+    run=jobs.run_pattern(),
     data=r"[a-z0-9_.-]+-[0-9a-f]{8}",
 
 

@@ -1,8 +1,7 @@
 rule pretrain:
     "Train one language model; the record is its only declared result, so a killed job keeps its checkpoints."
     input:
-        # The name holds the data's hash, so a newer file is the same data.
-        ancient(data_of_run),
+        data_of_run,
     output:
         f"results/{SCALE}/runs/{{run}}.json",
     log:

@@ -46,6 +46,14 @@ class Jobs:
         root = self.project.root
         return (root / self._committed(run)).is_file() or (root / self._local(run)).is_file()
 
+    def run_pattern(self) -> str:
+        """Regular expression of the runs that the pretrain rule may make: those without a record.
+
+        A record's name holds every setting that can change its number, so a stored one is a source file: no edit of a
+        rule and no newer file trains it again. Delete a record to train its run anew.
+        """
+        return "|".join(re.escape(name) for name, run in self.project.runs.items() if not self._stored(run)) or "none"
+
     def records(self, table: str) -> list[str]:
         """Record files of a table: committed ones as they are; others only if they exist or will be trained."""
         if self.project.tables[table][1].kind != "runs":
