@@ -88,10 +88,10 @@ def slurm_jobs(folder: Path, environment: dict[str, str]) -> list[dict[str, str]
 @pytest.mark.timeout(900)
 def test_table_1_is_made_from_sixteen_slurm_jobs_and_one_that_prepares_the_data(clone, cluster):
     """Each run is one job of its own with the scale's memory and minutes, and no GPU where the scale asks for none."""
+    project = Project({"scale": "smoke"}, clone)
+    runs = {run.run_id for cell in project.cells("mixln_table1") for run in cell.runs}
     snakemake(clone, cluster, *PROFILE, TABLE, *ON_THE_NODE, "--config", "scale=smoke", timeout=800)
 
-    project = Project({"scale": "smoke"})
-    runs = {run.run_id for cell in project.cells("mixln_table1") for run in cell.runs}
     jobs = slurm_jobs(clone, cluster)
     data, pretrain = (
         [job for job in jobs if job["job"].startswith(f"rule_{rule}_")] for rule in ("prepare_data", "pretrain")

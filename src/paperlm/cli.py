@@ -72,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--cell", help='"row,column", e.g. "Mix-LN,LLaMA-130M"')
     p.add_argument("--json", action="store_true", help="print the runs of the cell as JSON, for `pretrain --settings`")
 
-    p = verb("bench", _bench, "measure on this machine: `bench train` times training against transformers")
-    p.add_argument("what", choices=["train"])
+    p = verb("bench", _bench, "`bench train` times training against transformers here; `bench show` prints what was measured")
+    p.add_argument("what", choices=["train", "show"])
     p.add_argument("--sizes", nargs="+", default=["71M", "130M", "1B"])
     p.add_argument("--out", type=Path, help="JSON lines file to append the rows to")
     p.add_argument("--seconds", type=float, default=8.0, help="time per measurement")
@@ -178,6 +178,12 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
+    if options.what == "show":
+        from paperlm.bench.report import throughput_table
+        from paperlm.spec.project import ROOT
+
+        print(throughput_table(ROOT / "paper_tables/records/bench/pretrain.jsonl"))
+        return
     from paperlm.bench.train import bench_train
 
     bench_train(options.sizes, options.out, options.seconds, options.micro_batches)
