@@ -63,7 +63,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         subprocess.run([ROOT / "tests/slurm/down.sh", state], env=outside, timeout=60, check=False)
 
 
-def snakemake(folder: Path, environment: dict[str, str], *arguments: str, timeout: float = 120) -> str:
+def snakemake(folder: Path, environment: dict[str, str], *arguments: str, timeout: float = 240) -> str:
     """Output of a successful snakemake call in `folder`."""
     command = [sys.executable, "-m", "snakemake", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)

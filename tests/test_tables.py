@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 from pathlib import Path
 
 import pytest
 
 from paperlm.errors import RecordError, SpecError
-from paperlm.record.record import Cost, Environment, Record, write_record
+from paperlm.record.record import Cost, Environment, Record, read_record, write_record
 from paperlm.spec.project import ROOT, Project
 from paperlm.spec.run import BEHAVIOUR
 from paperlm.tables.build import claim_rows, fragile_in_print, published_cells, sibling, write_table
@@ -110,6 +111,19 @@ def test_claims_inside_evaluation_noise_are_flagged_as_in_the_specification():
     fragile = {c.id for c in table.claims if fragile_in_print(c, "M1", cells)}
     assert {"MIX-T1-8", "MIX-T1-5"} <= fragile
     assert not {"MIX-T1-2", "MIX-T1-3", "MIX-T1-4"} & fragile, "divergence is not a matter of 1.5 %"
+
+
+def test_the_seed_noise_of_the_gpu_scale_is_that_of_its_committed_records():
+    logs: dict[str, list[float]] = {}
+    for path in sorted((ROOT / "paper_tables/records/gpu").glob("llama_71m-*.json")):
+        record = read_record(path)
+        if record.outcome == "trained":
+            logs.setdefault(path.stem.split("-s")[0], []).append(math.log(record.metrics["ppl_true"]))
+    variances = [statistics.variance(values) for values in logs.values() if len(values) > 1]
+    assert len(variances) == 4
+    assert Project({"scale": "gpu"}).scale.seed_noise.value == pytest.approx(
+        statistics.mean(variances) ** 0.5, abs=5e-5
+    )
 
 
 # -- the claim language ----

@@ -72,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--cell", help='"row,column", e.g. "Mix-LN,LLaMA-130M"')
     p.add_argument("--json", action="store_true", help="print the runs of the cell as JSON, for `pretrain --settings`")
 
-    p = verb("bench", _bench, "`bench train` times training against transformers here; `bench show` prints what was measured")
+    p = verb(
+        "bench", _bench, "`bench train` times training against transformers here; `bench show` prints what was measured"
+    )
     p.add_argument("what", choices=["train", "show"])
     p.add_argument("--sizes", nargs="+", default=["71M", "130M", "1B"])
     p.add_argument("--out", type=Path, help="JSON lines file to append the rows to")

@@ -24,7 +24,7 @@ PYTHON
 )
 mkdir -p "$state"/{bin,key,ctld,node}
 
-# munge: a key and a socket of our own; --force because it dislikes parents that others may write, such as /tmp.
+# munge: a key and a socket of our own; --force because it dislikes parents that others may write.
 (umask 077 && head -c 128 /dev/urandom > "$state/key/munge.key")
 munged --force --key-file="$state/key/munge.key" --seed-file="$state/key/seed" --socket="$state/key/socket" \
   --pid-file="$state/munged.pid" --log-file="$state/munged.log"

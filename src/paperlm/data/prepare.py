@@ -89,11 +89,15 @@ def _write_split(
     bar = tqdm(total=limit or tokens_wanted, desc=f"tokenize {split}", unit=" examples" if limit else " tokens")
     bar.update(progress["rows"] if limit else progress["tokens"])
 
+    def is_enough() -> bool:
+        return progress["rows"] == limit or (tokens_wanted is not None and progress["tokens"] >= tokens_wanted)
+
     rows: list[list[int]] = []
-    enough = False
+    enough = is_enough()  # a restart may find the split finished
     # `documents` counts those whose examples are all stored; `carried` of the next one's are stored already.
     start, carried = progress["documents"], progress["carried"]
-    for number, pieces in enumerate(_encoded(settings, split, tokenizer, local_data, start), start=start):
+    encoded = [] if enough else _encoded(settings, split, tokenizer, local_data, start)
+    for number, pieces in enumerate(encoded, start=start):
         for index, piece in enumerate(pieces):
             if number == start and index < carried:
                 continue
@@ -101,7 +105,7 @@ def _write_split(
             progress["rows"] += 1
             progress["tokens"] += len(piece)
             bar.update(1 if limit else len(piece))
-            enough = progress["rows"] == limit or (tokens_wanted is not None and progress["tokens"] >= tokens_wanted)
+            enough = is_enough()
             if len(rows) == shard_rows or enough:
                 progress["documents"], progress["carried"] = number, index + 1
                 _store_shard(rows, progress, split, folder, tokenizer.pad, seq_len)
@@ -126,7 +130,11 @@ def _encoded(
     """Examples of each document, tokenized in batches."""
     texts = documents(settings["dataset"], split, local_data, skip)
     while batch := list(itertools.islice(texts, BATCH_DOCUMENTS)):
-        for ids in tokenizer.encode(batch):
+        try:
+            encoded = tokenizer.encode(batch)
+        except DataError as error:
+            raise DataError(f"{settings['dataset']}, {split} split: {error}") from None
+        for ids in encoded:
             yield list(examples(ids, settings["seq_len"], settings["example"]))
 
 
@@ -136,7 +144,7 @@ def _store_shard(
     array = np.full((len(rows), seq_len), pad, dtype=np.uint16)
     for i, row in enumerate(rows):
         array[i, : len(row)] = row
-    labels = np.concatenate([row[1:] for row in rows])
+    labels = np.array([i for row in rows for i in row[1:]], dtype=np.int64)
     progress["counts"] = (
         np.array(progress["counts"]) + np.bincount(labels, minlength=len(progress["counts"]))
     ).tolist()

@@ -76,10 +76,11 @@ def _file_documents(entry: DatasetEntry, dataset: str, split: Split, local_data:
             for number, line in enumerate(lines, start=1):
                 try:
                     text = json.loads(line)["text"]
-                except (ValueError, KeyError, TypeError) as error:
+                    text_hash = hashlib.sha256(text.encode()).hexdigest()
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
                     raise DataError(f"{path}, line {number}: no JSON object with a text field ({error})") from None
                 if entry.validation_share is not None:
-                    held_out = int(hashlib.sha256(text.encode()).hexdigest(), 16) % entry.validation_share == 0
+                    held_out = int(text_hash, 16) % entry.validation_share == 0
                     if held_out != (split == "validation"):
                         continue
                 seen += 1
@@ -118,5 +119,8 @@ def _hub_documents(entry: DatasetEntry, split: Split, skip: int) -> Iterator[str
         ) from error
     if split in hub.shuffle:
         stream = stream.shuffle(seed=hub.shuffle[split].seed, buffer_size=hub.shuffle[split].buffer)
-    for row in stream.skip(skip) if skip else stream:
-        yield row["text"]
+    try:
+        for row in stream.skip(skip) if skip else stream:
+            yield row["text"]
+    except Exception as error:
+        raise DataError(f"dataset {hub.name!r}, {split} split: broken off ({type(error).__name__}: {error})") from error

@@ -14,7 +14,10 @@ from paperlm.errors import DataError
 
 
 class TextTokenizer:
-    """Text to ids with an end-of-sequence id after each document, and a padding id that no text produces."""
+    """Text to ids, with an end-of-sequence id after each document.
+
+    A text that spells the padding token out gets its id there; that label is ignored, as by the authors' call.
+    """
 
     def __init__(self, name: str) -> None:
         self.entry: TokenizerEntry = tokenizer_entry(name)
@@ -39,7 +42,10 @@ class TextTokenizer:
         for ids in encoded:
             if ids and max(ids) >= limit:
                 token = self.inner.id_to_token(max(ids))
-                raise DataError(f"{self.path}: token {token!r} has id {max(ids)}, the model knows ids below {limit}")
+                raise DataError(
+                    f"{self.path}: token {token!r} has id {max(ids)}, the model knows ids below {limit}; remove the text "
+                    "that contains it, or choose another tokenizer"
+                )
             ids.append(self.eos)
         return encoded
 

@@ -9,13 +9,15 @@ from rich.table import Table
 
 from paperlm.errors import SpecError, unknown
 from paperlm.norms import build_method
+from paperlm.record.record import read_record
 from paperlm.spec.project import Cell, Project
+from paperlm.spec.run import RunConfig
 from paperlm.tables.published import read_published
 
 
 def show(project: Project, table_name: str, cell_name: str | None, as_json: bool = False) -> None:
     """Print a table's runs, or everything about one cell. SpecError for unknown names."""
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(width=None if Console().is_terminal else 160, soft_wrap=True, highlight=False)
     paper, table = project.table(table_name)
     published = read_published(project.root / table.published)
     if table.kind == "settings":
@@ -43,7 +45,7 @@ def show(project: Project, table_name: str, cell_name: str | None, as_json: bool
     for run in cell.runs:
         others = [t for t in project.tables_of(run.run_id) if t != table_name]
         console.print(f"run         {run.run_id}" + (f"   (also in {', '.join(others)})" if others else ""))
-        console.print(f"record      results/{project.scale.scale}/runs/{run.run_id}.json")
+        console.print(f"record      {_record(project, run)}")
     method = build_method(cell.runs[0].norm)
     console.print("rule        pretrain (workflow/rules/pretrain.smk) -> paperlm.train.loop.pretrain")
     console.print(f"method      {type(method).__module__}.{type(method).__name__}   [{method.source}]")
@@ -58,6 +60,17 @@ def show(project: Project, table_name: str, cell_name: str | None, as_json: bool
     console.print(grid)
     for deviation in project.deviations(table_name):
         console.print(f"deviation   {deviation.what}: {deviation.why}")
+
+
+def _record(project: Project, run: RunConfig) -> str:
+    """Where the run's record is and what it says."""
+    for folder in (f"paper_tables/records/{project.scale.scale}", f"results/{project.scale.scale}/runs"):
+        path = project.root / folder / f"{run.run_id}.json"
+        if path.is_file():
+            record = read_record(path, run.run_id)
+            numbers = ", ".join(f"{k} {record.metrics[k]:.4g}" for k in ("ppl_true", "ppl_paper") if record.metrics[k])
+            return f"{folder}/{path.name}   {record.outcome}: {numbers}"
+    return f"none yet; it will be results/{project.scale.scale}/runs/{run.run_id}.json"
 
 
 def _find(cells: dict[tuple[str, str], Cell], name: str) -> Cell:
