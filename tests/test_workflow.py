@@ -148,6 +148,12 @@ def test_show_names_the_nearest_cell(paperlm):
     assert done.returncode == 2 and "did you mean 'Mix-LN,LLaMA-130M'" in done.stderr
 
 
+def test_readmes_table_of_speed_is_generated_from_the_committed_rows():
+    from paperlm.bench.report import throughput_table
+
+    assert throughput_table(ROOT / "paper_tables/records/bench/pretrain.jsonl") in (ROOT / "README.md").read_text()
+
+
 def test_every_verb_explains_itself(paperlm):
     verbs = re.findall(r"^    ([a-z-]+)\b", paperlm("--help").stdout, re.MULTILINE)
     assert {"prepare-data", "pretrain", "table", "curves", "summary", "show", "bench"} == set(verbs)

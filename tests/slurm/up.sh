@@ -11,10 +11,14 @@ gpus=${SLURM_TEST_GPUS:-0}
 node=$(hostname -s)
 memory=$(awk '/^MemTotal/ { print int($2 / 1024 * 0.9) }' /proc/meminfo)
 for program in munged slurmctld slurmd srun; do
-  command -v "$program" > /dev/null || { echo "$program is missing; up.sh names the packages" >&2; exit 3; }
+  command -v "$program" > /dev/null || {
+    echo "$program is missing; up.sh names the packages" >&2
+    exit 3
+  }
 done
 # Two free ports, so that neither another cluster nor another test is in the way.
-read -r port_ctld port_node < <(python3 - << 'PYTHON'
+read -r port_ctld port_node < <(
+  python3 - << 'PYTHON'
 import socket
 pair = [socket.socket(), socket.socket()]
 for each in pair:
@@ -72,7 +76,7 @@ SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min
 KillWait=2
 ReturnToService=2
 $gres_types
-NodeName=$node NodeAddr=127.0.0.1 CPUs=$(nproc) RealMemory=$memory $gres_node State=UNKNOWN
+NodeName=$node NodeAddr=127.0.0.1 CPUs=$(getconf _NPROCESSORS_ONLN) RealMemory=$memory $gres_node State=UNKNOWN
 PartitionName=main Nodes=$node Default=YES MaxTime=UNLIMITED State=UP
 CONF
 

@@ -1,4 +1,4 @@
-"""Measurements as a Markdown table: `paperlm bench show`. README's tables of speed are this output (a test compares)."""
+"""Measurements as a Markdown table: `paperlm bench show`. README's table of speed is this output (a test compares)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def throughput_table(path: Path) -> str:
     for case, sides in cases.items():
         ours, peer = sides["ours"], sides["peer"]
         place = f"{ours['device']}, torch {ours['versions']['torch']}, {ours['date']}"
-        lines.append(
-            f"| {case} | {_value(ours)} | {_value(peer)} ({peer['method']}) | {ours['value'] / peer['value']:.2f} | {place} |"
-        )
+        ratio = ours["value"] / peer["value"]
+        lines.append(f"| {case} | {_value(ours)} | {_value(peer)} ({peer['method']}) | {ratio:.2f} | {place} |")
     return "\n".join(lines)
 
 

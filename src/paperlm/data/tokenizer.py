@@ -43,8 +43,8 @@ class TextTokenizer:
             if ids and max(ids) >= limit:
                 token = self.inner.id_to_token(max(ids))
                 raise DataError(
-                    f"{self.path}: token {token!r} has id {max(ids)}, the model knows ids below {limit}; remove the text "
-                    "that contains it, or choose another tokenizer"
+                    f"{self.path}: token {token!r} has id {max(ids)}, the model knows ids below {limit}; remove the "
+                    "text that contains it, or choose another tokenizer"
                 )
             ids.append(self.eos)
         return encoded
