@@ -178,6 +178,16 @@ def test_a_run_that_explodes_is_recorded_as_diverged(manifest, tmp_path):
     assert read_record(tmp_path / "r.json") == record
 
 
+def test_an_exploding_run_ends_at_its_first_bad_loss_wherever_checkpoints_fall(manifest, tmp_path):
+    run = smoke_run(peak_lr=1e30, steps=30, eval_every=30, norm={"name": "pre_ln"})
+    records = []
+    for every in (0, 1, 3):
+        execution = Execution(device="cpu", progress=False, checkpoint_updates=every)
+        records.append(numbers(pretrain(run, manifest, tmp_path / str(every), execution)[0]))
+    assert records[0] == records[1] == records[2]
+    assert records[0]["curve"]["train"][-1][2] is None and records[0]["metrics"]["updates"] < 20
+
+
 def test_a_run_on_the_unigram_plateau_is_recorded_as_diverged_and_a_better_one_is_not(manifest, tmp_path):
     record, _ = pretrain(smoke_run(steps=4), manifest, tmp_path / "a", QUIET)
     assert record.outcome == "diverged" and record.metrics["ppl_true"] > 0.9 * record.metrics["unigram_perplexity"]
@@ -280,6 +290,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(manifest, tm
     newest.rmdir()
     resumed, _ = pretrain(run, manifest, tmp_path / "run", QUIET)
     assert numbers(resumed) == numbers(unbroken)
+
+
+def test_a_damaged_checkpoint_state_is_named(manifest, tmp_path):
+    interrupted(smoke_run(steps=6), manifest, tmp_path, 2)
+    state = checkpoint.steps(tmp_path)[-1] / "state.json"
+    state.write_text(state.read_text()[:40])
+    with pytest.raises(CheckpointError, match=r"state.json: truncated or altered; delete"):
+        pretrain(smoke_run(steps=6), manifest, tmp_path, QUIET)
 
 
 def test_a_full_disk_keeps_the_checkpoint_before_and_says_how_to_go_on(manifest, tmp_path):

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from paperlm.errors import PaperLMError, SpecError
+from paperlm.files import FULL_DISK
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +23,11 @@ def main(arguments: list[str] | None = None) -> int:
     except PaperLMError as error:
         print(f"error: {error}", file=sys.stderr)
         return 75 if type(error).__name__ == "Interrupted" else 2
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        print(f"error: no space left ({error}); free some and start the same command again", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,6 +12,8 @@ from typing import IO, Any
 
 from paperlm.errors import PaperLMError
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Call `write(file)` on a neighbour of `path`, then rename it to `path`. Raises PaperLMError on a full disk."""
@@ -25,7 +27,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL_DISK:
             raise PaperLMError(
                 f"no space left to write {path} ({error.strerror}); free some and start the same command again: "
                 "finished work is kept and a training run continues from its last checkpoint"

@@ -287,7 +287,7 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
         return losses.view(targets.shape)
 
     def summed_loss(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Sum of next-token cross-entropies over the labels that count: the training path (see paperlm.train.loss)."""
+        """Sum of next-token cross-entropies over the labels that count: the training path."""
         # The last position predicts nothing; keeping it leaves every product at an aligned number of rows.
         logits = self.lm_head(self.model.hidden(input_ids))
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)

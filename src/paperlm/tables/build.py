@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,11 @@ def _judged(project: Project, claim: ClaimSpec, table_name: str, cells: Mapping[
     if claim.id in rule.except_:
         return Verdict("not tested", reason=f"scale {project.scale.scale}: {rule.except_[claim.id]}")
     verdict = judge(claim.expression, table_name, cells)
-    if verdict.verdict in ("holds", "fails", "undecided") and len(verdict.per_seed) == 1:
+    if (
+        verdict.verdict in ("holds", "fails", "undecided")
+        and len(verdict.per_seed) == 1
+        and "div" not in verdict.reason
+    ):
         noise = project.scale.seed_noise
         one = f"one seed; seed noise {noise.value:.1%} ({noise.source})"
         return Verdict(
@@ -134,7 +137,11 @@ def cell_samples(project: Project, table: TableSpec, results: TableResults) -> d
             continue
         values = result.values(table.claims_metric)
         spread = result.spread(table.claims_metric)
-        noise = project.scale.seed_noise.value if spread is None else spread / statistics.fmean(values)
+        noise = project.scale.seed_noise.value
+        if spread is not None:
+            # Two or three seeds can agree by chance; below five the scale's noise is the least that is believed.
+            own = spread / result.mean(table.claims_metric)
+            noise = own if len(values) >= 5 else max(own, noise)
         samples[key] = CellSamples(tuple(values), tuple(result.diverged), noise)
     return samples
 

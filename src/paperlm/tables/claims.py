@@ -1,7 +1,7 @@
 """Claims: expressions over a table's cells, evaluated without executing anything, judged with a margin.
 
-The language is what the specification's claims need: comparisons, arithmetic, and/or/not, `x if y else z` left out,
-literals, subscripts, comprehensions, and the functions below. `M1['Mix-LN','LLaMA-130M']` is a cell of Table 1.
+The language is what the claims need: comparisons, arithmetic, and/or/not, literals, subscripts, comprehensions, and
+the functions below. `M1['Mix-LN','LLaMA-130M']` is a cell of Table 1.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 from paperlm.errors import SpecError, unknown
 
 SAMPLES = 500
+OUTCOME_SEEDS = 3
+"Seeds without which nothing is decided about divergence: a standard deviation says nothing about it."
 CONFIDENCE = 0.975
 "A gap of twice its standard deviation keeps its sign in this share of the draws."
 
@@ -217,6 +219,11 @@ def judge(expression: str, name: str, cells: Mapping[Any, CellSamples]) -> Verdi
         bool(claim.evaluate({name: Cells({k: _redraw(c, rng) for k, c in cells.items()})})) for _ in range(SAMPLES)
     )
     support = hits / SAMPLES
+    reads = {key for _, key in claim.cells({name: {k: _seed(c, 0) for k, c in cells.items()}})}
+    about_outcomes = "div(" in expression or any(any(cells[key].diverged) for key in reads)
+    if about_outcomes and n_seeds < OUTCOME_SEEDS:
+        reason = f"whether a run diverges depends on the seed: {OUTCOME_SEEDS} seeds decide, {n_seeds} ran"
+        return Verdict("undecided", support, per_seed, reason)
     if all(per_seed) and support >= CONFIDENCE:
         return Verdict("holds", support, per_seed)
     if not any(per_seed) and support <= 1 - CONFIDENCE:
@@ -231,6 +238,7 @@ def _seed(cell: CellSamples, seed: int) -> CellValue:
 
 
 def _redraw(cell: CellSamples, rng: random.Random) -> CellValue:
+    """The outcome of one seed drawn at random, and around it the mean of the seeds with that outcome."""
     diverged = cell.diverged[rng.randrange(len(cell.diverged))]
-    mean = sum(cell.values) / len(cell.values)
-    return CellValue(mean * math.exp(rng.gauss(0.0, cell.noise)), diverged)
+    alike = [v for v, d in zip(cell.values, cell.diverged, strict=True) if d == diverged]
+    return CellValue(sum(alike) / len(alike) * math.exp(rng.gauss(0.0, cell.noise)), diverged)

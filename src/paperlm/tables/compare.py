@@ -23,6 +23,8 @@ class DiffRow:
     scale: str
     published: str
     regenerated: str
+    metric: str = ""
+    "what the regenerated number is: ppl_paper where it is compared with the printed one, else ppl_true"
     judged_on: str = ""
     "the metric that claims use, e.g. ppl_true"
     spread: str = ""
@@ -61,16 +63,19 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
         return DiffRow(**common, regenerated="not run", verdict="not run", reason=reason)
     labels = "; ".join(sorted({label for r in result.records for label in r.labels}))
     if result.out_of_memory:
-        verdict = NOT_COMPARABLE if not project.scale.comparable else "differs"
-        return DiffRow(**common, regenerated="out of memory", verdict=verdict, labels=labels)
-    value, reference = result.mean(table.metric), number(printed)
+        reason = "out of memory here, a number in the paper: outcomes compared, not numbers"
+        return DiffRow(**common, regenerated="out of memory", verdict="differs", reason=reason, labels=labels)
+    # The authors' biased form is printed only where it is compared with theirs.
+    metric = table.metric if project.scale.comparable else table.claims_metric
+    value, reference = result.mean(metric), number(printed)
     threshold = paper.settings["diverged"].value.get("above", math.inf)
     published_diverged = reference is not None and reference > threshold
     diverged = all(result.diverged)
     shown = {
-        "regenerated": format_value(value, printed or "0.00"),
+        "regenerated": format_value(value, printed or "0.00") + mixed_outcomes(result),
+        "metric": metric,
         "judged_on": format_value(result.mean(table.claims_metric), printed or "0.00"),
-        "spread": "" if (spread := result.spread(table.metric)) is None else f"{spread:.3g}",
+        "spread": "" if (spread := result.spread(metric)) is None else f"{spread:.3g}",
         "labels": labels,
     }
     if diverged and published_diverged:
@@ -82,12 +87,11 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
             f"{'diverged' if diverged else 'diverged for some seeds' if any(result.diverged) else 'trained'} here, "
             f"{'diverged' if published_diverged else 'trained'} in the paper"
         )
-        verdict = "differs" if project.scale.comparable else NOT_COMPARABLE
-        return DiffRow(**common, **shown, verdict=verdict, reason=what)
-    if not project.scale.comparable:
-        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=project.scale.summary)
+        return DiffRow(**common, **shown, verdict="differs", reason=f"{what}: outcomes compared, not numbers")
     if reference is None:
         return DiffRow(**common, **shown, verdict="not printed", reason=table.rows[cell.row].source)
+    if not project.scale.comparable:
+        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=project.scale.summary)
     difference = value - reference
     shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", f"{difference / reference:+.2%}"
     noise = spread if spread is not None else project.scale.seed_noise.value * value
@@ -113,6 +117,12 @@ def _label_row(project: Project, results: TableResults, result: CellResult, prin
         verdict = "match" if abs(value - (number(printed) or 0)) <= half_a_digit(printed) else "differs"
     reason = "real tokens seen; the printed numbers are labels"
     return DiffRow(**common, regenerated=format_count(value), verdict=verdict, reason=reason)
+
+
+def mixed_outcomes(result: CellResult) -> str:
+    """` (1 of 3 diverged)` where seeds disagree: the number is then the mean of those that trained."""
+    n = sum(result.diverged)
+    return f" ({n} of {len(result.diverged)} diverged)" if 0 < n < len(result.diverged) else ""
 
 
 def why_not_run(project: Project, result: CellResult) -> str:

@@ -31,13 +31,18 @@ class CellResult:
         found = [r.metrics[metric] for r in self.records]
         return [math.inf if v is None else float(v) for v in found]
 
+    def _alike(self, metric: str) -> list[float]:
+        """Values of the seeds that trained, or of all seeds if none did: the two outcomes have no common mean."""
+        pairs = list(zip(self.values(metric), self.diverged, strict=True))
+        return [v for v, diverged in pairs if not diverged] or [v for v, _ in pairs]
+
     def mean(self, metric: str) -> float:
-        """Mean over seeds."""
-        return statistics.fmean(self.values(metric))
+        """Mean over the seeds that trained; over all if none did."""
+        return statistics.fmean(self._alike(metric))
 
     def spread(self, metric: str) -> float | None:
-        """Sample standard deviation over seeds; None with fewer than two, or where a run is not finite."""
-        values = self.values(metric)
+        """Sample standard deviation over the same seeds; None with fewer than two, or where a run is not finite."""
+        values = self._alike(metric)
         return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
     @property

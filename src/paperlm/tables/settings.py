@@ -66,7 +66,9 @@ def _values(project: Project, paper: PaperSpec, size: str) -> dict[str, str]:
 
 def _source(project: Project, paper: PaperSpec, size: str, column: str) -> str:
     """Where our differing value comes from."""
-    keys = {"Hidden": "hidden_size", "Steps": "steps", "Data amount": "steps", "LR": "peak_lr"}
+    if column == "Data amount":
+        return f"ours: {REAL_TOKENS_PER_SEQUENCE} real tokens x batch x updates; the printed tokens are labels"
+    keys = {"Hidden": "hidden_size", "Steps": "steps", "LR": "peak_lr"}
     if column not in keys:
         return ""
     scale = load_scale(project.root / "workflow/scales/paper.yaml")

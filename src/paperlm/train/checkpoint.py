@@ -6,7 +6,6 @@ renamed; the newest two are kept. Nothing is unpickled.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paperlm.errors import CheckpointError, PaperLMError
-from paperlm.files import sha256_of
+from paperlm.files import FULL_DISK, sha256_of
 from paperlm.spec.run import RunConfig
 
 KEEP = 2
@@ -49,7 +48,7 @@ def save(folder: Path, run: RunConfig, model: torch.nn.Module, optimizer: Any, s
         os.replace(temporary, target)
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = isinstance(error, OSError) and error.errno in FULL_DISK
         if full or "No space left" in str(error) or "File too large" in str(error):
             raise PaperLMError(
                 f"no space left for the checkpoint {target}; free some and start the same command again: training "
@@ -74,7 +73,11 @@ def load(folder: Path, run: RunConfig, model: torch.nn.Module, optimizer: Any) -
     if not found:
         return None
     newest = found[-1]
-    state = json.loads((newest / "state.json").read_text())
+    try:
+        state = json.loads((newest / "state.json").read_text())
+        _ = (state["run_id"], state["run"], state["sha256"], state["update"], state["tokens"])
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{newest / 'state.json'}: truncated or altered; delete {newest}") from None
     if state["run_id"] != run.run_id:
         theirs, ours = state["run"], run.canonical()
         changed = [key for key in ours if theirs.get(key) != ours[key]] or ["the data or the code's BEHAVIOUR number"]

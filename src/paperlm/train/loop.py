@@ -128,6 +128,7 @@ class Trainer:
             # No broadcast of buffers: the only ones are the constant rotary tables.
             self.loss_module = torch.nn.parallel.DistributedDataParallel(self.loss_module, broadcast_buffers=False)
         self.final: ValidationLosses | None = None
+        self.curve: CurveFile | None = None
         self.update = 0
         self.tokens = 0
         self.wall_seconds = 0.0
@@ -222,7 +223,8 @@ class Trainer:
             counts.append((labels[:, 1:] != IGNORE_INDEX).sum(1))
         self.model.train()
         whole = ValidationLosses(np.zeros(len(shards)), np.zeros(len(shards), dtype=np.int64))
-        parts = self.world.gather((rows, np.concatenate(sums), np.concatenate(counts))) if len(rows) else []
+        empty = [np.zeros(0)]
+        parts = self.world.gather((rows, np.concatenate(sums or empty), np.concatenate(counts or empty)))
         for indices, part_sums, part_counts in parts:
             whole.sums[indices], whole.counts[indices] = part_sums, part_counts
         return whole
@@ -308,6 +310,11 @@ class Trainer:
         if self.world.size > 1:
             values = [sum(shares) for shares in zip(*self.world.gather(values), strict=True)]
         finite = all(math.isfinite(v) for v in values)
+        if not finite:
+            # The run ends at its first loss that is no number, wherever the flush happened to be.
+            end = next(i for i, v in enumerate(values) if not math.isfinite(v))
+            del pending[end + 1 :], values[end + 1 :]
+            self.update, self.tokens = pending[end][:2]
         if self.world.leads:
             for (update, tokens, rate, _), value in zip(pending, values, strict=True):
                 loss = value if math.isfinite(value) else None
@@ -341,9 +348,10 @@ def pretrain(run: RunConfig, manifest: Path, checkpoints: Path, execution: Execu
             if world.size > 1:
                 raise  # the processes would have to agree; torchrun restarts with --micro-batch
             outcome = "out_of_memory"
-        if trainer.micro % 2:
+        smaller = [m for m in range(1, trainer.micro) if trainer.micro % m == 0]
+        if not smaller:
             break
-        execution = _with_micro_batch(execution, trainer.micro // 2)
+        execution = _with_micro_batch(execution, smaller[-1])
         del trainer
         torch.cuda.empty_cache()
     return (make_record(trainer, outcome), trainer.model) if world.leads else None

@@ -65,7 +65,7 @@ def make_record(trainer: Trainer, outcome: Outcome) -> Record:
         run=run,
         outcome=outcome,
         metrics=metrics,
-        curve=trainer.curve.thinned(),
+        curve=trainer.curve.thinned() if trainer.curve else {"train": [], "eval": []},
         data={k: manifest[k] for k in ("data_id", "dataset", "licence", "checksums")},
         cost=cost,
         environment=capture(device, torch.version.cuda if on_gpu else None, torch.get_num_threads()),
