@@ -3,7 +3,7 @@
 #   make test    set up .venv and pass the tests
 PYTHON ?= python3
 VENV   ?= .venv
-CORES  ?= $(shell nproc 2>/dev/null || echo 2)
+CORES  ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 TABLE  ?= mixln_table1
 BIN    := $(VENV)/bin
 # Tests that train share the cores with others; one worker a core, each with one OpenMP thread.

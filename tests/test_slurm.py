@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import job_environment, smoke_run
+from support import copy_tracked, job_environment, smoke_run
 
 from paperlm.spec.project import ROOT, Project
 
@@ -28,15 +28,7 @@ ON_THE_NODE = [
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The files that a clone would have, uncommitted ones included."""
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    folder = tmp_path / "clone"
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    return folder
+    return copy_tracked(tmp_path / "clone")
 
 
 @pytest.fixture(scope="module")

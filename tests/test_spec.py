@@ -127,6 +127,10 @@ def test_a_bad_configuration_is_refused(config, message):
         _ = Project(config).runs
 
 
+def test_a_bare_yes_or_no_means_what_it_says():
+    assert [Project({"run_missing": v}).config.run_missing for v in (True, False)] == ["yes", "no"]
+
+
 def test_an_unknown_table_is_refused_with_the_nearest_name():
     with pytest.raises(SpecError, match="unknown table 'mixln_tabel1'; did you mean 'mixln_table1'"):
         Project({}).table("mixln_tabel1")

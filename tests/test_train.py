@@ -134,7 +134,7 @@ def test_pure_bf16_keeps_weights_and_moments_in_bf16_and_fp32_master_in_fp32(man
 
 
 def test_bf16_second_moments_do_not_decay(manifest, tmp_path):
-    """0.999 v rounds back to v in bfloat16 (specification 4): the sticky maximum that pure_bf16 training lives with."""
+    """0.999 v rounds back to v in bfloat16: the sticky maximum that pure_bf16 training lives with."""
     parameter = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
     optimizer = torch.optim.Adam([parameter], lr=1e-3, fused=True)
     parameter.grad = torch.ones_like(parameter)
@@ -152,7 +152,7 @@ def test_bf16_second_moments_do_not_decay(manifest, tmp_path):
 def test_the_papers_perplexity_differs_by_n_over_n_plus_one_exactly():
     losses = ValidationLosses(np.full(10, 31 * 3.3), np.full(10, 31))
     assert losses.loss_paper(400, 5) == pytest.approx(losses.loss_true() * 400 / 401, rel=1e-15)
-    # Specification 4.1: a true perplexity of 27 prints as 26.78 at n = 400 and 26.13 at n = 100.
+    # A true perplexity of 27 prints as 26.78 at n = 400 and 26.13 at n = 100.
     at_27 = ValidationLosses(np.full(4, math.log(27)), np.ones(4))
     assert round(perplexity(at_27.loss_paper(400, 4)), 2) == 26.78
     assert round(perplexity(at_27.loss_paper(100, 4)), 2) == 26.13

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -14,23 +13,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import job_environment
+from support import copy_tracked, job_environment
 
 from paperlm.spec.project import ROOT, Project
 from paperlm.spec.workflow import Jobs
 
 TABLE = "paper_tables/mixln_table1.csv"
-
-
-def copy_tracked(folder: Path) -> Path:
-    """The files a clone would have, uncommitted ones included."""
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    out = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in out.splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    return folder
 
 
 @pytest.fixture

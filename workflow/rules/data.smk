@@ -5,8 +5,8 @@ rule prepare_data:
     log:
         "logs/data/{data}.log",
     resources:
-        mem_mb=2000,
-        runtime=600,
+        mem_mb=project.scale.resources.prepare.mem_mb,
+        runtime=project.scale.resources.prepare.runtime,
     params:
         settings=data_json,
         local=project.config.local_data,

@@ -60,7 +60,7 @@ def prepare(settings: dict[str, Any], folder: Path, local_data: str = "", shard_
 def unigram_perplexity(train_counts: np.ndarray, validation_counts: np.ndarray) -> float:
     """Perplexity of the validation labels under the training labels' add-one unigram distribution.
 
-    A model that learned nothing but token frequencies sits here; the papers' diverged runs do (specification 4.1).
+    A model that learned nothing but token frequencies sits here; the papers' diverged runs do.
     """
     log_p = np.log((train_counts + 1.0) / (train_counts.sum() + len(train_counts)))
     return float(np.exp(-(validation_counts * log_p).sum() / validation_counts.sum()))

@@ -1,4 +1,4 @@
-"""Validation perplexity, exact and as the authors' code computes it (specification 4.1)."""
+"""Validation perplexity, exact and as the authors' code computes it."""
 
 from __future__ import annotations
 

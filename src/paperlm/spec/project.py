@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from paperlm.data.registry import data_id
 from paperlm.errors import PaperLMError, SpecError, unknown
@@ -31,6 +31,13 @@ class ProjectConfig(Frozen):
     seeds: list[int] = Field([0], min_length=1)
     run_missing: str = Field("auto", pattern="^(auto|yes|no)$")
     "train cells without a record? auto: yes on the CPU scales, and where a GPU is seen on the GPU scales"
+
+    @field_validator("run_missing", mode="before")
+    @classmethod
+    def unquoted(cls, value: Any) -> Any:
+        """YAML reads a bare yes or no as a truth value."""
+        return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+
     local_data: str = ""
     "folder of the `local:` datasets"
     checkpoint_seconds: float = Field(60, gt=0)

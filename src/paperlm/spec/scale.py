@@ -47,6 +47,8 @@ class Resources(Frozen):
     """Resources of this scale's pre-training jobs; sizes not named get `default`."""
 
     gpus: int = Field(ge=0)
+    prepare: JobSize
+    "tokenizing the text"
     default: JobSize
     sizes: dict[str, JobSize] = {}
 

@@ -24,7 +24,7 @@ CLAIM_COLUMNS = [
     "print_within_evaluation_noise", "expression",
 ]  # fmt: skip
 EVALUATION_NOISE = 0.015
-"Relative perplexity difference that launch geometry alone can make between two printed cells (specification 4.1)."
+"Relative perplexity difference that launch geometry alone can make between two printed cells."
 
 
 def write_table(project: Project, name: str, records: Iterable[Path], out: Path, html: Path | None = None) -> None:

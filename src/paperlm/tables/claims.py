@@ -198,7 +198,7 @@ class Verdict:
 
 
 def judge(expression: str, name: str, cells: Mapping[Any, CellSamples]) -> Verdict:
-    """Verdict on a claim about one table (specification 12.1).
+    """Verdict on a claim about one table.
 
     holds: true for every seed, and in 97.5 % of redraws of the table in which each cell's mean is moved by its noise,
     i.e. every compared gap exceeds twice its standard deviation; fails: false likewise; else undecided. The noise of a

@@ -12,7 +12,7 @@ from paperlm.tables.compare import DiffRow
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 
 REAL_TOKENS_PER_SEQUENCE = 195.5
-"Of 256 slots; solved from the denominators of the authors' evaluation log (specification 4)."
+"Of 256 slots; solved from the denominators of the authors' evaluation log."
 
 
 def _short(value: float, suffix: str, unit: float, decimals: int) -> str:

@@ -1,7 +1,7 @@
 """Jobs of one machine never share a GPU by accident.
 
 Each job takes the first free card of those it may see, by a file lock that the kernel drops when the process ends,
-however it ends. Under a scheduler or torchrun that has already handed out cards, nothing is done.
+however it ends. Under torchrun, or in a SLURM job that was granted one card, nothing is done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def one_gpu(enabled: bool = True, folder: Path | None = None) -> Iterator[str | 
     Has to be entered before CUDA is initialized.
     """
     cards = visible_gpus() if enabled and "RANK" not in os.environ else []
-    if len(cards) < 1 or os.environ.get("SLURM_JOB_ID"):
+    if not cards or (len(cards) == 1 and os.environ.get("SLURM_JOB_ID")):
         yield None
         return
     folder = folder or Path(tempfile.gettempdir()) / f"paperlm-gpus-{os.getuid()}"

@@ -8,7 +8,7 @@ from paperlm.spec.run import RunConfig
 
 
 def learning_rate(update: int, run: RunConfig) -> float:
-    """Rate of an update, counted from 0 (specification 4).
+    """Rate of an update, counted from 0.
 
     update < W: peak * update / W; else peak * (f + (1-f) * (1 + cos(pi * (update-W)/(T-W))) / 2). The first update has
     rate 0 when there is a warm-up. The authors' loop makes one more update, at 1e-7 of the peak; ours does not.
