@@ -317,6 +317,27 @@ def test_cells_without_a_record_are_not_run_and_their_claims_not_tested(tmp_path
     assert verdicts["MIX-T1-1"] == "not tested" and verdicts["MIX-T1-8"] != "not tested"
 
 
+def test_a_cell_counts_with_the_seeds_it_has_and_a_claim_with_the_fewest(tmp_path):
+    project = Project({"scale": "gpu", "seeds": [0, 1, 2]})
+    value = lambda r, c, s: printed(r, c, s) if c == "LLaMA-71M" or s == 0 else None  # noqa: E731
+    results = collect(project, TABLE, write_records(project, tmp_path, value))
+    cells = {(d.row, d.column): d for d in diff_rows(project, results, PUBLISHED)}
+    assert (cells["Pre-LN", "LLaMA-71M"].seeds, cells["Pre-LN", "LLaMA-71M"].labels) == (3, "")
+    assert cells["Pre-LN", "LLaMA-130M"].labels == "1 of 3 seeds have a record"
+    rows = {row["claim"]: row for row in claim_rows(project, TABLE, results, PUBLISHED)}
+    assert rows["MIX-T1-6"]["seeds"] == 1
+    assert (
+        judge("M1['Mix-LN','LLaMA-71M'] < M1['Pre-LN','LLaMA-71M']", "M1", cell_samples_of(project, results)).per_seed
+        == (True,) * 3
+    )
+
+
+def cell_samples_of(project: Project, results):
+    from paperlm.tables.build import cell_samples
+
+    return cell_samples(project, project.table(TABLE)[1], results)
+
+
 def test_the_smoke_scale_judges_nothing(tmp_path):
     project = Project({"scale": "smoke"})
     results = collect(project, TABLE, write_records(project, tmp_path, lambda r, c, s: printed(r, c)))

@@ -105,9 +105,9 @@ class Expression:
             case ast.Subscript(value=value, slice=index):
                 return self._value(value, names)[self._value(index, names)]
             case ast.BoolOp(op=op, values=values):
-                if isinstance(op, ast.And):
-                    return all(self._value(v, names) for v in values)
-                return any(self._value(v, names) for v in values)
+                # All operands, so that every cell the claim is about is read.
+                truths = [self._value(v, names) for v in values]
+                return all(truths) if isinstance(op, ast.And) else any(truths)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._value(operand, names)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -205,21 +205,20 @@ def judge(expression: str, name: str, cells: Mapping[Any, CellSamples]) -> Verdi
     cell is the standard deviation over its seeds, or with one seed the scale's measured seed noise.
     """
     claim = Expression(expression)
-    n_seeds = max((len(c.values) for c in cells.values()), default=0)
     try:
-        per_seed = tuple(
-            bool(claim.evaluate({name: Cells({k: _seed(c, s) for k, c in cells.items()})})) for s in range(n_seeds)
-        )
+        reads = {key for _, key in claim.cells({name: Cells({k: _seed(c, 0) for k, c in cells.items()})})}
     except MissingCell as missing:
         return Verdict("not tested", reason=f"cell {missing} was not run")
-    if not per_seed:
-        return Verdict("not tested", reason="no cell was run")
+    # A claim has as many seeds as the cell with the fewest.
+    n_seeds = min(len(cells[key].values) for key in reads)
+    per_seed = tuple(
+        bool(claim.evaluate({name: Cells({k: _seed(c, s) for k, c in cells.items()})})) for s in range(n_seeds)
+    )
     rng = random.Random(0)
     hits = sum(
         bool(claim.evaluate({name: Cells({k: _redraw(c, rng) for k, c in cells.items()})})) for _ in range(SAMPLES)
     )
     support = hits / SAMPLES
-    reads = {key for _, key in claim.cells({name: {k: _seed(c, 0) for k, c in cells.items()}})}
     about_outcomes = "div(" in expression or any(any(cells[key].diverged) for key in reads)
     if about_outcomes and n_seeds < OUTCOME_SEEDS:
         reason = f"whether a run diverges depends on the seed: {OUTCOME_SEEDS} seeds decide, {n_seeds} ran"

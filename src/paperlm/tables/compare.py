@@ -61,7 +61,10 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
     if not result.finished:
         reason = why_not_run(project, result)
         return DiffRow(**common, regenerated="not run", verdict="not run", reason=reason)
-    labels = "; ".join(sorted({label for r in result.records for label in r.labels}))
+    labels = {label for r in result.records for label in r.labels}
+    if result.missing:
+        labels.add(f"{len(result.records)} of {len(cell.runs)} seeds have a record")
+    labels = "; ".join(sorted(labels))
     if result.out_of_memory:
         reason = "out of memory here, a number in the paper: outcomes compared, not numbers"
         return DiffRow(**common, regenerated="out of memory", verdict="differs", reason=reason, labels=labels)
@@ -129,8 +132,6 @@ def why_not_run(project: Project, result: CellResult) -> str:
     """Why a cell has no number."""
     if project.scale.device == "gpu" and project.config.run_missing != "yes":
         return "no committed record; needs a GPU, or --config run_missing=yes to train on this machine"
-    if result.records:
-        return f"no record for {', '.join(result.missing)}"
     return "no record"
 
 
