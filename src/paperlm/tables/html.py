@@ -85,6 +85,6 @@ def _verdict(verdict: str) -> str:
 def _cell(cell: DiffRow) -> str:
     labels = f"<br><small>{_e(cell.labels)}</small>" if cell.labels else ""
     return (
-        f"<td class=n><b>{_e(cell.regenerated)}</b><br><small>{_e(cell.published)} published<br>"
+        f"<td class=n><b>{_e(cell.regenerated)}</b><br><small>{_e(cell.published) or 'not'} published<br>"
         f"{_verdict(cell.verdict)}</small>{labels}</td>"
     )

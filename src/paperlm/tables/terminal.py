@@ -49,7 +49,8 @@ def print_summary(table_csv: Path) -> None:
 def _cell(cell: dict[str, str]) -> str:
     color = COLORS.get(cell["verdict"])
     value = cell["regenerated"]
-    return f"{f'[{color}]{value}[/]' if color else value} ({cell['published']})"
+    published = f" ({cell['published']})" if cell["published"] else ""
+    return (f"[{color}]{value}[/]" if color else value) + published
 
 
 def _paint(verdict: str) -> str:
