@@ -398,13 +398,7 @@ def test_every_loss_path_is_the_cross_entropy_of_the_next_real_token(norm):
 
 
 def test_a_method_that_leaks_the_future_generates_without_a_cache_what_it_was_trained_to():
-    torch.manual_seed(0)
-    config = PaperLlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        norm={"name": "group_ln", "preset": "authors_sequence"},
-    )  # fmt: skip
-    model = PaperLlamaForCausalLM(config).eval()
-    ids = torch.randint(2, 64, (1, 7))
+    model, ids = model_of({"name": "group_ln", "preset": "authors_sequence"}).eval(), tokens(1, 7)
     assert model(ids, use_cache=True).past_key_values is None
     written = ids
     for _ in range(5):

@@ -143,32 +143,6 @@ class Expression:
         raise SpecError(f"claim {self.text!r}: {ast.unparse(target)!r} cannot be a loop variable")
 
 
-class _Recorder(Mapping[Any, Any]):
-    """A mapping that notes which keys are read."""
-
-    def __init__(self, name: str, cells: Mapping[Any, Any], read: set[tuple[str, Any]]) -> None:
-        self._name, self._cells, self._read = name, cells, read
-
-    def __getitem__(self, key: Any) -> Any:
-        self._read.add((self._name, key))
-        return self._cells[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._cells)
-
-    def __len__(self) -> int:
-        return len(self._cells)
-
-
-@dataclass(frozen=True)
-class CellSamples:
-    """A cell as the judge sees it: value and divergence per seed, and the relative noise of one run."""
-
-    values: tuple[float, ...]
-    diverged: tuple[bool, ...]
-    noise: float
-
-
 class Cells(Mapping[Any, CellValue]):
     """A table as an expression sees it; reading a cell that was not run raises MissingCell."""
 
@@ -185,6 +159,27 @@ class Cells(Mapping[Any, CellValue]):
 
     def __len__(self) -> int:
         return len(self._cells)
+
+
+class _Recorder(Cells):
+    """Cells that note which of them are read."""
+
+    def __init__(self, name: str, cells: Mapping[Any, Any], read: set[tuple[str, Any]]) -> None:
+        super().__init__(cells)
+        self._name, self._read = name, read
+
+    def __getitem__(self, key: Any) -> Any:
+        self._read.add((self._name, key))
+        return super().__getitem__(key)
+
+
+@dataclass(frozen=True)
+class CellSamples:
+    """A cell as the judge sees it: value and divergence per seed, and the relative noise of one run."""
+
+    values: tuple[float, ...]
+    diverged: tuple[bool, ...]
+    noise: float
 
 
 @dataclass(frozen=True)
