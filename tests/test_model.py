@@ -404,3 +404,5 @@ def test_a_method_that_leaks_the_future_generates_without_a_cache_what_it_was_tr
     for _ in range(5):
         written = torch.cat((written, model(written, use_cache=False).logits[:, -1:].argmax(-1)), 1)
     assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None), written)
+    with pytest.raises(SpecError, match="generate with use_cache=False"):
+        model.generate(ids, max_new_tokens=2, use_cache=True)

@@ -230,6 +230,8 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
         self.lm_head.init_std = config.method().init_std("head", 0, config.shape())
         self.leaks_future = config.method().leaks_future
         self.post_init()
+        if self.leaks_future:
+            self.generation_config.use_cache = False
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -252,8 +254,11 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
         """Logits (B, S, V); with `labels` (B, S, -100 ignored) also the mean next-token cross-entropy."""
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and labels is None
-        # With a cache, statistics over the sequence would be those of the newest tokens only: another function.
-        use_cache = use_cache and not self.leaks_future
+        if self.leaks_future:
+            # With a cache, statistics over the sequence would be those of the newest tokens only: another function.
+            if past_key_values is not None:
+                raise SpecError("this method's statistics span the sequence: generate with use_cache=False")
+            use_cache = False
         output_hidden_states = kwargs.pop("output_hidden_states", None)
         num_items = kwargs.pop("num_items_in_batch", None)
         out = self.model(
