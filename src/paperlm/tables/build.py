@@ -130,18 +130,13 @@ def _judged(project: Project, claim: ClaimSpec, table_name: str, cells: Mapping[
 
 
 def cell_samples(project: Project, table: TableSpec, results: TableResults) -> dict[Any, CellSamples]:
-    """Judge's view of the finished cells. Cells with one seed get the scale's seed noise."""
+    """Judge's view of the finished cells. Their noise: CellResult.noise."""
     samples = {}
     for key, result in results.cells.items():
         if result.cell.label or not result.finished or result.out_of_memory:
             continue
         values = result.values(table.claims_metric)
-        spread = result.spread(table.claims_metric)
-        noise = project.scale.seed_noise.value
-        if spread is not None:
-            # Two or three seeds can agree by chance; below five the scale's noise is the least that is believed.
-            own = spread / result.mean(table.claims_metric)
-            noise = own if len(values) >= 5 else max(own, noise)
+        noise = result.noise(table.claims_metric, project.scale.seed_noise.value)
         samples[key] = CellSamples(tuple(values), tuple(result.diverged), noise)
     return samples
 

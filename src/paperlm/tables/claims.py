@@ -197,7 +197,8 @@ def judge(expression: str, name: str, cells: Mapping[Any, CellSamples]) -> Verdi
 
     holds: true for every seed, and in 97.5 % of redraws of the table in which each cell's mean is moved by its noise,
     i.e. every compared gap exceeds twice its standard deviation; fails: false likewise; else undecided. The noise of a
-    cell is the standard deviation over its seeds, or with one seed the scale's measured seed noise.
+    cell is the standard deviation over its seeds, and below five seeds at least the scale's seed noise. A claim about
+    outcomes, one that reads div() or a diverged cell, is undecided with fewer than OUTCOME_SEEDS seeds.
     """
     claim = Expression(expression)
     try:
@@ -205,7 +206,9 @@ def judge(expression: str, name: str, cells: Mapping[Any, CellSamples]) -> Verdi
     except MissingCell as missing:
         return Verdict("not tested", reason=f"cell {missing} was not run")
     # A claim has as many seeds as the cell with the fewest.
-    n_seeds = min(len(cells[key].values) for key in reads)
+    n_seeds = min((len(cells[key].values) for key in reads), default=0)
+    if not n_seeds:
+        return Verdict("not tested", reason="the claim reads no cell")
     per_seed = tuple(
         bool(claim.evaluate({name: Cells({k: _seed(c, s) for k, c in cells.items()})})) for s in range(n_seeds)
     )

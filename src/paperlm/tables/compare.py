@@ -97,7 +97,7 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=project.scale.summary)
     difference = value - reference
     shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", f"{difference / reference:+.2%}"
-    noise = spread if spread is not None else project.scale.seed_noise.value * value
+    noise = result.noise(metric, project.scale.seed_noise.value) * value
     verdict = "match" if abs(difference) <= half_a_digit(printed) else "differs"
     if verdict == "differs" and abs(difference) <= 2 * noise:
         verdict = "within seeds"

@@ -45,6 +45,15 @@ class CellResult:
         values = self._alike(metric)
         return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
+    def noise(self, metric: str, scale_noise: float) -> float:
+        """Relative noise of one run: over seeds from five on, before that at least the scale's measured one.
+
+        Two or three seeds can agree by chance.
+        """
+        spread = self.spread(metric)
+        own = 0.0 if spread is None else spread / self.mean(metric)
+        return own if len(self._alike(metric)) >= 5 else max(own, scale_noise)
+
     @property
     def diverged(self) -> list[bool]:
         """Outcome per seed."""
