@@ -1,0 +1,352 @@
+"""Backward kernels: the gradient of the logits of the kept tiles, then both products with it, wave by wave.
+
+With g = a S + b onehot (a, b: upstream gradients of log-sum-exp and target logit) and q = g cap'(z):
+dE = scale q C, dC = scale q^T E, db = sum of q over tokens (paper section 4.3). A wave is a range of vocabulary groups whose q
+fits the scratch buffer. `gradient_kernel` recomputes the logits of the wave's tiles and stores q, rounded once to the inputs'
+dtype, into slots of 128 tokens x 128 ids; `products_kernel` multiplies. Every piece of dC and dE has one owner, which adds in
+fp32 in a fixed order: no atomics, no locks, the same bits in every run.
+
+List entries and addresses are read one step before they are used, so that no block waits for its own address.
+"""
+
+import triton
+import triton.language as tl
+
+from paperlm_kernels.cross_entropy.tiles import LOG2E, finish_logits, gather_block, load_block
+
+
+@triton.jit
+def _store_slot(scratch, slot, q, TMA: tl.constexpr):
+    if TMA:
+        scratch.store([slot * 128, 0], q)
+    else:
+        i = slot.to(tl.int64) * 16384 + tl.arange(0, 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
+        tl.store(scratch + i, q)
+
+
+@triton.jit
+def _finish_tile(
+    z, bias, target, log_sum, a, b, alive, group, last, V, scale, cap, eps,
+    FLAG: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """q of one tile from its product, rounded to DTYPE; FLAG: writes whether the filter keeps it to `alive`."""
+    ids = group * 128 + tl.arange(0, 128)
+    z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
+    if group * 128 + 128 > V:
+        z = tl.where((ids < V)[None, :], z, float("-inf"))
+    p = tl.exp2(z * LOG2E - log_sum[:, None])
+    q = p * a[:, None]
+    own = (target >= group * 128) & (target < group * 128 + 128)
+    any_own = tl.max(own.to(tl.int32), 0)
+    if any_own > 0:
+        q += tl.where(ids[None, :] == target[:, None], b[:, None], 0.0)
+    if FLAG:
+        # a row that is padding has log_sum = inf, hence p = 0
+        kept = tl.maximum(tl.max((tl.max(p, 1) >= eps).to(tl.int32), 0), any_own)
+        tl.store(alive + group, kept.to(tl.int8), mask=group < last)
+    if HAS_CAP:
+        r = tl.maximum(z, -cap) * (1.0 / cap)
+        q = q * (1.0 - r * r)
+    return q.to(DTYPE)
+
+
+@triton.jit
+def _gradient_tiles(
+    E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, row_starts, plan, wave, n_waves,
+    scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
+    BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, BLOCKS: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    row_blocks = tl.load(control + 1)
+    first = tl.load(plan + wave)
+    last = tl.load(plan + wave + 1)
+    slot_base = tl.load(plan + n_waves + 1 + wave)
+    most = last - first
+    if LISTED:
+        every = tl.arange(0, BLOCKS)
+        lists = row_starts + every * (groups + 1)
+        most = tl.max(
+            tl.load(lists + last, mask=every < row_blocks, other=0) - tl.load(lists + first, mask=every < row_blocks, other=0), 0
+        )
+    # A unit is a row block and two of its groups: they share the block of E, and neighbouring units share those of C in L2.
+    for unit in range(tl.program_id(0), tl.cdiv(most, 2) * row_blocks, tl.num_programs(0)):
+        block = unit % row_blocks
+        left = unit // row_blocks * 2
+        if LISTED:
+            start = tl.load(row_starts + block * (groups + 1) + first)
+            n = tl.load(row_starts + block * (groups + 1) + last) - start
+            at = block.to(tl.int64) * groups + start + left
+            left_group = tl.load(row_groups + at, mask=left < n, other=0)
+            left_slot = tl.load(row_slots + at, mask=left < n, other=0)
+            right_group = tl.load(row_groups + at + 1, mask=left + 1 < n, other=groups)
+            right_slot = tl.load(row_slots + at + 1, mask=left + 1 < n, other=0)
+            base = slot_base - tl.load(plan + 2 * n_waves + 1 + wave)
+        else:
+            n = most
+            left_group = first + left
+            right_group = tl.where(left + 1 < n, left_group + 1, groups)
+            left_slot = left * row_blocks + block
+            right_slot = left_slot + row_blocks
+            base = slot_base
+        if left < n:
+            packed = block * 128 + tl.arange(0, 128)
+            row = tl.load(rows + packed)
+            left_z = tl.zeros([128, 128], tl.float32)
+            right_z = tl.zeros([128, 128], tl.float32)
+            for k in range(0, D, BK):
+                if GATHER:
+                    e = gather_block(E_rows, row, k, D, stride_e, BK)
+                else:
+                    e = E.load([block * 128, k])
+                left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                left_z = tl.dot(e, left_c.T, left_z, input_precision=PRECISION)
+                right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
+            real = row >= 0
+            target = tl.load(targets + packed)
+            log_sum = tl.load(lse + row, mask=real, other=float("inf")) * LOG2E
+            a = tl.load(d_lse + row, mask=real, other=0.0)
+            b = tl.load(d_target + row, mask=real, other=0.0)
+            flags = alive + block.to(tl.int64) * groups
+            q = _finish_tile(
+                left_z, bias, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps,
+                FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
+            )  # fmt: skip
+            _store_slot(scratch, base + left_slot, q, TMA)
+            if left + 1 < n:
+                q = _finish_tile(
+                    right_z, bias, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps,
+                    FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
+                )  # fmt: skip
+                _store_slot(scratch, base + right_slot, q, TMA)
+
+
+@triton.jit
+def gradient_kernel(
+    E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, row_starts, plan, wave, n_waves,
+    scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
+    BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, BLOCKS: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """q of the wave's tiles into its slots. LISTED: the tiles of the row lists; else all of them.
+
+    FLAG: write alive (row blocks, groups) from the recomputed probabilities, for the preset that keeps no maxima.
+    """
+    dense = False
+    if TMA:
+        dense = tl.load(control + 3) > 0
+    if dense:
+        if TMA:
+            _gradient_tiles(
+                E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, row_starts, plan, wave,
+                n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
+                BK, TMA, False, LISTED, FLAG, BLOCKS, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+            )  # fmt: skip
+    else:
+        _gradient_tiles(
+            E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, row_starts, plan, wave,
+            n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
+            BK, TMA, True, LISTED, FLAG, BLOCKS, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _hidden_unit(
+    unit, C, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder, row_blocks,
+    V, D, stride_c, scale, groups, columns,
+    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds q C of the wave to (128 tokens, BD columns) of dE.
+
+    Between waves the sum is carried in d_hidden; PAIR: what its dtype rounds off goes to `remainder`, so that 16 significant
+    bits survive the waves and the final value is rounded once.
+    """
+    block = unit // columns
+    column = unit % columns * BD
+    STEPS: tl.constexpr = 128 // BK
+    if SOME:
+        start = tl.load(row_starts + block * (groups + 1) + first)
+        n = tl.load(row_starts + block * (groups + 1) + last) - start
+        entry = block.to(tl.int64) * groups + start
+        group = tl.load(row_groups + entry, mask=n > 0, other=0)
+        slot = tl.load(row_slots + entry, mask=n > 0, other=0)
+    else:
+        n = last - first
+        group = first
+        slot = block
+    if n > 0 or FIRST:
+        acc = tl.zeros([128, BD], tl.float32)
+        for t in range(n * STEPS):
+            inner = t % STEPS * BK
+            q = load_block(scratch, (base + slot) * 128, inner, (base + slot + 1) * 128, 128, 128, 128, BK, TMA)
+            c = load_block(C, group * 128 + inner, column, V, D, stride_c, BK, BD, TMA)
+            acc = tl.dot(q, c, acc, input_precision=PRECISION)
+            if ROUND:
+                acc = acc.to(q.dtype).to(tl.float32)
+            following = tl.minimum((t + 1) // STEPS, n - 1)
+            if SOME:
+                group = tl.load(row_groups + entry + following)
+                slot = tl.load(row_slots + entry + following)
+            else:
+                group = first + following
+                slot = following * row_blocks + block
+        packed = block * 128 + tl.arange(0, 128)
+        row = tl.load(rows + packed)
+        c = column + tl.arange(0, BD)
+        mask = (row >= 0)[:, None] & (c < D)[None, :]
+        out = d_hidden + row.to(tl.int64)[:, None] * D + c[None, :]
+        rest = remainder + packed.to(tl.int64)[:, None] * D + c[None, :]
+        acc = acc * scale
+        if not FIRST:
+            acc += tl.load(out, mask=mask, other=0.0).to(tl.float32)
+            if PAIR:
+                acc += tl.load(rest, mask=mask, other=0.0).to(tl.float32)
+        value = acc.to(d_hidden.dtype.element_ty)
+        tl.store(out, value, mask=mask)
+        if PAIR:
+            tl.store(rest, (acc - value.to(tl.float32)).to(remainder.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _weight_unit(
+    unit, E, E_rows, rows, slot_blocks, group_blocks, group_counts, offsets, first, base, scratch, d_weight, row_blocks,
+    V, D, stride_e, scale, n_blocks, columns,
+    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, VISIT: tl.constexpr, ROUND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q^T E over the tiles of a group: (128 ids, BD columns) of dC; zeros for a group without tiles.
+
+    VISIT: all = every row block; listed = the computed tiles, which are the kept ones; some = the kept ones among all computed.
+    """
+    group = first + unit // columns
+    column = unit % columns * BD
+    start = tl.load(offsets + group)
+    list_at = group.to(tl.int64) * n_blocks
+    STEPS: tl.constexpr = 128 // BK
+    if VISIT == "all":
+        n = row_blocks
+        block = 0
+    elif VISIT == "listed":
+        n = tl.load(offsets + group + 1) - start
+        block = tl.load(slot_blocks + start, mask=n > 0, other=0).to(tl.int32)
+    else:
+        n = tl.load(group_counts + group)
+        block = tl.load(group_blocks + list_at, mask=n > 0, other=0).to(tl.int32)
+    slot = base + start
+    acc = tl.zeros([128, BD], tl.float32)
+    for t in range(n * STEPS):
+        inner = t % STEPS * BK
+        at = slot + t // STEPS
+        if VISIT == "some":
+            at = slot + block
+        q = load_block(scratch, at * 128 + inner, 0, (at + 1) * 128, 128, 128, BK, 128, TMA)
+        if GATHER:
+            row = tl.load(rows + block * 128 + inner + tl.arange(0, BK))
+            e = gather_block(E_rows, row, column, D, stride_e, BD)
+        else:
+            e = E.load([block * 128 + inner, column])
+        acc = tl.dot(q.T, e, acc, input_precision=PRECISION)
+        if ROUND:
+            acc = acc.to(q.dtype).to(tl.float32)
+        following = tl.minimum((t + 1) // STEPS, n - 1)
+        if VISIT == "all":
+            block = following
+        elif VISIT == "listed":
+            block = tl.load(slot_blocks + start + following).to(tl.int32)
+        else:
+            block = tl.load(group_blocks + list_at + following).to(tl.int32)
+    ids = group * 128 + tl.arange(0, 128)
+    c = column + tl.arange(0, BD)
+    out = d_weight + ids.to(tl.int64)[:, None] * D + c[None, :]
+    tl.store(out, (acc * scale).to(d_weight.dtype.element_ty), mask=(ids < V)[:, None] & (c < D)[None, :])
+
+
+@triton.jit
+def products_kernel(
+    E, E_rows, C, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks, group_counts, offsets, plan, wave,
+    n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e, stride_c, scale, groups, n_blocks,
+    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HIDDEN: tl.constexpr, WEIGHT: tl.constexpr, SOME: tl.constexpr,
+    VISIT: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Both products of a wave. q_rows, q_columns: the scratch buffer, read in blocks of tokens (dE) and of ids (dC)."""
+    row_blocks = tl.load(control + 1)
+    first = tl.load(plan + wave)
+    last = tl.load(plan + wave + 1)
+    base = tl.load(plan + n_waves + 1 + wave)
+    # slots in the lists count from the first tile of all waves, those of `all` from that of the wave
+    listed = base - tl.load(plan + 2 * n_waves + 1 + wave)
+    columns = tl.cdiv(D, BD)
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    turns = 1
+    heavy = 0
+    if HIDDEN:
+        units = row_blocks * columns
+        if last > first or FIRST:
+            for unit in range(program, units, programs):
+                _hidden_unit(
+                    unit, C, rows, row_slots, row_groups, row_starts, first, last, listed if SOME else base, q_rows, d_hidden,
+                    remainder, row_blocks, V, D, stride_c, scale, groups, columns,
+                    BD, BK, TMA, SOME, FIRST, PAIR, ROUND, PRECISION,
+                )  # fmt: skip
+        # `heavy` programs had one unit more than the others. Both products cost the same in total, so a unit of dE is
+        # 1 / row_blocks of the work on dC: the heavy programs sit out one turn in `turns` of the dC units.
+        heavy = units % programs
+        spare = 2 * units - units // programs * programs
+        turns = tl.maximum(1, (spare + programs // 2) // programs)
+        if heavy == 0:
+            turns = 1
+    if WEIGHT:
+        dense = False
+        if TMA:
+            dense = tl.load(control + 3) > 0
+        units = (last - first) * columns
+        cycle = turns * programs - heavy
+        for turn in range(tl.cdiv(units, cycle) * turns):
+            unit = turn // turns * cycle + turn % turns * programs + program
+            mine = True
+            if turn % turns == turns - 1:
+                mine = program >= heavy
+                unit -= heavy
+            if mine and unit < units:
+                if dense:
+                    if TMA:
+                        _weight_unit(
+                            unit, E, E_rows, rows, slot_blocks, group_blocks, group_counts, offsets, first, listed, q_columns,
+                            d_weight, row_blocks, V, D, stride_e, scale, n_blocks, columns,
+                            BD, BK, TMA, False, VISIT, ROUND, PRECISION,
+                        )  # fmt: skip
+                else:
+                    _weight_unit(
+                        unit, E, E_rows, rows, slot_blocks, group_blocks, group_counts, offsets, first, listed, q_columns,
+                        d_weight, row_blocks, V, D, stride_e, scale, n_blocks, columns,
+                        BD, BK, TMA, True, VISIT, ROUND, PRECISION,
+                    )  # fmt: skip
+
+
+@triton.jit
+def bias_kernel(
+    control, group_blocks, group_counts, offsets, plan, wave, n_waves, scratch, d_bias, V, n_blocks, VISIT: tl.constexpr
+):
+    """db of the wave's groups: q summed over the tokens of the tiles that dC visits, in their order. Grid: groups."""
+    first = tl.load(plan + wave)
+    group = first + tl.program_id(0)
+    if group < tl.load(plan + wave + 1):
+        start = tl.load(offsets + group)
+        if VISIT == "all":
+            n = tl.load(control + 1)
+        elif VISIT == "listed":
+            n = tl.load(offsets + group + 1) - start
+        else:
+            n = tl.load(group_counts + group)
+        slot = tl.load(plan + n_waves + 1 + wave) + start - tl.load(offsets + first)
+        total = tl.zeros([128], tl.float32)
+        cell = tl.arange(0, 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
+        for j in range(n):
+            at = slot + j
+            if VISIT == "some":
+                at = slot + tl.load(group_blocks + group.to(tl.int64) * n_blocks + j)
+            total += tl.sum(tl.load(scratch + at.to(tl.int64) * 16384 + cell).to(tl.float32), 0)
+        ids = group * 128 + tl.arange(0, 128)
+        tl.store(d_bias + ids, total, mask=ids < V)

@@ -1,0 +1,162 @@
+"""Forward kernels: log-sum-exp over the vocabulary and the target's logit of every counting token.
+
+Paper section 4.1-4.2, without its locks: a program owns a row block and a strip of the vocabulary, keeps a running maximum and
+sum in registers, and writes one pair a row; a second kernel combines the strips in a fixed order. While a tile of logits is in
+registers its largest entry per row and group of 128 ids is kept as a byte, so that the backward pass knows which tiles the
+gradient filter drops before it recomputes anything.
+"""
+
+import triton
+import triton.language as tl
+
+from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gather_block, load_block
+
+# A byte holds ceil(4 * maximum), for maxima from -16 to 47.5. Below, the byte is that of -16 (kept rather than dropped); above,
+# ALWAYS; rows and groups outside the matrix are NEVER kept.
+MAXIMA_PER_UNIT = tl.constexpr(4.0)
+MAXIMA_SHIFT = tl.constexpr(63.0)
+ALWAYS = tl.constexpr(127)
+NEVER = tl.constexpr(-128)
+
+
+@triton.jit
+def compact_kernel(
+    target, target_stride, rows, targets, control, N, N_PAD, V, vocab_start, tiles, programs,
+    MAX_SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Index of the counting tokens (target >= 0), their local ids (-1: another rank's), and the shape of the forward grid.
+
+    control: [counting tokens, row blocks, strips a row block, 1 if every token counts].
+    """
+    count = 0
+    for start in range(0, N, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        t = tl.load(target + i.to(tl.int64) * target_stride, mask=i < N, other=-1)
+        ok = t >= 0
+        position = count + tl.cumsum(ok.to(tl.int32), 0) - 1
+        local = t - vocab_start
+        local = tl.where((local >= 0) & (local < V), local, -1).to(tl.int32)
+        tl.store(rows + position, i, mask=ok)
+        tl.store(targets + position, local, mask=ok)
+        count += tl.sum(ok.to(tl.int32), 0)
+    for start in range(0, N_PAD, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        tl.store(rows + i, -1, mask=(i >= count) & (i < N_PAD))
+        tl.store(targets + i, -1, mask=(i >= count) & (i < N_PAD))
+    row_blocks = tl.cdiv(count, 128)
+    splits = 1
+    best = 1e30
+    for s in range(1, MAX_SPLITS + 1):
+        # rounds of programs times the length of a strip; a strip costs about one tile to start
+        cost = tl.cdiv(row_blocks * s, programs) * (tl.cdiv(tiles, s) + 1.0)
+        if cost < best:
+            best = cost
+            splits = s
+    tl.store(control, count)
+    tl.store(control + 1, row_blocks)
+    tl.store(control + 2, splits)
+    tl.store(control + 3, (count == N).to(tl.int32))
+
+
+@triton.jit
+def _strips(
+    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, kept,
+    N, N_PAD, V, D, stride_e, stride_c, scale, cap,
+    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    row_blocks = tl.load(control + 1)
+    splits = tl.load(control + 2)
+    count = tl.load(control)
+    tiles = tl.cdiv(V, BN)
+    for unit in range(tl.program_id(0), row_blocks * splits, tl.num_programs(0)):
+        # every row block walks its strip in step with the others: a tile of C comes from memory once and then from L2
+        block = unit % row_blocks
+        split = unit // row_blocks
+        packed = block * 128 + tl.arange(0, 128)
+        row = tl.load(rows + packed)
+        target = tl.load(targets + packed)
+        m = tl.full([128], float("-inf"), tl.float32)
+        s = tl.zeros([128], tl.float32)
+        for tile in range(split * tiles // splits, (split + 1) * tiles // splits):
+            z = tl.zeros([128, BN], tl.float32)
+            for k in range(0, D, BK):
+                if GATHER:
+                    e = gather_block(E_rows, row, k, D, stride_e, BK)
+                else:
+                    e = E.load([block * 128, k])
+                c = load_block(C, tile * BN, k, V, D, stride_c, BN, BK, TMA)
+                z = tl.dot(e, c.T, z, input_precision=PRECISION)
+            ids = tile * BN + tl.arange(0, BN)
+            z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
+            if KEEP:
+                at = row.to(tl.int64)[:, None] * V + ids[None, :]
+                tl.store(kept + at, z.to(kept.dtype.element_ty), mask=(row >= 0)[:, None] & (ids < V)[None, :])
+            if (tile + 1) * BN > V:
+                z = tl.where((ids < V)[None, :], z, float("-inf"))
+            hit = (target >= tile * BN) & (target < tile * BN + BN)
+            if tl.max(hit.to(tl.int32), 0) > 0:
+                own = tl.sum(tl.where(ids[None, :] == target[:, None], z, 0.0), 1)
+                tl.store(target_logit + row, own, mask=hit)
+            group_max = tl.max(tl.reshape(z, [128, BN // 128, 128]), 2)
+            if MAXIMA:
+                byte = tl.ceil(tl.maximum(group_max, -16.0) * MAXIMA_PER_UNIT) - MAXIMA_SHIFT
+                byte = tl.minimum(byte, 127.0)
+                byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
+                group = tile * (BN // 128) + tl.arange(0, BN // 128)
+                tl.store(maxima + group.to(tl.int64)[None, :] * N_PAD + packed[:, None], byte.to(tl.int8))
+            new_m = tl.maximum(m, tl.max(group_max, 1) * LOG2E)
+            s = s * tl.exp2(m - new_m) + tl.sum(tl.exp2(z * LOG2E - new_m[:, None]), 1)
+            m = new_m
+        tl.store(part_max + split * N_PAD + packed, m)
+        tl.store(part_sum + split * N_PAD + packed, s)
+
+
+@triton.jit
+def forward_kernel(
+    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, kept,
+    N, N_PAD, V, D, stride_e, stride_c, scale, cap,
+    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Running (maximum, sum) in base 2 of every strip, the target logits, and the byte maxima (groups, N_PAD).
+
+    With descriptors (TMA) the rows of E are read in place when every token counts, else gathered; which of the two is known
+    on the device only, and reading it on the host would stop the queue.
+    """
+    dense = False
+    if TMA:
+        dense = tl.load(control + 3) > 0
+    if dense:
+        if TMA:
+            _strips(
+                E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, kept,
+                N, N_PAD, V, D, stride_e, stride_c, scale, cap,
+                BN, BK, TMA, False, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
+            )  # fmt: skip
+    else:
+        _strips(
+            E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, kept,
+            N, N_PAD, V, D, stride_e, stride_c, scale, cap,
+            BN, BK, TMA, True, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def combine_kernel(part_max, part_sum, rows, control, lse, N_PAD):
+    """Log-sum-exp of every counting token from its strips, in the order of the strips."""
+    block = tl.program_id(0)
+    if block < tl.load(control + 1):
+        packed = block * 128 + tl.arange(0, 128)
+        row = tl.load(rows + packed)
+        m = tl.load(part_max + packed)
+        s = tl.load(part_sum + packed)
+        for split in range(1, tl.load(control + 2)):
+            m2 = tl.load(part_max + split * N_PAD + packed)
+            s2 = tl.load(part_sum + split * N_PAD + packed)
+            top = tl.maximum(m, m2)
+            s = s * tl.exp2(m - top) + s2 * tl.exp2(m2 - top)
+            m = top
+        tl.store(lse + row, (m + tl.log2(s)) * LN2, mask=row >= 0)

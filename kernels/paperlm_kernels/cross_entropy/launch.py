@@ -1,0 +1,260 @@
+"""Host side of the kernels: buffers, grids and the memory presets. Nothing here waits for the device.
+
+| preset   | peak above the inputs, beside dE and dC | kept from the forward pass          | dE between waves   |
+|----------|------------------------------------------|-------------------------------------|--------------------|
+| fast     | 20 % of dE + dC or 256 MiB               | LSE, row index, byte maxima         | float32            |
+| balanced | 5 % or 48 MiB (unfiltered: 25 %)         | LSE, row index, byte maxima         | dtype + remainder  |
+| lean     | 0.4 % or 4 MiB                           | LSE, row index                      | dtype              |
+
+The larger of the two figures holds; a buffer that a call cannot do without (one group's slots, the maxima, the remainder) counts
+even where it is larger.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from paperlm_kernels.cross_entropy import backward, forward, liveness
+
+SLOT = 128 * 128  # elements of a slot: the gradient of one tile
+MIB = 2**20
+MAX_SPLITS = 16
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Tiles of the kernels for one dtype: columns of the block (gradient: always two groups), K step, warps, stages."""
+
+    forward: tuple[int, int, int, int]
+    gradient: tuple[int, int, int]
+    products: tuple[int, int, int, int]
+
+
+SIXTEEN_BIT = Blocks(forward=(256, 64, 8, 3), gradient=(64, 8, 3), products=(256, 64, 8, 3))
+THIRTY_TWO_BIT = Blocks(forward=(128, 32, 8, 2), gradient=(32, 8, 2), products=(64, 32, 8, 2))
+
+
+def blocks_of(dtype: torch.dtype) -> Blocks:
+    """The configuration of a dtype, measured on Hopper."""
+    return SIXTEEN_BIT if dtype.itemsize == 2 else THIRTY_TWO_BIT
+
+
+def programs_of(device: torch.device, a_multiprocessor: int = 1) -> int:
+    """Size of a persistent grid."""
+    if device.type != "cuda":
+        return 4 * a_multiprocessor
+    return torch.cuda.get_device_properties(device).multi_processor_count * a_multiprocessor
+
+
+def use_tma(*matrices: torch.Tensor) -> bool:
+    """Whether descriptors apply: 16-byte aligned bases and row pitches."""
+    return all(m.data_ptr() % 16 == 0 and m.stride(0) * m.element_size() % 16 == 0 for m in matrices)
+
+
+def operand(matrix: torch.Tensor, block: list[int], tma: bool):
+    """What a kernel gets for a matrix: a descriptor, or the tensor as a pointer."""
+    if not tma:
+        return matrix
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(matrix, block)
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """Matrix products of float32 inputs are IEEE unless the global precision is lowered, as everywhere in PyTorch."""
+    return "tf32" if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" else "ieee"
+
+
+@dataclass
+class Saved:
+    """What the forward pass leaves for the backward pass. No tensor here has a side N and a side V or D."""
+
+    lse: torch.Tensor
+    target_logit: torch.Tensor
+    rows: torch.Tensor
+    targets: torch.Tensor
+    control: torch.Tensor
+    maxima: torch.Tensor
+    kept: torch.Tensor
+
+
+def run_forward(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor, softcap: float | None,
+    logit_scale: float, maxima: bool, keep: bool, vocab_start: int,
+) -> Saved:  # fmt: skip
+    """Log-sum-exp and target logit of every counting token. Shapes as in `ops.linear_cross_entropy_core`."""
+    (N, D), V, device = hidden.shape, weight.shape[0], hidden.device
+    BN, BK, warps, stages = blocks_of(hidden.dtype).forward
+    n_blocks = triton.cdiv(N, 128)
+    n_pad, tiles = n_blocks * 128, triton.cdiv(V, BN)
+    programs = programs_of(device)
+    rows, targets = (torch.empty(n_pad, dtype=torch.int32, device=device) for _ in range(2))
+    control = torch.empty(4, dtype=torch.int32, device=device)
+    forward.compact_kernel[(1,)](
+        target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs,
+        MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
+    lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
+    max_bytes = torch.empty((tiles * BN // 128, n_pad) if maxima else (0,), dtype=torch.int8, device=device)
+    kept = torch.empty((N, V) if keep else (0,), dtype=hidden.dtype, device=device)
+    tma = use_tma(hidden, weight)
+    forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
+        operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
+        parts[0], parts[1], target_logit, max_bytes, kept, N, n_pad, V, D, hidden.stride(0), weight.stride(0),
+        float(logit_scale), float(softcap or 1.0),
+        BN=BN, BK=BK, TMA=tma, HAS_SCALE=logit_scale != 1.0, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, MAXIMA=maxima, KEEP=keep,
+        PRECISION=precision_of(hidden.dtype), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
+    return Saved(lse, target_logit, rows, targets, control, max_bytes, kept)
+
+
+@functools.lru_cache(maxsize=256)
+def wave_count(groups: int, row_blocks: int, slots: int, row_slots: float) -> int:
+    """Waves that the plan needs at most, i.e. if the filter drops nothing.
+
+    `row_slots`: slots that the weight gradient's rows of one group occupy in the buffer (D / 128), 0 if it is a buffer of its own.
+    """
+    first = waves = 0
+    while first < groups:
+        end = min(groups, int((slots + first * row_blocks) // (row_blocks + row_slots)))
+        while math.ceil(end * row_slots) + (end - first) * row_blocks > slots:
+            end -= 1
+        if end <= first:
+            raise AssertionError("the scratch buffer does not hold the tiles of one group")
+        first, waves = end, waves + 1
+    return waves
+
+
+# share of dE + dC that a preset may use beside them, and the least that it may use, in MiB
+BUDGETS = {"fast": (0.20, 256), "balanced": (0.05, 48), "lean": (0.004, 4)}
+UNFILTERED_BALANCED = 0.25
+
+
+def spare_slots(memory: str, exact: bool, bound: int, other: int, n_blocks: int, groups: int, itemsize: int) -> int:
+    """Slots of scratch that the preset affords beside its other buffers; at least those of one group, at most all."""
+    share, floor = BUDGETS[memory]
+    if memory == "balanced" and exact:
+        share = UNFILTERED_BALANCED
+    spare = max(share * bound, floor * MIB) - other
+    return min(max(int(spare / (SLOT * itemsize)), n_blocks), groups * n_blocks)
+
+
+def run_backward(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, saved: Saved, d_lse: torch.Tensor,
+    d_target: torch.Tensor, softcap: float | None, logit_scale: float, filter_eps: float | None, filter_grads: str,
+    accumulate: str, memory: str, need: tuple[bool, bool, bool], hidden_fp32: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of hidden, weight and bias (empty where not needed). `hidden_fp32`: dE in float32, for a sum over ranks."""
+    (N, D), V, device, dtype = hidden.shape, weight.shape[0], hidden.device, hidden.dtype
+    config, precision = blocks_of(dtype), precision_of(dtype)
+    need_hidden, need_weight, need_bias = need
+    n_blocks, groups = triton.cdiv(N, 128), triton.cdiv(V, 128)
+    filtered = filter_eps is not None and filter_grads != "none"
+    drop_hidden, drop_weight = filtered and filter_grads != "weight", filtered and filter_grads != "hidden"
+    flag = filtered and saved.maxima.numel() == 0  # no maxima: all tiles are recomputed and tested then
+    listed = drop_hidden and drop_weight and not flag
+    visit = "listed" if listed else "some" if drop_weight else "all"
+
+    # which tiles, in which waves
+    empty = functools.partial(torch.empty, device=device)
+    int32 = functools.partial(empty, dtype=torch.int32)
+    control, rows, targets = saved.control, saved.rows, saved.targets
+    alive = empty((n_blocks, groups) if filtered else 0, dtype=torch.int8)
+    rank = empty((n_blocks, groups) if listed else 0, dtype=torch.int16)
+    row_slots, row_groups = (int32((n_blocks, groups) if drop_hidden else 0) for _ in range(2))
+    row_starts = int32((n_blocks, groups + 1) if drop_hidden else 0)
+    slot_blocks = empty(n_blocks * groups if listed else 0, dtype=torch.int16)
+    group_blocks = empty((groups, n_blocks) if visit == "some" else 0, dtype=torch.int16)
+    group_counts, offsets = int32(groups), int32(groups + 1)
+    as_float = hidden_fp32 or memory == "fast" or dtype == torch.float32
+    pair = memory == "balanced" and not as_float and accumulate == "fp32" and need_hidden
+    kept = (alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, saved.maxima)
+    carry = N * D * (4 if as_float and dtype != torch.float32 else dtype.itemsize if pair else 0)
+    other = sum(t.numel() * t.element_size() for t in kept) + carry
+    bound = (N + V) * D * dtype.itemsize
+    slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, dtype.itemsize)
+    row_size = D / 128 if need_weight else 0.0
+    slots += math.ceil(groups * row_size)
+    waves = wave_count(groups, n_blocks, slots, row_size)
+    pair = pair and waves > 1
+    plan = int32(3 * waves + 1)
+
+    # The slots of a wave lie in the part of dC that no wave has written yet, then in a tail behind it.
+    scratch = empty((slots * 128, 128), dtype=dtype)
+    d_weight = scratch.view(-1)[: V * D].view(V, D) if need_weight else empty(0, dtype=dtype)
+    d_hidden = torch.zeros(N if need_hidden else 0, D, dtype=torch.float32 if as_float else dtype, device=device)
+    remainder = empty((n_blocks * 128, D) if pair else 0, dtype=dtype)
+    d_bias = empty(V if need_bias else 0, dtype=torch.float32)
+
+    if filtered and not flag:
+        liveness.alive_kernel[(n_blocks, triton.cdiv(groups, 32))](
+            saved.maxima, saved.lse, rows, targets, control, alive, n_blocks * 128, groups, math.log(filter_eps),
+            GROUPS=32, num_warps=4,
+        )  # fmt: skip
+    if listed:
+        liveness.rank_kernel[(triton.cdiv(groups, 32),)](alive, rank, group_counts, control, groups, BLOCK=32, num_warps=1)
+    liveness.plan_kernel[(1,)](
+        group_counts, control, offsets, plan, groups, D, slots, waves, LISTED=listed, ALIASED=need_weight,
+        BLOCK=min(4096, triton.next_power_of_2(groups)), num_warps=4,
+    )  # fmt: skip
+
+    def lists(wave: int | None) -> None:
+        liveness.lists_kernel[(n_blocks + triton.cdiv(groups, 256),)](
+            alive, rank, offsets, control, plan, wave or 0, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
+            group_counts, groups, n_blocks, WAVE=wave is not None, LISTED=listed, ROW_LISTS=drop_hidden,
+            GROUP_LISTS=visit == "some", BLOCK=256, num_warps=4,
+        )  # fmt: skip
+
+    if filtered and not flag:
+        lists(None)
+
+    tma = use_tma(hidden, weight, scratch)
+    scale, cap = float(logit_scale), float(softcap or 1.0)
+    BK, warps, stages = config.gradient
+    hidden_in, weight_in = operand(hidden, [128, BK], tma), operand(weight, [128, BK], tma)
+    slot_out = operand(scratch, [128, 128], tma)
+    BD, BKP, product_warps, product_stages = config.products
+    if accumulate == "input":
+        BD, BKP, product_stages = min(BD, 128), 128, 2  # the published rounding happens once a tile
+    hidden_block, weight_block = operand(hidden, [BKP, BD], tma), operand(weight, [BKP, BD], tma)
+    q_rows, q_columns = operand(scratch, [128, BKP], tma), operand(scratch, [BKP, 128], tma)
+    for wave in range(waves):
+        backward.gradient_kernel[(programs_of(device),)](
+            hidden_in, hidden, weight_in, bias, rows, targets, control, saved.lse, d_lse, d_target, row_slots, row_groups,
+            row_starts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale, cap,
+            filter_eps if flag else 0.0, groups,
+            BK=BK, TMA=tma, LISTED=listed, FLAG=flag, BLOCKS=triton.next_power_of_2(n_blocks), HAS_SCALE=scale != 1.0,
+            HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision, DTYPE=triton_dtype(dtype),
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        if flag:
+            lists(wave)
+        backward.products_kernel[(programs_of(device),)](
+            hidden_block, hidden, weight_block, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
+            group_counts, offsets, plan, wave, waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, hidden.stride(0),
+            weight.stride(0), scale, groups, n_blocks,
+            BD=BD, BK=BKP, TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, VISIT=visit, FIRST=wave == 0,
+            PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, num_warps=product_warps, num_stages=product_stages,
+        )  # fmt: skip
+        if need_bias:
+            backward.bias_kernel[(groups,)](
+                control, group_blocks, group_counts, offsets, plan, wave, waves, scratch, d_bias, V, n_blocks, VISIT=visit,
+                num_warps=4,
+            )  # fmt: skip
+    if need_hidden and not hidden_fp32:
+        d_hidden = d_hidden.to(dtype)
+    return d_hidden, d_weight, d_bias.to(bias.dtype) if need_bias else d_bias
+
+
+def triton_dtype(dtype: torch.dtype):
+    """The Triton name of a floating dtype."""
+    import triton.language as tl
+
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]

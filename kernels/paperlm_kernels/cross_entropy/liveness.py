@@ -1,0 +1,143 @@
+"""Which tiles the gradient filter keeps, and the order in which the backward pass visits them.
+
+A tile (128 counting tokens x 128 ids) is kept when it holds a target of its rows or a probability >= eps (paper section 4.3; the
+authors test |S - onehot|, which is the same but for targets with p > 1 - eps). The forward pass left the largest logit of every
+row and group, rounded up to a byte, so the test needs no recomputation and keeps at least what the published test keeps.
+
+Everything stays on the device: counts, prefix sums, lists and the plan of the waves (see backward.py).
+"""
+
+import triton
+import triton.language as tl
+
+from paperlm_kernels.cross_entropy.forward import ALWAYS, MAXIMA_PER_UNIT, MAXIMA_SHIFT, NEVER
+
+
+@triton.jit
+def alive_kernel(maxima, lse, rows, targets, control, alive, N_PAD, groups, log_eps, GROUPS: tl.constexpr):
+    """alive (row blocks, groups) = 1 where the filter keeps the tile. Grid: row blocks x group chunks."""
+    block = tl.program_id(0)
+    if block < tl.load(control + 1):
+        packed = block * 128 + tl.arange(0, 128)
+        row = tl.load(rows + packed)
+        target = tl.load(targets + packed)
+        threshold = tl.load(lse + row, mask=row >= 0, other=float("inf")) + log_eps
+        group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+        at = group.to(tl.int64)[:, None] * N_PAD + packed[None, :]
+        byte = tl.load(maxima + at, mask=(group < groups)[:, None], other=-128)
+        bound = (byte.to(tl.float32) + MAXIMA_SHIFT) / MAXIMA_PER_UNIT
+        keep = (bound >= threshold[None, :]) | (byte == ALWAYS)
+        keep = keep & (byte > NEVER) & (row >= 0)[None, :]
+        own = (target >= 0)[None, :] & ((target // 128)[None, :] == group[:, None])
+        any_kept = tl.max((keep | own).to(tl.int32), 1)
+        tl.store(alive + block.to(tl.int64) * groups + group, any_kept.to(tl.int8), mask=group < groups)
+
+
+@triton.jit
+def rank_kernel(alive, rank, counts, control, groups, BLOCK: tl.constexpr):
+    """Position of every kept tile among those of its group (-1: dropped), and the number of them."""
+    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seen = tl.zeros([BLOCK], tl.int32)
+    for block in range(tl.load(control + 1)):
+        at = block * groups + group
+        keep = tl.load(alive + at, mask=group < groups, other=0).to(tl.int32)
+        tl.store(rank + at, tl.where(keep > 0, seen, -1).to(tl.int16), mask=group < groups)
+        seen += keep
+    tl.store(counts + group, seen, mask=group < groups)
+
+
+@triton.jit
+def plan_kernel(
+    counts, control, offsets, plan, groups, D, slots, n_waves, LISTED: tl.constexpr, ALIASED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Slot offsets of the groups (in the order of all tiles), and the waves.
+
+    plan[w] = first group of wave w (w <= n_waves), plan[n_waves + 1 + w] = its first slot in the buffer, plan[2 n_waves + 1 + w] =
+    its first slot in the order of all tiles. A slot holds the gradient of one tile (128 x 128). ALIASED: the buffer is the weight
+    gradient itself and the slots of a wave lie behind the rows that the wave completes, so a wave ends before its slots would not
+    fit there.
+    """
+    total = 0
+    row_blocks = tl.load(control + 1)
+    for start in range(0, groups, BLOCK):
+        group = start + tl.arange(0, BLOCK)
+        if LISTED:
+            n = tl.load(counts + group, mask=group < groups, other=0)
+        else:
+            n = tl.where(group < groups, row_blocks, 0)
+        tl.store(offsets + group, total + tl.cumsum(n, 0) - n, mask=group < groups)
+        total += tl.sum(n, 0)
+    tl.store(offsets + groups, total)
+    tl.debug_barrier()
+    first = 0
+    for wave in range(n_waves):
+        used = tl.load(offsets + first)
+        # what a range needs grows with its end, so counting the ends that fit finds the last one
+        fits = 0
+        for start in range(0, groups, BLOCK):
+            end = start + tl.arange(0, BLOCK) + 1
+            need = tl.load(offsets + end, mask=end <= groups, other=0) - used
+            if ALIASED:
+                need += ((end.to(tl.int64) * D + 127) // 128).to(tl.int32)
+            fits += tl.sum(((end > first) & (end <= groups) & (need <= slots)).to(tl.int32), 0)
+        tl.store(plan + wave, first)
+        first += fits
+        rows_above = 0
+        if ALIASED:
+            rows_above = ((first.to(tl.int64) * D + 127) // 128).to(tl.int32)
+        tl.store(plan + n_waves + 1 + wave, rows_above)
+        tl.store(plan + 2 * n_waves + 1 + wave, used)
+    tl.store(plan + n_waves, first)
+
+
+@triton.jit
+def lists_kernel(
+    alive, rank, offsets, control, plan, wave, row_slots, row_groups, row_starts, slot_blocks, group_blocks, group_counts,
+    groups, n_blocks, WAVE: tl.constexpr, LISTED: tl.constexpr, ROW_LISTS: tl.constexpr, GROUP_LISTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The kept tiles, row block by row block (for dE) and group by group (for dC): of one wave (WAVE), else of all groups.
+
+    row_slots, row_groups (row blocks, groups): the kept groups of a row block and their slots in the order of all tiles; those of
+    groups [f, l) are the entries row_starts[block, f] to row_starts[block, l]. LISTED, i.e. only kept tiles are computed:
+    slot_blocks[slot] is the row block of a slot. Otherwise group_blocks (groups, row blocks) and group_counts are the kept row
+    blocks of a group. Grid: row blocks, then chunks of groups.
+    """
+    program = tl.program_id(0)
+    row_blocks = tl.load(control + 1)
+    first = 0
+    last = groups
+    if WAVE:
+        first = tl.load(plan + wave)
+        last = tl.load(plan + wave + 1)
+    if program < n_blocks:
+        if ROW_LISTS and program < row_blocks:
+            count = first
+            row = program.to(tl.int64) * groups
+            starts = row_starts + program * (groups + 1)
+            for start in range(first, last, BLOCK):
+                group = start + tl.arange(0, BLOCK)
+                inside = group < last
+                keep = tl.load(alive + row + group, mask=inside, other=0) > 0
+                slot = tl.load(offsets + group, mask=inside, other=0)
+                if LISTED:
+                    slot += tl.load(rank + row + group, mask=inside, other=0).to(tl.int32)
+                    tl.store(slot_blocks + slot, tl.full([BLOCK], 0, tl.int32) + program, mask=keep)
+                else:
+                    slot += program
+                before = count + tl.cumsum(keep.to(tl.int32), 0) - keep.to(tl.int32)
+                tl.store(row_slots + row + before, slot, mask=keep)
+                tl.store(row_groups + row + before, group, mask=keep)
+                tl.store(starts + group, before, mask=inside)
+                count += tl.sum(keep.to(tl.int32), 0)
+            tl.store(starts + last, count)
+    elif GROUP_LISTS:
+        group = first + (program - n_blocks) * BLOCK + tl.arange(0, BLOCK)
+        inside = group < last
+        count = tl.zeros([BLOCK], tl.int32)
+        for block in range(row_blocks):
+            keep = tl.load(alive + block * groups + group, mask=inside, other=0) > 0
+            at = group.to(tl.int64) * n_blocks + count
+            tl.store(group_blocks + at, tl.full([BLOCK], 0, tl.int32) + block, mask=inside & keep)
+            count += keep.to(tl.int32)
+        tl.store(group_counts + group, count, mask=inside)

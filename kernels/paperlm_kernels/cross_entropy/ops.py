@@ -1,0 +1,144 @@
+"""The kernels as operators of `torch.library`, and the differentiable function over them.
+
+The operators carry fake kernels, so that torch.compile traces through without a graph break and a CUDA graph can capture them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from paperlm_kernels.cross_entropy.kept import kept_backward
+from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, run_backward, run_forward
+from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@torch.library.custom_op("paperlm_kernels::linear_cross_entropy_forward", mutates_args=())
+def forward_op(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, softcap: float | None, logit_scale: float,
+    maxima: bool, keep: bool, vocab_start: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Log-sum-exp, target logit, and what the backward pass needs: row index, local targets, counts, byte maxima, kept logits."""
+    s = run_forward(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_start)
+    return s.lse, s.target_logit, s.rows, s.targets, s.control, s.maxima, s.kept
+
+
+@forward_op.register_fake
+def _(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_start):
+    N, V = hidden.shape[0], weight.shape[0]
+    pad = (N + 127) // 128 * 128
+    block = blocks_of(hidden.dtype).forward[0]
+    groups = (V + block - 1) // block * block // 128
+    new = hidden.new_empty
+    return (
+        new(N, dtype=torch.float32),
+        new(N, dtype=torch.float32),
+        new(pad, dtype=torch.int32),
+        new(pad, dtype=torch.int32),
+        new(4, dtype=torch.int32),
+        new((groups, pad) if maxima else (0,), dtype=torch.int8),
+        new((N, V) if keep else (0,)),
+    )
+
+
+@torch.library.custom_op("paperlm_kernels::linear_cross_entropy_backward", mutates_args=())
+def backward_op(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, lse: Tensor, rows: Tensor, targets: Tensor,
+    control: Tensor, maxima: Tensor, kept: Tensor, d_lse: Tensor, d_target: Tensor, softcap: float | None, logit_scale: float,
+    filter_eps: float | None, filter_grads: str, accumulate: str, memory: str, vocab_start: int, need: list[bool],
+    hidden_fp32: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of hidden, weight and bias; empty where `need` says no."""
+    if kept.numel():
+        return kept_backward(
+            hidden, weight, bias, target, lse, kept, d_lse, d_target, softcap, logit_scale, vocab_start, tuple(need),
+            hidden_fp32, in_place=False,
+        )  # fmt: skip
+    saved = Saved(lse, lse, rows, targets, control, maxima, kept)
+    return run_backward(
+        hidden, weight, bias, saved, d_lse, d_target, softcap, logit_scale, filter_eps, filter_grads, accumulate, memory,
+        tuple(need), hidden_fp32,
+    )  # fmt: skip
+
+
+@backward_op.register_fake
+def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, d_lse, d_target, softcap, logit_scale,
+      filter_eps, filter_grads, accumulate, memory, vocab_start, need, hidden_fp32):  # fmt: skip
+    new = hidden.new_empty
+    return (
+        new(hidden.shape, dtype=torch.float32 if hidden_fp32 else hidden.dtype) if need[0] else new(0),
+        new(weight.shape) if need[1] else new(0),
+        bias.new_empty(bias.shape) if need[2] else new(0),
+    )
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, target, settings):
+        softcap, scale, eps, _, _, memory, keep, group, vocab_start = settings
+        maxima = eps is not None and memory != "lean"
+        lse, target_logit, rows, targets, control, max_bytes, kept = forward_op(
+            hidden, weight, bias, target, softcap, scale, maxima, keep, vocab_start
+        )
+        if group is not None:
+            counts = target >= 0
+            lse, target_logit = combine(lse, torch.ones_like(lse), target_logit, group)
+            lse, target_logit = torch.where(counts, lse, 0.0), torch.where(counts, target_logit, 0.0)
+        ctx.settings = settings
+        ctx.in_place_done = False
+        ctx.save_for_backward(hidden, weight, bias, target, lse, rows, targets, control, max_bytes, kept)
+        return lse, target_logit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_lse, d_target):
+        hidden, weight, bias, target, lse, rows, targets, control, maxima, kept = ctx.saved_tensors
+        softcap, scale, eps, grads, accumulate, memory, keep, group, vocab_start = ctx.settings
+        need = [bool(n) for n in ctx.needs_input_grad[:3]]
+        d_lse, d_target = d_lse.contiguous(), d_target.contiguous()
+        parallel = group is not None
+        if keep and not torch.compiler.is_compiling():
+            # The kept logits become their gradient in place, which halves the peak. A second backward pass computes them anew.
+            if ctx.in_place_done:
+                kept = forward_op(hidden, weight, bias, target, softcap, scale, False, True, vocab_start)[-1]
+            d_hidden, d_weight, d_bias = kept_backward(
+                hidden, weight, bias, target, lse, kept, d_lse, d_target, softcap, scale, vocab_start, tuple(need), parallel, True
+            )
+            ctx.in_place_done = True
+        else:
+            d_hidden, d_weight, d_bias = backward_op(
+                hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, d_lse, d_target, softcap, scale, eps,
+                grads, accumulate, memory, vocab_start, need, parallel,
+            )  # fmt: skip
+        if parallel and need[0]:
+            d_hidden = reduce_hidden_gradient(d_hidden, group).to(hidden.dtype)
+        return (d_hidden if need[0] else None, d_weight if need[1] else None, d_bias if need[2] else None, None, None)
+
+
+def linear_cross_entropy_core(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, softcap: float | None = None,
+    logit_scale: float = 1.0, filter_eps: float | None = None, filter_grads: str = "none", accumulate: str = "fp32",
+    memory: str = "balanced", vocab_order: str | Tensor | None = None, keep_logits: bool = False, process_group: object = None,
+    vocab_start: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Log-sum-exp and target logit of every token, (N,) float32 each, 0 for ignored tokens; both differentiable once.
+
+    hidden (N, D), weight (V, D), bias (V,) or None: bfloat16, float16 or float32, on one device; target (N,) int32 or int64, -1
+    for ignored tokens. The other keywords are those of `linear_cross_entropy`. Raises TypeError for another dtype.
+    """
+    if hidden.dtype not in DTYPES:
+        raise TypeError(f'the kernels take bfloat16, float16 and float32, not {hidden.dtype}; use backend="reference"')
+    if filter_grads == "none":
+        filter_eps = None
+    if keep_logits and filter_eps is not None:
+        raise ValueError("keep_logits=True is for unfiltered gradients: pass filter_eps=None, or leave keep_logits out")
+    if vocab_order is not None:
+        raise NotImplementedError("vocab_order is not in the kernels yet")
+    hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
+    weight = weight if weight.stride(-1) == 1 else weight.contiguous()
+    bias = bias if bias is None or bias.stride(0) == 1 else bias.contiguous()
+    settings = (softcap, logit_scale, filter_eps, filter_grads, accumulate, memory, keep_logits, process_group, vocab_start)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, target, settings)

@@ -1,0 +1,51 @@
+"""Device functions shared by the kernels: loading blocks of a matrix, and the elementwise part of a logit.
+
+A matrix reaches a kernel as a tensor descriptor (TMA on Hopper, 16-byte aligned rows) or as a pointer with a row stride; the
+kernels' bodies are the same for both.
+"""
+
+import triton
+import triton.language as tl
+
+ROWS = 128  # counting tokens in a row block: one side of a filter tile
+GROUP = 128  # vocabulary ids in a group: the other side
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def load_block(source, row, column, n_rows, n_columns, stride, R: tl.constexpr, K: tl.constexpr, TMA: tl.constexpr):
+    """Block (R, K) at (row, column); zeros outside the matrix."""
+    if TMA:
+        return source.load([row, column])
+    else:
+        r = row + tl.arange(0, R)
+        c = column + tl.arange(0, K)
+        mask = (r < n_rows)[:, None] & (c < n_columns)[None, :]
+        return tl.load(source + r.to(tl.int64)[:, None] * stride + c[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def gather_block(source, rows, column, n_columns, stride, K: tl.constexpr):
+    """Block (len(rows), K) of the given rows from `column` on; a negative row reads zeros."""
+    c = column + tl.arange(0, K)
+    mask = (rows >= 0)[:, None] & (c < n_columns)[None, :]
+    return tl.load(source + rows.to(tl.int64)[:, None] * stride + c[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def finish_logits(
+    z, bias, ids, V, scale, cap, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr
+):
+    """Logits used, from the matrix product: scale, bias, softcap cap * tanh(z / cap)."""
+    if HAS_SCALE:
+        z = z * scale
+    if HAS_BIAS:
+        z += tl.load(bias + ids, mask=ids < V, other=0.0).to(tl.float32)[None, :]
+    if HAS_CAP:
+        # tanh(x) = 1 - 2 / (1 + exp(2 x)) without libdevice, which the interpreter lacks. The square of the reciprocal root is one
+        # instruction of the special-function unit, a division several; an infinite exponential gives 1, as it must.
+        r = tl.rsqrt(1.0 + tl.exp2(z * (2.0 * LOG2E / cap)))
+        z = cap - 2.0 * cap * (r * r)
+    return z
