@@ -51,81 +51,102 @@ def _finish_tile(
 
 
 @triton.jit
+def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, groups, LISTED: tl.constexpr):
+    """Row block, two groups and their slots of a unit; `groups`, where a descriptor reads zeros, for a group that is not there."""
+    if LISTED:
+        at = entry // 2
+        block = at // groups
+        left_group = tl.load(row_groups + at, mask=entry >= 0, other=groups)
+        left_slot = tl.load(row_slots + at, mask=entry >= 0, other=0)
+        whole = (entry >= 0) & (entry % 2 == 1)
+        right_group = tl.load(row_groups + at + 1, mask=whole, other=groups)
+        right_slot = tl.load(row_slots + at + 1, mask=whole, other=0)
+    else:
+        block = unit % row_blocks
+        left = first + unit // row_blocks * 2
+        left_group = tl.where(left < last, left, groups)
+        right_group = tl.where(left + 1 < last, left + 1, groups)
+        left_slot = (left - first) * row_blocks + block
+        right_slot = left_slot + row_blocks
+    return block, left_group, left_slot, right_group, right_slot
+
+
+@triton.jit
 def _gradient_tiles(
-    E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, row_starts, plan, wave, n_waves,
-    scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
-    BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, BLOCKS: tl.constexpr,
+    E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts, plan, wave,
+    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+    BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
     first = tl.load(plan + wave)
     last = tl.load(plan + wave + 1)
-    slot_base = tl.load(plan + n_waves + 1 + wave)
-    most = last - first
-    if LISTED:
-        every = tl.arange(0, BLOCKS)
-        lists = row_starts + every * (groups + 1)
-        most = tl.max(
-            tl.load(lists + last, mask=every < row_blocks, other=0) - tl.load(lists + first, mask=every < row_blocks, other=0), 0
-        )
+    base = tl.load(plan + n_waves + 1 + wave)
     # A unit is a row block and two of its groups: they share the block of E, and neighbouring units share those of C in L2.
-    for unit in range(tl.program_id(0), tl.cdiv(most, 2) * row_blocks, tl.num_programs(0)):
-        block = unit % row_blocks
-        left = unit // row_blocks * 2
+    n_units = tl.cdiv(last - first, 2) * row_blocks
+    if LISTED:
+        start = tl.load(plan + 2 * n_waves + 1 + wave)
+        base -= start
+        units += start // 2 + wave * n_blocks
+        n_units = tl.load(unit_counts + wave)
+    programs = tl.num_programs(0)
+    program = tl.program_id(0)
+    if program < n_units:
+        # what the next two units need is read ahead
+        entry = -1
+        ahead = -1
         if LISTED:
-            start = tl.load(row_starts + block * (groups + 1) + first)
-            n = tl.load(row_starts + block * (groups + 1) + last) - start
-            at = block.to(tl.int64) * groups + start + left
-            left_group = tl.load(row_groups + at, mask=left < n, other=0)
-            left_slot = tl.load(row_slots + at, mask=left < n, other=0)
-            right_group = tl.load(row_groups + at + 1, mask=left + 1 < n, other=groups)
-            right_slot = tl.load(row_slots + at + 1, mask=left + 1 < n, other=0)
-            base = slot_base - tl.load(plan + 2 * n_waves + 1 + wave)
-        else:
-            n = most
-            left_group = first + left
-            right_group = tl.where(left + 1 < n, left_group + 1, groups)
-            left_slot = left * row_blocks + block
-            right_slot = left_slot + row_blocks
-            base = slot_base
-        if left < n:
-            packed = block * 128 + tl.arange(0, 128)
-            row = tl.load(rows + packed)
-            left_z = tl.zeros([128, 128], tl.float32)
-            right_z = tl.zeros([128, 128], tl.float32)
-            for k in range(0, D, BK):
-                if GATHER:
-                    e = gather_block(E_rows, row, k, D, stride_e, BK)
-                else:
-                    e = E.load([block * 128, k])
-                left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
-                right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
-                left_z = tl.dot(e, left_c.T, left_z, input_precision=PRECISION)
-                right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
-            real = row >= 0
-            target = tl.load(targets + packed)
-            log_sum = tl.load(lse + row, mask=real, other=float("inf")) * LOG2E
-            a = tl.load(d_lse + row, mask=real, other=0.0)
-            b = tl.load(d_target + row, mask=real, other=0.0)
-            flags = alive + block.to(tl.int64) * groups
-            q = _finish_tile(
-                left_z, bias, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps,
-                FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
-            )  # fmt: skip
-            _store_slot(scratch, base + left_slot, q, TMA)
-            if left + 1 < n:
+            entry = tl.load(units + program)
+            ahead = tl.load(units + program + programs, mask=program + programs < n_units, other=-1)
+        block, left_group, left_slot, right_group, right_slot = _pair(
+            program, entry, row_slots, row_groups, first, last, row_blocks, groups, LISTED
+        )
+        for unit in range(program, n_units, programs):
+            next_block, a_group, a_slot, b_group, b_slot = _pair(
+                unit + programs, ahead, row_slots, row_groups, first, last, row_blocks, groups, LISTED
+            )
+            if LISTED:
+                beyond = unit + 2 * programs
+                ahead = tl.load(units + beyond, mask=beyond < n_units, other=-1)
+            if left_group < groups:
+                packed = block * 128 + tl.arange(0, 128)
+                row = tl.load(rows + packed)
+                real = row >= 0
+                target = tl.load(targets + packed)
+                log_sum = tl.load(lse + row, mask=real, other=float("inf")) * LOG2E
+                a = tl.load(d_lse + row, mask=real, other=0.0)
+                b = tl.load(d_target + row, mask=real, other=0.0)
+                left_z = tl.zeros([128, 128], tl.float32)
+                right_z = tl.zeros([128, 128], tl.float32)
+                for k in range(0, D, BK):
+                    if GATHER:
+                        e = gather_block(E_rows, row, k, D, stride_e, BK)
+                    else:
+                        e = E.load([block * 128, k])
+                    left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                    right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                    left_z = tl.dot(e, left_c.T, left_z, input_precision=PRECISION)
+                    right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
+                flags = alive + block.to(tl.int64) * groups
                 q = _finish_tile(
-                    right_z, bias, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps,
+                    left_z, bias, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps,
                     FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
                 )  # fmt: skip
-                _store_slot(scratch, base + right_slot, q, TMA)
+                _store_slot(scratch, base + left_slot, q, TMA)
+                if right_group < groups:
+                    q = _finish_tile(
+                        right_z, bias, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps,
+                        FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
+                    )  # fmt: skip
+                    _store_slot(scratch, base + right_slot, q, TMA)
+            block, left_group, left_slot, right_group, right_slot = next_block, a_group, a_slot, b_group, b_slot
 
 
 @triton.jit
 def gradient_kernel(
-    E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, row_starts, plan, wave, n_waves,
-    scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
-    BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, BLOCKS: tl.constexpr,
+    E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts, plan, wave,
+    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+    BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q of the wave's tiles into its slots. LISTED: the tiles of the row lists; else all of them.
@@ -138,16 +159,25 @@ def gradient_kernel(
     if dense:
         if TMA:
             _gradient_tiles(
-                E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, row_starts, plan, wave,
-                n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
-                BK, TMA, False, LISTED, FLAG, BLOCKS, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+                E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts, plan,
+                wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+                BK, TMA, False, LISTED, FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _gradient_tiles(
-            E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, row_starts, plan, wave,
-            n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
-            BK, TMA, True, LISTED, FLAG, BLOCKS, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+            E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts, plan,
+            wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+            BK, TMA, True, LISTED, FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
         )  # fmt: skip
+
+
+@triton.jit
+def _place(unit, blocks, columns, CHUNK: tl.constexpr):
+    """Block and column of a unit: all blocks of CHUNK columns before the next columns, so that what they share stays in L2."""
+    chunk = unit // (blocks * CHUNK)
+    width = tl.minimum(columns - chunk * CHUNK, CHUNK)
+    rest = unit - chunk * (blocks * CHUNK)
+    return rest // width, chunk * CHUNK + rest % width
 
 
 @triton.jit
@@ -155,15 +185,15 @@ def _hidden_unit(
     unit, C, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder, row_blocks,
     V, D, stride_c, scale, groups, columns,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr,
-    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds q C of the wave to (128 tokens, BD columns) of dE.
 
     Between waves the sum is carried in d_hidden; PAIR: what its dtype rounds off goes to `remainder`, so that 16 significant
     bits survive the waves and the final value is rounded once.
     """
-    block = unit // columns
-    column = unit % columns * BD
+    block, column = _place(unit, row_blocks, columns, CHUNK)
+    column *= BD
     STEPS: tl.constexpr = 128 // BK
     if SOME:
         start = tl.load(row_starts + block * (groups + 1) + first)
@@ -209,30 +239,42 @@ def _hidden_unit(
 
 
 @triton.jit
+def _group_range(
+    group, first, last, offsets, group_counts, row_blocks, VISIT: tl.constexpr
+):
+    """First slot (in the order of all tiles) and number of visited tiles of a group of the wave; 0, 0 beyond it."""
+    there = group < last
+    start = tl.load(offsets + group, mask=there, other=0)
+    if VISIT == "all":
+        return start, row_blocks
+    elif VISIT == "listed":
+        return start, tl.load(offsets + group + 1, mask=there, other=0) - start
+    else:
+        return start, tl.load(group_counts + group, mask=there, other=0)
+
+
+@triton.jit
+def _entry(group, start, n, j, slot_blocks, group_blocks, n_blocks, VISIT: tl.constexpr):
+    """Row block of the j-th visited tile of a group."""
+    if VISIT == "all":
+        return j
+    elif VISIT == "listed":
+        return tl.load(slot_blocks + start + j, mask=j < n, other=0).to(tl.int32)
+    else:
+        at = group.to(tl.int64) * n_blocks + j
+        return tl.load(group_blocks + at, mask=j < n, other=0).to(tl.int32)
+
+
+@triton.jit
 def _weight_unit(
-    unit, E, E_rows, rows, slot_blocks, group_blocks, group_counts, offsets, first, base, scratch, d_weight, row_blocks,
-    V, D, stride_e, scale, n_blocks, columns,
+    group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, base, scratch, d_weight,
+    V, D, stride_e, scale, n_blocks,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, VISIT: tl.constexpr, ROUND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """q^T E over the tiles of a group: (128 ids, BD columns) of dC; zeros for a group without tiles.
-
-    VISIT: all = every row block; listed = the computed tiles, which are the kept ones; some = the kept ones among all computed.
-    """
-    group = first + unit // columns
-    column = unit % columns * BD
-    start = tl.load(offsets + group)
-    list_at = group.to(tl.int64) * n_blocks
+    """q^T E over the n visited tiles of a group: (128 ids, BD columns) of dC; zeros for a group without tiles."""
+    column *= BD
     STEPS: tl.constexpr = 128 // BK
-    if VISIT == "all":
-        n = row_blocks
-        block = 0
-    elif VISIT == "listed":
-        n = tl.load(offsets + group + 1) - start
-        block = tl.load(slot_blocks + start, mask=n > 0, other=0).to(tl.int32)
-    else:
-        n = tl.load(group_counts + group)
-        block = tl.load(group_blocks + list_at, mask=n > 0, other=0).to(tl.int32)
     slot = base + start
     acc = tl.zeros([128, BD], tl.float32)
     for t in range(n * STEPS):
@@ -249,13 +291,7 @@ def _weight_unit(
         acc = tl.dot(q.T, e, acc, input_precision=PRECISION)
         if ROUND:
             acc = acc.to(q.dtype).to(tl.float32)
-        following = tl.minimum((t + 1) // STEPS, n - 1)
-        if VISIT == "all":
-            block = following
-        elif VISIT == "listed":
-            block = tl.load(slot_blocks + start + following).to(tl.int32)
-        else:
-            block = tl.load(group_blocks + list_at + following).to(tl.int32)
+        block = _entry(group, start, n, (t + 1) // STEPS, slot_blocks, group_blocks, n_blocks, VISIT)
     ids = group * 128 + tl.arange(0, 128)
     c = column + tl.arange(0, BD)
     out = d_weight + ids.to(tl.int64)[:, None] * D + c[None, :]
@@ -263,13 +299,29 @@ def _weight_unit(
 
 
 @triton.jit
+def _turn(turn, turns, cycle, program, programs, heavy, first, last, columns, CHUNK: tl.constexpr):
+    """Group and column that a program computes in its turn; group >= last in the turns that it sits out."""
+    unit = turn // turns * cycle + turn % turns * programs + program
+    mine = True
+    if turn % turns == turns - 1:
+        mine = program >= heavy
+        unit -= heavy
+    group, column = _place(tl.minimum(unit, (last - first) * columns), last - first, columns, CHUNK)
+    return tl.where(mine & (unit < (last - first) * columns), first + group, last), column
+
+
+@triton.jit
 def products_kernel(
     E, E_rows, C, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks, group_counts, offsets, plan, wave,
     n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e, stride_c, scale, groups, n_blocks,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HIDDEN: tl.constexpr, WEIGHT: tl.constexpr, SOME: tl.constexpr,
-    VISIT: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+    VISIT: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Both products of a wave. q_rows, q_columns: the scratch buffer, read in blocks of tokens (dE) and of ids (dC)."""
+    """Both products of a wave. q_rows, q_columns: the scratch buffer, read in blocks of tokens (dE) and of ids (dC).
+
+    SOME: dE visits the row lists, else every group of the wave. VISIT, for dC: all = every row block; listed = the computed tiles,
+    which are the kept ones; some = the kept ones among all computed.
+    """
     row_blocks = tl.load(control + 1)
     first = tl.load(plan + wave)
     last = tl.load(plan + wave + 1)
@@ -288,7 +340,7 @@ def products_kernel(
                 _hidden_unit(
                     unit, C, rows, row_slots, row_groups, row_starts, first, last, listed if SOME else base, q_rows, d_hidden,
                     remainder, row_blocks, V, D, stride_c, scale, groups, columns,
-                    BD, BK, TMA, SOME, FIRST, PAIR, ROUND, PRECISION,
+                    BD, BK, TMA, SOME, FIRST, PAIR, ROUND, PRECISION, CHUNK,
                 )  # fmt: skip
         # `heavy` programs had one unit more than the others. Both products cost the same in total, so a unit of dE is
         # 1 / row_blocks of the work on dC: the heavy programs sit out one turn in `turns` of the dC units.
@@ -303,26 +355,31 @@ def products_kernel(
             dense = tl.load(control + 3) > 0
         units = (last - first) * columns
         cycle = turns * programs - heavy
-        for turn in range(tl.cdiv(units, cycle) * turns):
-            unit = turn // turns * cycle + turn % turns * programs + program
-            mine = True
-            if turn % turns == turns - 1:
-                mine = program >= heavy
-                unit -= heavy
-            if mine and unit < units:
-                if dense:
-                    if TMA:
+        if units > 0:
+            # what the next two units need is read ahead
+            group, column = _turn(0, turns, cycle, program, programs, heavy, first, last, columns, CHUNK)
+            start, n = _group_range(group, first, last, offsets, group_counts, row_blocks, VISIT)
+            block = _entry(group, start, n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
+            next_group, next_column = _turn(1, turns, cycle, program, programs, heavy, first, last, columns, CHUNK)
+            next_start, next_n = _group_range(next_group, first, last, offsets, group_counts, row_blocks, VISIT)
+            for turn in range(tl.cdiv(units, cycle) * turns):
+                next_block = _entry(next_group, next_start, next_n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
+                far_group, far_column = _turn(turn + 2, turns, cycle, program, programs, heavy, first, last, columns, CHUNK)
+                far_start, far_n = _group_range(far_group, first, last, offsets, group_counts, row_blocks, VISIT)
+                if group < last:
+                    if dense:
+                        if TMA:
+                            _weight_unit(
+                                group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, listed, q_columns,
+                                d_weight, V, D, stride_e, scale, n_blocks, BD, BK, TMA, False, VISIT, ROUND, PRECISION,
+                            )  # fmt: skip
+                    else:
                         _weight_unit(
-                            unit, E, E_rows, rows, slot_blocks, group_blocks, group_counts, offsets, first, listed, q_columns,
-                            d_weight, row_blocks, V, D, stride_e, scale, n_blocks, columns,
-                            BD, BK, TMA, False, VISIT, ROUND, PRECISION,
+                            group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, listed, q_columns,
+                            d_weight, V, D, stride_e, scale, n_blocks, BD, BK, TMA, True, VISIT, ROUND, PRECISION,
                         )  # fmt: skip
-                else:
-                    _weight_unit(
-                        unit, E, E_rows, rows, slot_blocks, group_blocks, group_counts, offsets, first, listed, q_columns,
-                        d_weight, row_blocks, V, D, stride_e, scale, n_blocks, columns,
-                        BD, BK, TMA, True, VISIT, ROUND, PRECISION,
-                    )  # fmt: skip
+                group, column, start, n, block = next_group, next_column, next_start, next_n, next_block
+                next_group, next_column, next_start, next_n = far_group, far_column, far_start, far_n
 
 
 @triton.jit

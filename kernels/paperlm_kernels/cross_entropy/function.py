@@ -308,7 +308,8 @@ def _no_triton(hidden: Tensor) -> str | None:
         return "it is not an NVIDIA GPU of compute capability 8.0 or newer"
     if hidden.dtype == torch.float64:
         return "the kernels take no float64"
-    return _no_import()
+    # torch.compile on a GPU cannot do without triton, and cannot trace the look-up.
+    return None if torch.compiler.is_compiling() else _import_error()
 
 
 @cache
@@ -320,11 +321,6 @@ def _import_error() -> str | None:
     except ImportError as error:
         return f"the kernels cannot be imported ({error})"
     return None
-
-
-@torch.compiler.assume_constant_result
-def _no_import() -> str | None:
-    return _import_error()
 
 
 def _triton_core(hidden: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:

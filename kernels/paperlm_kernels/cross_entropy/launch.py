@@ -24,6 +24,8 @@ from paperlm_kernels.cross_entropy import backward, forward, liveness
 SLOT = 128 * 128  # elements of a slot: the gradient of one tile
 MIB = 2**20
 MAX_SPLITS = 16
+WINDOW = 32  # groups whose rows of C stay in L2 while q is computed
+CHUNK = 3  # column blocks of a product whose operand stays in L2
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Blocks:
     products: tuple[int, int, int, int]
 
 
-SIXTEEN_BIT = Blocks(forward=(256, 64, 8, 3), gradient=(64, 8, 3), products=(256, 64, 8, 3))
+SIXTEEN_BIT = Blocks(forward=(256, 64, 8, 4), gradient=(64, 8, 3), products=(256, 64, 8, 3))
 THIRTY_TWO_BIT = Blocks(forward=(128, 32, 8, 2), gradient=(32, 8, 2), products=(64, 32, 8, 2))
 
 
@@ -177,7 +179,7 @@ def run_backward(
     pair = memory == "balanced" and not as_float and accumulate == "fp32" and need_hidden
     kept = (alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, saved.maxima)
     carry = N * D * (4 if as_float and dtype != torch.float32 else dtype.itemsize if pair else 0)
-    other = sum(t.numel() * t.element_size() for t in kept) + carry
+    other = sum(t.numel() * t.element_size() for t in kept) + carry + 64 * (N + groups)
     bound = (N + V) * D * dtype.itemsize
     slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, dtype.itemsize)
     row_size = D / 128 if need_weight else 0.0
@@ -185,6 +187,7 @@ def run_backward(
     waves = wave_count(groups, n_blocks, slots, row_size)
     pair = pair and waves > 1
     plan = int32(3 * waves + 1)
+    units, unit_counts = int32((groups // 2 + 1 + waves) * n_blocks if listed else 0), int32(waves)
 
     # The slots of a wave lie in the part of dC that no wave has written yet, then in a tail behind it.
     scratch = empty((slots * 128, 128), dtype=dtype)
@@ -214,6 +217,11 @@ def run_backward(
 
     if filtered and not flag:
         lists(None)
+    if listed:
+        liveness.units_kernel[(waves, triton.cdiv(groups, WINDOW))](
+            row_starts, offsets, control, plan, waves, units, unit_counts, groups, n_blocks,
+            BLOCKS=triton.next_power_of_2(n_blocks), WINDOW=WINDOW, num_warps=4,
+        )  # fmt: skip
 
     tma = use_tma(hidden, weight, scratch)
     scale, cap = float(logit_scale), float(softcap or 1.0)
@@ -228,9 +236,9 @@ def run_backward(
     for wave in range(waves):
         backward.gradient_kernel[(programs_of(device),)](
             hidden_in, hidden, weight_in, bias, rows, targets, control, saved.lse, d_lse, d_target, row_slots, row_groups,
-            row_starts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale, cap,
-            filter_eps if flag else 0.0, groups,
-            BK=BK, TMA=tma, LISTED=listed, FLAG=flag, BLOCKS=triton.next_power_of_2(n_blocks), HAS_SCALE=scale != 1.0,
+            units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale, cap,
+            filter_eps if flag else 0.0, groups, n_blocks,
+            BK=BK, TMA=tma, LISTED=listed, FLAG=flag, HAS_SCALE=scale != 1.0,
             HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision, DTYPE=triton_dtype(dtype),
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -241,7 +249,7 @@ def run_backward(
             group_counts, offsets, plan, wave, waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, hidden.stride(0),
             weight.stride(0), scale, groups, n_blocks,
             BD=BD, BK=BKP, TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, VISIT=visit, FIRST=wave == 0,
-            PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, num_warps=product_warps, num_stages=product_stages,
+            PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps, num_stages=product_stages,
         )  # fmt: skip
         if need_bias:
             backward.bias_kernel[(groups,)](

@@ -141,3 +141,35 @@ def lists_kernel(
             tl.store(group_blocks + at, tl.full([BLOCK], 0, tl.int32) + block, mask=inside & keep)
             count += keep.to(tl.int32)
         tl.store(group_counts + group, count, mask=inside)
+
+
+@triton.jit
+def units_kernel(row_starts, offsets, control, plan, n_waves, units, unit_counts, groups, n_blocks, BLOCKS: tl.constexpr, WINDOW: tl.constexpr):
+    """The order in which `gradient_kernel` computes the kept tiles: pairs of a row block's groups, window by window of WINDOW groups.
+
+    Within a window all row blocks work on the same rows of C, which then stay in L2. units[u] = 2 * (entry of the row lists) + 1 if the
+    pair is whole; the units of a wave begin at offsets[first] // 2 + wave * n_blocks, and there are unit_counts[wave] of them.
+    Grid: waves x windows.
+    """
+    wave = tl.program_id(0)
+    first = tl.load(plan + wave)
+    last = tl.load(plan + wave + 1)
+    begin = first + tl.program_id(1) * WINDOW
+    block = tl.arange(0, BLOCKS)
+    here = block < tl.load(control + 1)
+    starts = row_starts + block * (groups + 1)
+    if begin < last or tl.program_id(1) == 0:
+        end = tl.minimum(begin + WINDOW, last)
+        zero = tl.load(starts + first, mask=here, other=0)
+        before = (tl.load(starts + tl.minimum(begin, last), mask=here, other=0) - zero + 1) // 2
+        after = (tl.load(starts + end, mask=here, other=0) - zero + 1) // 2
+        entries = tl.load(starts + last, mask=here, other=0) - zero
+        if tl.program_id(1) == 0:
+            tl.store(unit_counts + wave, tl.sum((entries + 1) // 2, 0))
+        count = after - before
+        # a pair belongs to the window of its first group, so the units of all earlier windows number sum(before)
+        at = tl.load(offsets + first) // 2 + wave * n_blocks + tl.sum(before, 0) + tl.cumsum(count, 0) - count
+        for i in range(tl.max(count, 0)):
+            entry = 2 * (before + i)
+            value = 2 * (block * groups + zero + entry) + (entry + 1 < entries).to(tl.int32)
+            tl.store(units + at + i, value, mask=here & (i < count))

@@ -1,0 +1,156 @@
+"""Time and peak memory of the loss, of its gradient, and of both, as in Table 1 of Cut Cross-Entropy.
+
+Loss: the forward pass with gradients enabled. Gradient: the backward pass alone. Loss and gradient: both, with
+`.grad` cleared before, so that the gradients' own memory is inside. Memory: the highest number of allocated bytes
+above what was allocated when the measured part began; for the gradient that is after the forward pass. Times are
+those of the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paperlm_kernels.bench.methods import Contender
+from paperlm_kernels.cross_entropy.data import Inputs
+
+MEASURES = {"loss": "loss", "gradient": "gradient", "both": "loss+gradient", "both_cold": "loss+gradient, L2 flushed"}
+AT_LEAST = 10
+L2_BYTES = 256 * 2**20
+Part = Callable[[], Any]
+
+
+@dataclasses.dataclass
+class Step:
+    """`prepare()` is not measured; `run(what prepare returned)` is."""
+
+    prepare: Part
+    run: Callable[[Any], Any]
+
+
+def step(contender: Contender, inputs: Inputs, measure: str) -> Step:
+    """What is prepared and what is measured for a name of MEASURES. The inputs become leaves that require gradients."""
+    hidden, weight = inputs.hidden.requires_grad_(), inputs.weight.requires_grad_()
+
+    def clear() -> None:
+        hidden.grad = weight.grad = None
+
+    def forward() -> torch.Tensor:
+        return contender.loss(hidden, weight, inputs.target)
+
+    def prepare_gradient() -> torch.Tensor:
+        clear()
+        return forward()
+
+    def prepare_cold() -> None:
+        clear()
+        torch.empty(L2_BYTES, dtype=torch.uint8, device=hidden.device).zero_()
+
+    steps = {
+        "loss": Step(clear, lambda _: forward()),
+        "gradient": Step(prepare_gradient, lambda loss: loss.backward()),
+        "both": Step(clear, lambda _: forward().backward()),
+        "both_cold": Step(prepare_cold, lambda _: forward().backward()),
+    }
+    return steps[measure]
+
+
+def times(step: Step, device: torch.device, *, repeats: int, warmup: int, seconds: float) -> list[float]:
+    """Milliseconds of each of `repeats` repetitions, or of as many (10 or more) as fit into about `seconds`."""
+    elapsed = 0.0
+    for _ in range(max(1, warmup)):
+        synchronize(device)
+        begin = time.perf_counter()
+        step.run(step.prepare())
+        synchronize(device)
+        elapsed = time.perf_counter() - begin
+    number = max(min(repeats, AT_LEAST), min(repeats, int(seconds / elapsed)))
+    if device.type != "cuda":
+        return [_cpu_time(step) for _ in range(number)]
+    # No waiting between repetitions: the device then never waits for Python, as in training.
+    events = []
+    for _ in range(number):
+        state = step.prepare()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        step.run(state)
+        end.record()
+        events.append((start, end))
+        del state
+    synchronize(device)
+    return [start.elapsed_time(end) for start, end in events]
+
+
+def _cpu_time(step: Step) -> float:
+    state = step.prepare()
+    begin = time.perf_counter()
+    step.run(state)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def peak_memory(step: Step, device: torch.device) -> float:
+    """Peak of allocated memory while the step runs, in MiB above that at its start."""
+    gc.collect()
+    if device.type != "cuda":
+        return _cpu_peak(step)
+    torch.cuda.empty_cache()
+    state = step.prepare()
+    synchronize(device)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step.run(state)
+    synchronize(device)
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _cpu_peak(step: Step) -> float:
+    """The same from the profiler's record of every allocation on the CPU, those inside operators included."""
+    state = step.prepare()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step.run(state)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    allocations = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
+    held = peak = 0
+    for event in allocations:
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak / 2**20
+
+
+def matmul_rate(device: torch.device) -> float:
+    """Operations a second of an 8192 x 8192 x 8192 product in bfloat16 on random data, the median of ten."""
+    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    product = Step(lambda: None, lambda _: a @ b)
+    taken = sorted(times(product, device, repeats=10, warmup=3, seconds=10))
+    return 2 * 8192**3 / (taken[len(taken) // 2] / 1e3)
+
+
+def clock_and_power() -> tuple[float, float] | None:
+    """The card's SM clock in MHz and power draw in W, or None where they cannot be read."""
+    card = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    query = ["nvidia-smi", "-i", card, "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+        clock, power = (float(part) for part in done.stdout.split(","))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return clock, power
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

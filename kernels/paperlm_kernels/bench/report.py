@@ -1,0 +1,155 @@
+"""Rows as Markdown: `python -m paperlm_kernels.bench show rows.jsonl`. READMEs quote it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+Row = dict[str, Any]
+Cells = dict[tuple[str, str], Row]
+PARTS = {"loss": "loss", "gradient": "gradient", "both": "loss+gradient"}
+ERRORS = {
+    "dE": "dE, relative error",
+    "dC": "dC, relative error",
+    "nll": "nll, largest error",
+    "lse": "LSE, largest error",
+}
+
+
+def latest(rows: Iterable[Row]) -> dict[tuple, dict[str, Cells]]:
+    """Rows by (case, order, scale, device), then by method, then by (metric, part); later rows replace earlier ones."""
+    cases: dict[tuple, dict[str, Cells]] = {}
+    for row in rows:
+        place = (row["case"], row["order"], row["scale"], row["device"])
+        cells = cases.setdefault(place, {}).setdefault(row["name"], {})
+        part = row.get("measure", row.get("tiles", ""))
+        if row["metric"] != "outcome":
+            cells.pop(("outcome", part), None)
+            cells.pop(("outcome", ""), None)
+        cells[row["metric"], part] = row
+    return cases
+
+
+def tables(rows: Iterable[Row]) -> str:
+    """For each case its sizes and data, a table of memory and time, one of accuracy, and what was not measured."""
+    return "\n\n".join(_case(methods) for methods in latest(rows).values())
+
+
+def _case(methods: dict[str, Cells]) -> str:
+    blocks = [_caption(methods), _speed(methods), _accuracy(methods), _missing(methods)]
+    return "\n\n".join(filter(None, blocks))
+
+
+def _caption(methods: dict[str, Cells]) -> str:
+    every = [row for cells in methods.values() for row in cells.values()]
+    last = every[-1]
+    shape = last["shape"]
+    counting = f", {shape['counting']:.0%} of them counting" if shape["counting"] < 1 else ""
+    cap = f"softcap {shape['softcap']:g}" if shape["softcap"] else "no softcap"
+    small = " (small, to try the benchmark)" if last["scale"] == "small" else ""
+    size = (
+        f"**{last['case']}**{small}: {shape['tokens']} tokens{counting}, {shape['vocab']} ids, width {shape['width']}"
+    )
+    size += f", {cap}"
+    data = f"{shape['dtype']}, {last['source']} data with ids in {last['order']} order"
+    facts = {(r["metric"], r.get("tiles")): r["value"] for r in every}
+    if (share := facts.get(("alive_share", "128x128"))) is not None:
+        data += f", {share:.0%} of the 128 x 128 tiles alive"
+    sentences = [f"{size}, {data}.", f"Both gradients take {_memory(last['lower_bound_mib'])} MiB"]
+    timed = [row for row in every if row["metric"] == "time"]
+    if floors := [row["floor_ms"] for row in timed if "floor_ms" in row]:
+        rate = statistics.median(row["matmul_tflops"] for row in timed if "matmul_tflops" in row)
+        sentences[-1] += (
+            f", one matrix product {floors[-1]:.2f} ms at 790 TFLOP/s (measured beside: {rate:.0f} TFLOP/s)"
+        )
+    sentences[-1] += "."
+    if timed:
+        numbers = sorted({row["n"] for row in timed})
+        count = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+        sentences.append(f"Times: median (20th-80th percentile) of {count} repetitions.")
+    versions = [f"{name} {last['versions'][name]}" for name in ("torch", "triton") if name in last["versions"]]
+    sentences.append(f"{', '.join([last['device'], *versions, last['date']])}.")
+    return " ".join(sentences)
+
+
+def _speed(methods: dict[str, Cells]) -> str:
+    heads = ["method"]
+    for title in PARTS.values():
+        heads += [f"{title}, MiB", f"{title}, ms"]
+    heads += ["with L2 flushed, ms", "memory / gradients", "time / product"]
+    lines = []
+    for name, cells in methods.items():
+        values = []
+        for part in PARTS:
+            for metric, form in (("peak_memory", _memory_cell), ("time", _time_cell)):
+                row = cells.get((metric, part))
+                lost = cells.get(("outcome", part), {}).get("outcome", "")
+                values.append(form(row) if row else lost)
+        values.append(_time_cell(cells.get(("time", "both_cold"))))
+        values += [_ratio(cells, "peak_memory", "over_bound"), _ratio(cells, "time", "over_floor")]
+        if any(values):
+            lines.append([_title(name, cells), *values])
+    return _table(heads, lines)
+
+
+def _accuracy(methods: dict[str, Cells]) -> str:
+    lines = []
+    for name, cells in methods.items():
+        values = [f"{cells['error', what]['value']:.1e}" if ("error", what) in cells else "" for what in ERRORS]
+        values.append(_same_bits(cells.get(("determinism", ""))))
+        if any(values):
+            lines.append([_title(name, cells), *values])
+    return _table(["method", *ERRORS.values(), "same bits in every run"], lines)
+
+
+def _missing(methods: dict[str, Cells]) -> str:
+    reasons: dict[str, list[str]] = {}
+    for name, cells in methods.items():
+        if ("outcome", "") in cells:
+            reasons.setdefault(cells["outcome", ""]["outcome"], []).append(_title(name, cells))
+    notes = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+    return f"Not measured: {'; '.join(notes)}." if notes else ""
+
+
+def _title(name: str, cells: Cells) -> str:
+    return "lower bound" if name == "lower_bound" else next(reversed(cells.values()))["method"]
+
+
+def _table(heads: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table without its empty columns; nothing without lines."""
+    if not lines:
+        return ""
+    kept = [index for index in range(len(heads)) if any(line[index] for line in lines)]
+    form = lambda values: "| " + " | ".join(values[index] for index in kept) + " |"  # noqa: E731
+    return "\n".join([form(heads), "|" + "---|" * len(kept), *map(form, lines)])
+
+
+def _memory_cell(row: Row) -> str:
+    return _memory(row["value"])
+
+
+def _memory(value: float) -> str:
+    """MiB: whole numbers from 100 up, else two digits."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}" if value >= 0.01 else "< 0.01"
+
+
+def _time_cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    digits = 1 if row["value"] >= 10 else 2
+    return f"{row['value']:.{digits}f} ({row['low']:.{digits}f}-{row['high']:.{digits}f})"
+
+
+def _ratio(cells: Cells, metric: str, key: str) -> str:
+    ratio = cells.get((metric, "both"), {}).get(key)
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _same_bits(row: Row | None) -> str:
+    if row is None:
+        return ""
+    differ = [name for name, equal in row["parts"].items() if not equal]
+    return f"not {', '.join(differ)}" if differ else "yes"

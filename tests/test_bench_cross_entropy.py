@@ -1,0 +1,374 @@
+"""The benchmark of linear cross-entropy: its data, what it measures, its rows, tables and command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+
+import pytest
+import torch
+import torch.nn.functional as F
+from paperlm_kernels.bench import accuracy, chart, measure, rows
+from paperlm_kernels.bench.__main__ import main
+from paperlm_kernels.bench.methods import METHODS, label
+from paperlm_kernels.bench.report import tables
+from paperlm_kernels.bench.run import run
+from paperlm_kernels.bench.worker import Task
+from paperlm_kernels.cross_entropy.data import CASES, GROUPS, IGNORED, Case, Inputs, describe, make_inputs
+
+from paperlm.spec.project import ROOT
+
+CPU = torch.device("cpu")
+SMALL = Case("small", "", vocab=640, width=24, softcap=20.0, tokens=256, counting=0.5, dtype=torch.float32)
+
+
+# -- cases and data ----
+
+
+@pytest.mark.parametrize(
+    ("case", "mib"),
+    [
+        ("gemma2_2b", 1161), ("gemma2_9b", 1806), ("gemma2_27b", 2322), ("llama3_8b", 1066), ("mistral_nemo", 1360),
+        ("phi35_mini", 236), ("qwen25_7b", 1095),
+    ],
+)  # fmt: skip
+def test_the_lower_bound_of_memory_is_the_published_one(case, mib):
+    assert abs(CASES[case].lower_bound - mib) <= 0.5
+
+
+def test_one_product_at_the_shape_of_table_1_takes_12_23_ms_at_790_teraflops():
+    assert CASES["gemma2_2b"].floor(790e12) == pytest.approx(12.23, abs=0.005)
+
+
+def test_every_case_of_a_table_exists():
+    assert {name for names in GROUPS.values() for name in names} <= set(CASES)
+
+
+def test_synthetic_data_meet_the_three_facts_known_of_trained_models():
+    case = dataclasses.replace(CASES["gemma2_2b_uncapped"], tokens=512, width=1024)
+    facts = describe(make_inputs(case), None, chunk=128, tiles=((128, 128),))
+    assert facts.eps == 2**-12
+    assert facts.above == pytest.approx(1.9e-4, rel=0.1)
+    assert 50 <= facts.rank <= 65
+    assert 0.22 <= facts.alive["128x128"] <= 0.30
+
+
+def test_targets_follow_the_zipf_law_that_the_first_column_holds():
+    case = Case("zipf", "", vocab=1000, width=8, tokens=40_000)
+    data = make_inputs(case)
+    probability = (-1.125 * torch.arange(1, 1001, dtype=torch.float64).log()).softmax(0)
+    found = torch.bincount(data.target, minlength=1000) / 40_000
+    for identity in (0, 1, 10, 100):
+        p = probability[identity]
+        assert abs(found[identity] - p) < 4 * math.sqrt(p * (1 - p) / 40_000)
+    assert (data.hidden[:, 0] == 32).all()
+    assert data.weight[999, 0].item() == pytest.approx(-1.125 * math.log(1000) / 32, rel=2**-8)
+    assert data.weight[:, 1:].float().var().item() == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_one_seed_gives_one_set_of_inputs_and_another_seed_another():
+    first, again, other = (make_inputs(SMALL, seed=seed) for seed in (3, 3, 4))
+    for field in ("hidden", "weight", "target"):
+        assert torch.equal(getattr(first, field), getattr(again, field))
+        assert not torch.equal(getattr(first, field), getattr(other, field))
+
+
+def test_relabelling_ids_keeps_the_softmax_and_spreads_it_over_more_tiles():
+    case = Case("zipf", "", vocab=64_000, width=768, tokens=128)
+    natural, permuted = (describe(make_inputs(case, permute=p), None, tiles=((128, 32),)) for p in (False, True))
+    assert permuted.above == pytest.approx(natural.above, rel=1e-3)
+    assert permuted.rank == natural.rank
+    assert permuted.alive["128x32"] > 1.5 * natural.alive["128x32"]
+    assert permuted.alive["128x32 sorted"] == pytest.approx(natural.alive["128x32 sorted"], abs=0.005)
+
+
+def test_ignored_tokens_come_in_runs_and_leave_the_share_that_was_asked_for():
+    case = dataclasses.replace(CASES["gemma2_2b_invalids"], vocab=500, width=8)
+    target = make_inputs(case).target
+    counts = target != IGNORED
+    assert counts.sum() == round(0.36 * 8192)
+    runs = 1 + (counts[1:] != counts[:-1]).sum().item()
+    assert runs == 2 * (8192 // 180)
+    complete = make_inputs(dataclasses.replace(case, counting=1.0)).target
+    assert torch.equal(target[counts], complete[counts])
+
+
+@pytest.mark.parametrize("permute", [False, True])
+def test_describe_equals_the_definition_on_the_whole_softmax(permute):
+    data = make_inputs(dataclasses.replace(SMALL, vocab=700, tokens=300, dtype=torch.bfloat16), permute=permute)
+    found = describe(data, 20.0, chunk=128, tiles=((128, 128), (64, 32)))
+    kept = data.target != IGNORED
+    logits = 20 * torch.tanh(data.hidden[kept].double() @ data.weight.double().T / 20)
+    softmax = logits.softmax(1)
+    assert found.above == (softmax >= 2**-12).double().mean().item()
+    assert found.rank == (softmax.sort(1, descending=True).values.mean(0)[:512] >= 2**-12).sum().item()
+    entries = (softmax - F.one_hot(data.target[kept], 700)).abs()
+    for name, matrix in (("", entries), (" sorted", entries[:, logits.mean(0).argsort()])):
+        for rows_, columns in ((128, 128), (64, 32)):
+            tiles = [tile for block in matrix.split(rows_) for tile in block.split(columns, dim=1)]
+            alive = sum((tile >= 2**-12).any().item() for tile in tiles) / len(tiles)
+            assert found.alive[f"{rows_}x{columns}{name}"] == alive
+
+
+# -- methods ----
+
+
+@pytest.mark.parametrize("name", ["ours", "ours_exact", "ours_full_c", "eager", "torch.compile", "chunked"])
+@pytest.mark.parametrize("counting", [1.0, 0.5])
+def test_every_method_computes_the_mean_loss_of_the_counting_tokens(name, counting, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    case = dataclasses.replace(SMALL, counting=counting)
+    data = make_inputs(case)
+    contender = METHODS[name][0](case, CPU)
+    exact = F.cross_entropy(20 * torch.tanh(data.hidden.double() @ data.weight.double().T / 20), data.target)
+    torch.testing.assert_close(contender.loss(data.hidden, data.weight, data.target).double(), exact, rtol=1e-5, atol=0)
+    found = accuracy.errors(contender, Inputs(*map(_leaf, _tensors(data))), accuracy.truth(data, 20.0, chunk=200))
+    assert found["dE"] < 1e-5
+    assert found["dC"] < 1e-5
+    assert found.get("nll", 0) < 1e-4
+    assert ("lse" in found) == (name.startswith("ours") or name == "eager")
+
+
+def test_the_truth_is_autograd_in_float64():
+    data = make_inputs(SMALL)
+    exact = accuracy.truth(data, 20.0, chunk=100)
+    hidden, weight = _leaf(data.hidden.double()), _leaf(data.weight.double())
+    logits = 20 * torch.tanh(hidden @ weight.T / 20)
+    nll = F.cross_entropy(logits, data.target, reduction="none")
+    nll.sum().div((data.target != IGNORED).sum()).backward()
+    torch.testing.assert_close(exact.nll, nll.detach(), rtol=1e-12, atol=1e-12)
+    lse = torch.where(data.target != IGNORED, logits.logsumexp(1), 0.0)
+    torch.testing.assert_close(exact.lse, lse.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(exact.d_hidden, hidden.grad, rtol=1e-10, atol=1e-15)
+    torch.testing.assert_close(exact.d_weight, weight.grad, rtol=1e-10, atol=1e-15)
+
+
+def test_an_error_in_a_gradient_is_seen_with_its_size():
+    class Doubled(METHODS["eager"][0].func):
+        def loss(self, hidden, weight, target):
+            return super().loss(2 * hidden - hidden.detach(), weight, target)
+
+    data = make_inputs(SMALL)
+    found = accuracy.errors(Doubled(SMALL, CPU), data, accuracy.truth(data, 20.0))
+    assert found["dE"] == pytest.approx(1, abs=1e-4)
+    assert found["dC"] < 1e-5
+
+
+def test_results_that_change_from_run_to_run_are_called_so():
+    class Noisy(METHODS["eager"][0].func):
+        def loss(self, hidden, weight, target):
+            return super().loss(hidden, weight * (1 + 1e-3 * torch.rand(())), target)
+
+    data = make_inputs(SMALL)
+    assert accuracy.reproducible(METHODS["eager"][0](SMALL, CPU), data) == {"loss": True, "dE": True, "dC": True}
+    assert accuracy.reproducible(Noisy(SMALL, CPU), data) == {"loss": False, "dE": False, "dC": False}
+
+
+def _tensors(data: Inputs) -> tuple[torch.Tensor, ...]:
+    return data.hidden, data.weight, data.target
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor
+
+
+# -- time and memory ----
+
+
+def test_peak_memory_on_a_cpu_is_what_was_allocated_at_once():
+    def two_after_another(_):
+        for _ in range(2):
+            torch.empty(2**20)
+        together = torch.empty(2**19), torch.empty(2**19)
+        return len(together)
+
+    assert measure.peak_memory(measure.Step(lambda: None, two_after_another), CPU) == pytest.approx(4, abs=0.01)
+
+
+@pytest.mark.parametrize(("part", "matrices"), [("loss", 3), ("gradient", 2), ("both", 4)])
+def test_the_baseline_holds_as_many_logit_matrices_as_its_arithmetic_needs(part, matrices):
+    """Float32, capped: forward logits, tanh and log-softmax; backward two gradients beside the two that are kept."""
+    case = dataclasses.replace(CASES["tiny_cpu"], tokens=128, vocab=4096, width=16)
+    step = measure.step(METHODS["eager"][0](case, CPU), make_inputs(case), part)
+    assert measure.peak_memory(step, CPU) == pytest.approx(matrices * 128 * 4096 * 4 / 2**20, rel=0.01)
+
+
+@pytest.mark.parametrize(("repeats", "seconds", "number"), [(3, 100, 3), (50, 0, 10), (50, 100, 50), (5, 0, 5)])
+def test_repetitions_are_as_many_as_asked_for_or_ten_when_time_is_short(repeats, seconds, number):
+    calls = []
+    step = measure.Step(lambda: calls.append("prepare"), lambda _: calls.append("run"))
+    assert len(measure.times(step, CPU, repeats=repeats, warmup=2, seconds=seconds)) == number
+    assert calls == ["prepare", "run"] * (number + 2)
+
+
+def test_the_gradient_is_measured_without_its_forward_pass():
+    data = make_inputs(SMALL)
+    step = measure.step(METHODS["eager"][0](SMALL, CPU), data, "gradient")
+    loss = step.prepare()
+    assert data.hidden.grad is None
+    step.run(loss)
+    assert data.hidden.grad is not None
+    step.prepare()
+    assert data.hidden.grad is None
+
+
+# -- rows and tables ----
+
+
+def test_a_row_has_the_keys_of_the_committed_measurements():
+    committed = json.loads((ROOT / "paper_tables/records/bench/pretrain.jsonl").read_text().splitlines()[0])
+    row = rows.row("cross_entropy", "c", "ours", "time", "ms", [3.0, 1.0, 2.0, 5.0, 4.0, 6.0], "cpu", mean=3.5)
+    assert set(committed) - {"settings"} <= set(row)
+    assert (row["value"], row["low"], row["high"], row["n"], row["mean"]) == (3.5, 2.0, 5.0, 6, 3.5)
+
+
+def test_without_a_repository_the_commit_comes_from_the_environment(monkeypatch):
+    def no_git(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    monkeypatch.setenv("PAPERLM_COMMIT", "abc")
+    rows.commit_id.cache_clear()
+    assert rows.commit_id() == "abc"
+    rows.commit_id.cache_clear()
+
+
+def test_a_peers_name_in_a_row_has_its_version(monkeypatch):
+    monkeypatch.setattr("paperlm_kernels.bench.methods.version", lambda name: "1.2")
+    assert label("cut-cross-entropy exact") == "cut-cross-entropy 1.2 (exact)"
+    assert label("liger-kernel") == "liger-kernel 1.2"
+    assert label("ours_exact") == "ours_exact"
+
+
+def _row(name: str, metric: str, value: float | None, **extra: object) -> dict:
+    return {
+        "op": "cross_entropy", "case": "toy", "method": extra.pop("method", name), "name": name, "metric": metric,
+        "value": value, "low": value, "high": value, "n": 50, "device": "Card", "order": "natural", "scale": "full",
+        "source": "synthetic", "seed": 0, "lower_bound_mib": 1161.0, "versions": {"torch": "2", "triton": "3"},
+        "commit": "abc", "date": "2026-01-02",
+        "shape": {"tokens": 8, "counting": 0.36, "vocab": 16, "width": 4, "softcap": 30.0, "dtype": "bfloat16"},
+        **extra,
+    }  # fmt: skip
+
+
+def test_rows_become_a_table_of_memory_and_time_and_one_of_accuracy():
+    same = {"loss": True, "dE": True, "dC": False}
+    speed = {"floor_ms": 12.23, "matmul_tflops": 800.0}
+    text = tables([
+        _row("lower_bound", "peak_memory", 4 / 2**20, measure="loss"),
+        _row("lower_bound", "alive_share", 0.271, tiles="128x128"),
+        _row("ours", "time", 99.0, measure="both", over_floor=9.0, **speed),
+        _row("ours", "time", 24.94, measure="both", over_floor=2.039, **speed),
+        _row("ours", "peak_memory", 1219.4, measure="both", over_bound=1.0503),
+        _row("eager", "outcome", None, measure="both", outcome="out of memory"),
+        _row("peer", "outcome", None, outcome="absent: peer is not installed"),
+        _row("ours", "error", 0.0271, measure="dE"),
+        _row("peer exact", "determinism", 0.0, parts=same, method="peer 1.0 (exact)"),
+    ])  # fmt: skip
+    assert (
+        text
+        == """\
+**toy**: 8 tokens, 36% of them counting, 16 ids, width 4, softcap 30, bfloat16, synthetic data with ids in natural \
+order, 27% of the 128 x 128 tiles alive. Both gradients take 1,161 MiB, one matrix product 12.23 ms at 790 TFLOP/s \
+(measured beside: 800 TFLOP/s). Times: median (20th-80th percentile) of 50 repetitions. Card, torch 2, triton 3, \
+2026-01-02.
+
+| method | loss, MiB | loss+gradient, MiB | loss+gradient, ms | memory / gradients | time / product |
+|---|---|---|---|---|---|
+| lower bound | < 0.01 |  |  |  |  |
+| ours |  | 1,219 | 24.9 (24.9-24.9) | 1.05 | 2.04 |
+| eager |  | out of memory | out of memory |  |  |
+
+| method | dE, relative error | same bits in every run |
+|---|---|---|
+| ours | 2.7e-02 |  |
+| peer 1.0 (exact) |  | not dC |
+
+Not measured: peer (absent: peer is not installed)."""
+    )
+
+
+def test_a_method_that_was_absent_and_is_measured_later_is_no_longer_called_absent():
+    text = tables([
+        _row("peer", "outcome", None, outcome="absent: peer is not installed"),
+        _row("peer", "time", 5.0, measure="loss", method="peer 1.0"),
+    ])  # fmt: skip
+    assert "absent" not in text
+    assert "| peer 1.0 | 5.00 (5.00-5.00) |" in text
+
+
+def test_the_chart_shows_both_ratios_of_every_method_and_case(tmp_path):
+    pytest.importorskip("seaborn")
+    found = [
+        _row("ours", "time", 24.9, measure="both", over_floor=2.04),
+        _row("ours", "peak_memory", 1219.0, measure="both", over_bound=1.05),
+        _row("eager", "time", 67.0, measure="both", over_floor=5.5, case="other"),
+    ]
+    points = [(p["case"], p["method"], p.get("over_floor"), p.get("over_bound")) for p in chart.points(found)]
+    assert points == [("toy", "ours", 2.04, 1.05), ("other", "eager", 5.5, None)]
+    chart.draw(found, tmp_path / "chart.svg")
+    assert "<svg" in (tmp_path / "chart.svg").read_text()
+    with pytest.raises(ValueError, match="no row has a time or memory of loss and gradient"):
+        chart.draw([_row("ours", "time", 1.0, measure="loss")], tmp_path / "none.svg")
+
+
+# -- command line ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cases", "gema2_2b"], "unknown case 'gema2_2b'; did you mean 'gemma2_2b'"),
+        (["--cases", "tabel1"], "unknown case 'tabel1'; did you mean 'table1'"),
+        (["--methods", "eagre"], "unknown method 'eagre'; did you mean 'eager'"),
+        (["--measure", "los"], "unknown measure 'los'; did you mean 'loss'"),
+        (["--methods", ","], "no method given; known: ours,"),
+        (["--repeats", "0"], "--repeats is 1 or more"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_the_nearest_name(arguments, message, capsys):
+    assert main(["cross_entropy", "--device", "cpu", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_showing_a_file_without_rows_says_how_to_get_some(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").touch()
+    assert main(["show", str(tmp_path / "rows.jsonl")]) == 2
+    assert "cross_entropy --out" in capsys.readouterr().err
+
+
+def test_a_run_on_a_cpu_measures_each_method_in_a_process_and_appends_its_rows(tmp_path, capsys):
+    out = tmp_path / "rows.jsonl"
+    command = ["cross_entropy", "--device", "cpu", "--cases", "tiny_cpu", "--scale", "small", "--repeats", "2"]
+    command += ["--methods", "ours,eager,liger-kernel", "--measure", "both,error,determinism", "--out", str(out)]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "[4/4] tiny_cpu liger-kernel: absent: " in shown.err
+    found = {(r["name"], r["metric"], r.get("measure", "")): r for r in rows.read(out) if "tiles" not in r}
+    case = CASES["tiny_cpu"].small()
+    logits = case.tokens * case.vocab * 4 / 2**20
+    assert found["eager", "peak_memory", "both"]["value"] == pytest.approx(4 * logits, rel=0.01)
+    assert found["lower_bound", "peak_memory", "both"]["value"] == pytest.approx(case.lower_bound, rel=1e-5)
+    for name in ("ours", "eager"):
+        row = found[name, "time", "both"]
+        assert row["n"] == 2
+        assert 0 < row["low"] <= row["value"] <= row["high"]
+        assert row["device"].startswith("cpu (")
+        assert row["alive_share"] == 1
+        assert found[name, "error", "dE"]["value"] < 1e-4
+        assert found[name, "error", "lse"]["value"] < 1e-4
+        assert found[name, "determinism", ""]["value"] == 1
+    assert main(["show", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == tables(rows.read(out))
+
+
+def test_a_method_that_fails_leaves_a_row_with_the_reason():
+    collected = []
+    found = run(
+        [Task("tiny_cpu", "eager", small=True, device="cpu", seed="no number")], lambda _, r: collected.append(r)
+    )
+    assert collected == [found]
+    assert [row["metric"] for row in found] == ["outcome"]
+    assert found[0]["outcome"].startswith("failed: RuntimeError: manual_seed")
