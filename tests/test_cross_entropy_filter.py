@@ -145,7 +145,7 @@ def test_the_references_filter_follows_the_definition_on_random_data(softcap, z_
     logits = parts(p, softcap=softcap)[3]
     eps = logits.softmax(1).amax(1).quantile(0.98).item()
     given = torch.randperm(1000, generator=torch.Generator().manual_seed(5))
-    ids = {"natural": torch.arange(1000), "mean_logit": logits.mean(0).argsort(), "given": given}[order]
+    ids = {"natural": torch.arange(1000), "mean_logit": parts(p)[3].mean(0).argsort(), "given": given}[order]
     keyword = {"natural": None, "mean_logit": "mean_logit", "given": given.int()}[order]
     keywords = {"softcap": softcap, "z_loss": z_loss}
     loss = run(CPU, p, filter_eps=eps, reduction="sum", vocab_order=keyword, **keywords)

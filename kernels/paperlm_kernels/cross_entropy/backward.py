@@ -6,6 +6,8 @@ fits the scratch buffer. `gradient_kernel` recomputes the logits of the wave's t
 dtype, into slots of 128 tokens x 128 ids; `products_kernel` multiplies. Every piece of dC and dE has one owner, which adds in
 fp32 in a fixed order: no atomics, no locks, the same bits in every run.
 
+ORDERED: groups are taken in a given order of the vocabulary; the rows of C are gathered, and the rows of dC come out in that order.
+
 List entries and addresses are read one step before they are used, so that no block waits for its own address.
 """
 
@@ -26,20 +28,23 @@ def _store_slot(scratch, slot, q, TMA: tl.constexpr):
 
 @triton.jit
 def _finish_tile(
-    z, bias, target, log_sum, a, b, alive, group, last, V, scale, cap, eps,
+    z, bias, ids, target, log_sum, a, b, alive, group, last, V, scale, cap, eps,
     FLAG: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """q of one tile from its product, rounded to DTYPE; FLAG: writes whether the filter keeps it to `alive`."""
-    ids = group * 128 + tl.arange(0, 128)
+    """q of one tile from its product, rounded to DTYPE; FLAG: writes whether the filter keeps it to `alive`.
+
+    ids: of the tile's columns; target: place of each row's target in the vocabulary order.
+    """
+    place = group * 128 + tl.arange(0, 128)
     z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
     if group * 128 + 128 > V:
-        z = tl.where((ids < V)[None, :], z, float("-inf"))
+        z = tl.where((place < V)[None, :], z, float("-inf"))
     p = tl.exp2(z * LOG2E - log_sum[:, None])
     q = p * a[:, None]
     own = (target >= group * 128) & (target < group * 128 + 128)
     any_own = tl.max(own.to(tl.int32), 0)
     if any_own > 0:
-        q += tl.where(ids[None, :] == target[:, None], b[:, None], 0.0)
+        q += tl.where(place[None, :] == target[:, None], b[:, None], 0.0)
     if FLAG:
         # a row that is padding has log_sum = inf, hence p = 0
         kept = tl.maximum(tl.max((tl.max(p, 1) >= eps).to(tl.int32), 0), any_own)
@@ -48,6 +53,16 @@ def _finish_tile(
         r = tl.maximum(z, -cap) * (1.0 / cap)
         q = q * (1.0 - r * r)
     return q.to(DTYPE)
+
+
+@triton.jit
+def _ids(order, group, V, ORDERED: tl.constexpr):
+    """Vocabulary ids of a group; -1 beyond the vocabulary where they are looked up in an order."""
+    place = group * 128 + tl.arange(0, 128)
+    if ORDERED:
+        return tl.load(order + place, mask=place < V, other=-1)
+    else:
+        return place
 
 
 @triton.jit
@@ -73,9 +88,9 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, groups, L
 
 @triton.jit
 def _gradient_tiles(
-    E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts, plan, wave,
-    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
-    BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
+    E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts,
+    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+    BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
@@ -116,6 +131,8 @@ def _gradient_tiles(
                 log_sum = tl.load(lse + row, mask=real, other=float("inf")) * LOG2E
                 a = tl.load(d_lse + row, mask=real, other=0.0)
                 b = tl.load(d_target + row, mask=real, other=0.0)
+                left_ids = _ids(order, left_group, V, ORDERED)
+                right_ids = _ids(order, right_group, V, ORDERED)
                 left_z = tl.zeros([128, 128], tl.float32)
                 right_z = tl.zeros([128, 128], tl.float32)
                 for k in range(0, D, BK):
@@ -123,19 +140,23 @@ def _gradient_tiles(
                         e = gather_block(E_rows, row, k, D, stride_e, BK)
                     else:
                         e = E.load([block * 128, k])
-                    left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
-                    right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                    if ORDERED:
+                        left_c = gather_block(C_rows, left_ids, k, D, stride_c, BK)
+                        right_c = gather_block(C_rows, right_ids, k, D, stride_c, BK)
+                    else:
+                        left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                        right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
                     left_z = tl.dot(e, left_c.T, left_z, input_precision=PRECISION)
                     right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
                 flags = alive + block.to(tl.int64) * groups
                 q = _finish_tile(
-                    left_z, bias, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps,
+                    left_z, bias, left_ids, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps,
                     FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
                 )  # fmt: skip
                 _store_slot(scratch, base + left_slot, q, TMA)
                 if right_group < groups:
                     q = _finish_tile(
-                        right_z, bias, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps,
+                        right_z, bias, right_ids, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps,
                         FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
                     )  # fmt: skip
                     _store_slot(scratch, base + right_slot, q, TMA)
@@ -144,9 +165,9 @@ def _gradient_tiles(
 
 @triton.jit
 def gradient_kernel(
-    E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts, plan, wave,
-    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
-    BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
+    E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts,
+    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+    BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q of the wave's tiles into its slots. LISTED: the tiles of the row lists; else all of them.
@@ -159,15 +180,15 @@ def gradient_kernel(
     if dense:
         if TMA:
             _gradient_tiles(
-                E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts, plan,
-                wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
-                BK, TMA, False, LISTED, FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+                E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units,
+                unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+                BK, TMA, False, LISTED, FLAG, ORDERED, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _gradient_tiles(
-            E, E_rows, C, bias, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts, plan,
-            wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
-            BK, TMA, True, LISTED, FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+            E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units,
+            unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+            BK, TMA, True, LISTED, FLAG, ORDERED, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
         )  # fmt: skip
 
 
@@ -182,10 +203,10 @@ def _place(unit, blocks, columns, CHUNK: tl.constexpr):
 
 @triton.jit
 def _hidden_unit(
-    unit, C, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder, row_blocks,
+    unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder, row_blocks,
     V, D, stride_c, scale, groups, columns,
-    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr,
-    ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, ORDERED: tl.constexpr, FIRST: tl.constexpr,
+    PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds q C of the wave to (128 tokens, BD columns) of dE.
 
@@ -210,7 +231,12 @@ def _hidden_unit(
         for t in range(n * STEPS):
             inner = t % STEPS * BK
             q = load_block(scratch, (base + slot) * 128, inner, (base + slot + 1) * 128, 128, 128, 128, BK, TMA)
-            c = load_block(C, group * 128 + inner, column, V, D, stride_c, BK, BD, TMA)
+            if ORDERED:
+                place = group * 128 + inner + tl.arange(0, BK)
+                ids = tl.load(order + place, mask=place < V, other=-1)
+                c = gather_block(C_rows, ids, column, D, stride_c, BD)
+            else:
+                c = load_block(C, group * 128 + inner, column, V, D, stride_c, BK, BD, TMA)
             acc = tl.dot(q, c, acc, input_precision=PRECISION)
             if ROUND:
                 acc = acc.to(q.dtype).to(tl.float32)
@@ -239,9 +265,7 @@ def _hidden_unit(
 
 
 @triton.jit
-def _group_range(
-    group, first, last, offsets, group_counts, row_blocks, VISIT: tl.constexpr
-):
+def _group_range(group, first, last, offsets, group_counts, row_blocks, VISIT: tl.constexpr):
     """First slot (in the order of all tiles) and number of visited tiles of a group of the wave; 0, 0 beyond it."""
     there = group < last
     start = tl.load(offsets + group, mask=there, other=0)
@@ -312,10 +336,10 @@ def _turn(turn, turns, cycle, program, programs, heavy, first, last, columns, CH
 
 @triton.jit
 def products_kernel(
-    E, E_rows, C, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks, group_counts, offsets, plan, wave,
-    n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e, stride_c, scale, groups, n_blocks,
+    E, E_rows, C, C_rows, order, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks, group_counts, offsets,
+    plan, wave, n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e, stride_c, scale, groups, n_blocks,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HIDDEN: tl.constexpr, WEIGHT: tl.constexpr, SOME: tl.constexpr,
-    VISIT: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+    ORDERED: tl.constexpr, VISIT: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Both products of a wave. q_rows, q_columns: the scratch buffer, read in blocks of tokens (dE) and of ids (dC).
 
@@ -338,9 +362,9 @@ def products_kernel(
         if last > first or FIRST:
             for unit in range(program, units, programs):
                 _hidden_unit(
-                    unit, C, rows, row_slots, row_groups, row_starts, first, last, listed if SOME else base, q_rows, d_hidden,
+                    unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, listed if SOME else base, q_rows, d_hidden,
                     remainder, row_blocks, V, D, stride_c, scale, groups, columns,
-                    BD, BK, TMA, SOME, FIRST, PAIR, ROUND, PRECISION, CHUNK,
+                    BD, BK, TMA, SOME, ORDERED, FIRST, PAIR, ROUND, PRECISION, CHUNK,
                 )  # fmt: skip
         # `heavy` programs had one unit more than the others. Both products cost the same in total, so a unit of dE is
         # 1 / row_blocks of the work on dC: the heavy programs sit out one turn in `turns` of the dC units.
@@ -364,7 +388,9 @@ def products_kernel(
             next_start, next_n = _group_range(next_group, first, last, offsets, group_counts, row_blocks, VISIT)
             for turn in range(tl.cdiv(units, cycle) * turns):
                 next_block = _entry(next_group, next_start, next_n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
-                far_group, far_column = _turn(turn + 2, turns, cycle, program, programs, heavy, first, last, columns, CHUNK)
+                far_group, far_column = _turn(
+                    turn + 2, turns, cycle, program, programs, heavy, first, last, columns, CHUNK
+                )
                 far_start, far_n = _group_range(far_group, first, last, offsets, group_counts, row_blocks, VISIT)
                 if group < last:
                     if dense:

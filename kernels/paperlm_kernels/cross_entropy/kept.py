@@ -13,7 +13,19 @@ from paperlm_kernels.cross_entropy.tiles import LOG2E
 
 @triton.jit
 def kept_gradient_kernel(
-    kept, out, target, target_stride, lse, d_lse, d_target, V, vocab_start, cap, scale, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr
+    kept,
+    out,
+    target,
+    target_stride,
+    lse,
+    d_lse,
+    d_target,
+    V,
+    vocab_start,
+    cap,
+    scale,
+    HAS_CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """out = scale * dloss/dlogits (before the scale) from the logits used. Grid: tokens x chunks of ids; ignored tokens give zeros."""
     row = tl.program_id(0)

@@ -149,11 +149,14 @@ def spare_slots(memory: str, exact: bool, bound: int, other: int, n_blocks: int,
 
 
 def run_backward(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, saved: Saved, d_lse: torch.Tensor,
-    d_target: torch.Tensor, softcap: float | None, logit_scale: float, filter_eps: float | None, filter_grads: str,
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, saved: Saved, order: torch.Tensor | None,
+    d_lse: torch.Tensor, d_target: torch.Tensor, softcap: float | None, logit_scale: float, filter_eps: float | None, filter_grads: str,
     accumulate: str, memory: str, need: tuple[bool, bool, bool], hidden_fp32: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of hidden, weight and bias (empty where not needed). `hidden_fp32`: dE in float32, for a sum over ranks."""
+    """Gradients of hidden, weight and bias (empty where not needed). `hidden_fp32`: dE in float32, for a sum over ranks.
+
+    order: (V,) int32 permutation in which ids are grouped into tiles, or None.
+    """
     (N, D), V, device, dtype = hidden.shape, weight.shape[0], hidden.device, hidden.dtype
     config, precision = blocks_of(dtype), precision_of(dtype)
     need_hidden, need_weight, need_bias = need
@@ -168,6 +171,11 @@ def run_backward(
     empty = functools.partial(torch.empty, device=device)
     int32 = functools.partial(empty, dtype=torch.int32)
     control, rows, targets = saved.control, saved.rows, saved.targets
+    ordered = order is not None
+    if ordered:
+        places = int32(V).scatter_(0, order.long(), torch.arange(V, dtype=torch.int32, device=device))
+        targets = torch.where(targets >= 0, places[targets.clamp(min=0)], -1)
+        del places
     alive = empty((n_blocks, groups) if filtered else 0, dtype=torch.int8)
     rank = empty((n_blocks, groups) if listed else 0, dtype=torch.int16)
     row_slots, row_groups = (int32((n_blocks, groups) if drop_hidden else 0) for _ in range(2))
@@ -202,7 +210,9 @@ def run_backward(
             GROUPS=32, num_warps=4,
         )  # fmt: skip
     if listed:
-        liveness.rank_kernel[(triton.cdiv(groups, 32),)](alive, rank, group_counts, control, groups, BLOCK=32, num_warps=1)
+        liveness.rank_kernel[(triton.cdiv(groups, 32),)](
+            alive, rank, group_counts, control, groups, BLOCK=32, num_warps=1
+        )
     liveness.plan_kernel[(1,)](
         group_counts, control, offsets, plan, groups, D, slots, waves, LISTED=listed, ALIASED=need_weight,
         BLOCK=min(4096, triton.next_power_of_2(groups)), num_warps=4,
@@ -235,20 +245,20 @@ def run_backward(
     q_rows, q_columns = operand(scratch, [128, BKP], tma), operand(scratch, [BKP, 128], tma)
     for wave in range(waves):
         backward.gradient_kernel[(programs_of(device),)](
-            hidden_in, hidden, weight_in, bias, rows, targets, control, saved.lse, d_lse, d_target, row_slots, row_groups,
+            hidden_in, hidden, weight_in, weight, bias, order, rows, targets, control, saved.lse, d_lse, d_target, row_slots, row_groups,
             units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale, cap,
             filter_eps if flag else 0.0, groups, n_blocks,
-            BK=BK, TMA=tma, LISTED=listed, FLAG=flag, HAS_SCALE=scale != 1.0,
+            BK=BK, TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered, HAS_SCALE=scale != 1.0,
             HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision, DTYPE=triton_dtype(dtype),
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if flag:
             lists(wave)
         backward.products_kernel[(programs_of(device),)](
-            hidden_block, hidden, weight_block, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
+            hidden_block, hidden, weight_block, weight, order, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
             group_counts, offsets, plan, wave, waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, hidden.stride(0),
             weight.stride(0), scale, groups, n_blocks,
-            BD=BD, BK=BKP, TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, VISIT=visit, FIRST=wave == 0,
+            BD=BD, BK=BKP, TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered, VISIT=visit, FIRST=wave == 0,
             PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps, num_stages=product_stages,
         )  # fmt: skip
         if need_bias:
@@ -256,9 +266,25 @@ def run_backward(
                 control, group_blocks, group_counts, offsets, plan, wave, waves, scratch, d_bias, V, n_blocks, VISIT=visit,
                 num_warps=4,
             )  # fmt: skip
+    if ordered:
+        del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept
+        if need_weight:
+            unsort_rows(d_weight, order, 2 * MIB if memory == "lean" else 32 * MIB)
+        if need_bias:
+            d_bias = torch.empty_like(d_bias).scatter_(0, order.long(), d_bias)
     if need_hidden and not hidden_fp32:
         d_hidden = d_hidden.to(dtype)
     return d_hidden, d_weight, d_bias.to(bias.dtype) if need_bias else d_bias
+
+
+def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, room: int) -> None:
+    """Move row i of the matrix to row order[i], in place, a few columns at a time: `room` bytes, at least 8 a row."""
+    rows, columns = matrix.shape
+    width = max(8, room // max(rows, 1)) // matrix.element_size()
+    index = order.long()
+    for start in range(0, columns, width):
+        part = matrix[:, start : start + width]
+        part[index] = part.clone()
 
 
 def triton_dtype(dtype: torch.dtype):

@@ -48,7 +48,17 @@ def rank_kernel(alive, rank, counts, control, groups, BLOCK: tl.constexpr):
 
 @triton.jit
 def plan_kernel(
-    counts, control, offsets, plan, groups, D, slots, n_waves, LISTED: tl.constexpr, ALIASED: tl.constexpr, BLOCK: tl.constexpr
+    counts,
+    control,
+    offsets,
+    plan,
+    groups,
+    D,
+    slots,
+    n_waves,
+    LISTED: tl.constexpr,
+    ALIASED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Slot offsets of the groups (in the order of all tiles), and the waves.
 
@@ -144,7 +154,19 @@ def lists_kernel(
 
 
 @triton.jit
-def units_kernel(row_starts, offsets, control, plan, n_waves, units, unit_counts, groups, n_blocks, BLOCKS: tl.constexpr, WINDOW: tl.constexpr):
+def units_kernel(
+    row_starts,
+    offsets,
+    control,
+    plan,
+    n_waves,
+    units,
+    unit_counts,
+    groups,
+    n_blocks,
+    BLOCKS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
     """The order in which `gradient_kernel` computes the kept tiles: pairs of a row block's groups, window by window of WINDOW groups.
 
     Within a window all row blocks work on the same rows of C, which then stay in L2. units[u] = 2 * (entry of the row lists) + 1 if the

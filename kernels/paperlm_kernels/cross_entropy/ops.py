@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from paperlm_kernels.cross_entropy.kept import kept_backward
 from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, run_backward, run_forward
+from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -47,7 +48,7 @@ def _(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_st
 @torch.library.custom_op("paperlm_kernels::linear_cross_entropy_backward", mutates_args=())
 def backward_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, lse: Tensor, rows: Tensor, targets: Tensor,
-    control: Tensor, maxima: Tensor, kept: Tensor, d_lse: Tensor, d_target: Tensor, softcap: float | None, logit_scale: float,
+    control: Tensor, maxima: Tensor, kept: Tensor, order: Tensor | None, d_lse: Tensor, d_target: Tensor, softcap: float | None, logit_scale: float,
     filter_eps: float | None, filter_grads: str, accumulate: str, memory: str, vocab_start: int, need: list[bool],
     hidden_fp32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -59,13 +60,13 @@ def backward_op(
         )  # fmt: skip
     saved = Saved(lse, lse, rows, targets, control, maxima, kept)
     return run_backward(
-        hidden, weight, bias, saved, d_lse, d_target, softcap, logit_scale, filter_eps, filter_grads, accumulate, memory,
+        hidden, weight, bias, saved, order, d_lse, d_target, softcap, logit_scale, filter_eps, filter_grads, accumulate, memory,
         tuple(need), hidden_fp32,
     )  # fmt: skip
 
 
 @backward_op.register_fake
-def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, d_lse, d_target, softcap, logit_scale,
+def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, order, d_lse, d_target, softcap, logit_scale,
       filter_eps, filter_grads, accumulate, memory, vocab_start, need, hidden_fp32):  # fmt: skip
     new = hidden.new_empty
     return (
@@ -77,9 +78,10 @@ def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, d
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, target, settings):
+    def forward(ctx, hidden, weight, bias, target, vocab_order, settings):
         softcap, scale, eps, _, _, memory, keep, group, vocab_start = settings
-        maxima = eps is not None and memory != "lean"
+        # The byte maxima are of groups in the natural order, and lean does without: then the backward pass recomputes all tiles.
+        maxima = eps is not None and memory != "lean" and vocab_order is None
         lse, target_logit, rows, targets, control, max_bytes, kept = forward_op(
             hidden, weight, bias, target, softcap, scale, maxima, keep, vocab_start
         )
@@ -89,13 +91,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             lse, target_logit = torch.where(counts, lse, 0.0), torch.where(counts, target_logit, 0.0)
         ctx.settings = settings
         ctx.in_place_done = False
-        ctx.save_for_backward(hidden, weight, bias, target, lse, rows, targets, control, max_bytes, kept)
+        ctx.sort = isinstance(vocab_order, str) and eps is not None
+        order = vocab_order.to(torch.int32) if isinstance(vocab_order, Tensor) and eps is not None else None
+        ctx.save_for_backward(hidden, weight, bias, target, lse, rows, targets, control, max_bytes, kept, order)
         return lse, target_logit
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_lse, d_target):
-        hidden, weight, bias, target, lse, rows, targets, control, maxima, kept = ctx.saved_tensors
+        hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, order = ctx.saved_tensors
         softcap, scale, eps, grads, accumulate, memory, keep, group, vocab_start = ctx.settings
         need = [bool(n) for n in ctx.needs_input_grad[:3]]
         d_lse, d_target = d_lse.contiguous(), d_target.contiguous()
@@ -105,17 +109,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if ctx.in_place_done:
                 kept = forward_op(hidden, weight, bias, target, softcap, scale, False, True, vocab_start)[-1]
             d_hidden, d_weight, d_bias = kept_backward(
-                hidden, weight, bias, target, lse, kept, d_lse, d_target, softcap, scale, vocab_start, tuple(need), parallel, True
+                hidden,
+                weight,
+                bias,
+                target,
+                lse,
+                kept,
+                d_lse,
+                d_target,
+                softcap,
+                scale,
+                vocab_start,
+                tuple(need),
+                parallel,
+                True,
             )
             ctx.in_place_done = True
         else:
+            if ctx.sort:
+                order = mean_logit_order(hidden, weight, bias, target).to(torch.int32)
             d_hidden, d_weight, d_bias = backward_op(
-                hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, d_lse, d_target, softcap, scale, eps,
+                hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, order, d_lse, d_target, softcap, scale, eps,
                 grads, accumulate, memory, vocab_start, need, parallel,
             )  # fmt: skip
         if parallel and need[0]:
             d_hidden = reduce_hidden_gradient(d_hidden, group).to(hidden.dtype)
-        return (d_hidden if need[0] else None, d_weight if need[1] else None, d_bias if need[2] else None, None, None)
+        return (
+            d_hidden if need[0] else None,
+            d_weight if need[1] else None,
+            d_bias if need[2] else None,
+            None,
+            None,
+            None,
+        )
 
 
 def linear_cross_entropy_core(
@@ -135,10 +161,18 @@ def linear_cross_entropy_core(
         filter_eps = None
     if keep_logits and filter_eps is not None:
         raise ValueError("keep_logits=True is for unfiltered gradients: pass filter_eps=None, or leave keep_logits out")
-    if vocab_order is not None:
-        raise NotImplementedError("vocab_order is not in the kernels yet")
     hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()
     bias = bias if bias is None or bias.stride(0) == 1 else bias.contiguous()
-    settings = (softcap, logit_scale, filter_eps, filter_grads, accumulate, memory, keep_logits, process_group, vocab_start)
-    return _LinearCrossEntropy.apply(hidden, weight, bias, target, settings)
+    settings = (
+        softcap,
+        logit_scale,
+        filter_eps,
+        filter_grads,
+        accumulate,
+        memory,
+        keep_logits,
+        process_group,
+        vocab_start,
+    )
+    return _LinearCrossEntropy.apply(hidden, weight, bias, target, vocab_order, settings)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
 TILE = 128
@@ -161,7 +162,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         index = counting_rows(target)
         highest = hidden.new_full(target.shape, -torch.inf, dtype=accumulator)
         total, target_logit = torch.zeros_like(highest), torch.zeros_like(highest)
-        logit_sum = total.new_zeros(weight.shape[0] if settings.sort else 0)
         with without_autocast(hidden.device.type):
             for chunk in index.split(settings.chunk_tokens):
                 rows = _Rows(hidden, target, chunk, accumulator)
@@ -172,14 +172,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     total[chunk] = total[chunk] * (old - new).exp() + (logits - new[:, None]).exp().sum(1)
                     highest[chunk] = new
                     target_logit[chunk] += torch.where(rows.hits(ids, settings.vocab_start), logits, 0.0).sum(1)
-                    if settings.sort:
-                        logit_sum[ids] += torch.where(rows.counts[:, None], logits, 0.0).sum(0)
         lse = highest + total.log()
         if settings.process_group is not None:
             lse, target_logit = combine(highest, total, target_logit, settings.process_group)
         lse = torch.where(target >= 0, lse, 0.0)
         if settings.sort:
-            order = logit_sum.argsort(stable=True)
+            order = mean_logit_order(hidden, weight, bias, target)
         ctx.settings = settings
         ctx.save_for_backward(hidden, weight, bias, target, lse, natural if order is None else order.long(), index)
         return lse, target_logit

@@ -35,14 +35,12 @@ def gather_block(source, rows, column, n_columns, stride, K: tl.constexpr):
 
 
 @triton.jit
-def finish_logits(
-    z, bias, ids, V, scale, cap, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr
-):
+def finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
     """Logits used, from the matrix product: scale, bias, softcap cap * tanh(z / cap)."""
     if HAS_SCALE:
         z = z * scale
     if HAS_BIAS:
-        z += tl.load(bias + ids, mask=ids < V, other=0.0).to(tl.float32)[None, :]
+        z += tl.load(bias + ids, mask=(ids >= 0) & (ids < V), other=0.0).to(tl.float32)[None, :]
     if HAS_CAP:
         # tanh(x) = 1 - 2 / (1 + exp(2 x)) without libdevice, which the interpreter lacks. The square of the reciprocal root is one
         # instruction of the special-function unit, a division several; an infinite exponential gives 1, as it must.
