@@ -71,10 +71,10 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, groups, L
     if LISTED:
         at = entry // 2
         block = at // groups
-        left_group = tl.load(row_groups + at, mask=entry >= 0, other=groups)
+        left_group = tl.load(row_groups + at, mask=entry >= 0, other=groups).to(tl.int32)
         left_slot = tl.load(row_slots + at, mask=entry >= 0, other=0)
         whole = (entry >= 0) & (entry % 2 == 1)
-        right_group = tl.load(row_groups + at + 1, mask=whole, other=groups)
+        right_group = tl.load(row_groups + at + 1, mask=whole, other=groups).to(tl.int32)
         right_slot = tl.load(row_slots + at + 1, mask=whole, other=0)
     else:
         block = unit % row_blocks
@@ -217,10 +217,10 @@ def _hidden_unit(
     column *= BD
     STEPS: tl.constexpr = 128 // BK
     if SOME:
-        start = tl.load(row_starts + block * (groups + 1) + first)
-        n = tl.load(row_starts + block * (groups + 1) + last) - start
+        start = tl.load(row_starts + block * (groups + 1) + first).to(tl.int32)
+        n = tl.load(row_starts + block * (groups + 1) + last).to(tl.int32) - start
         entry = block.to(tl.int64) * groups + start
-        group = tl.load(row_groups + entry, mask=n > 0, other=0)
+        group = tl.load(row_groups + entry, mask=n > 0, other=0).to(tl.int32)
         slot = tl.load(row_slots + entry, mask=n > 0, other=0)
     else:
         n = last - first
@@ -242,7 +242,7 @@ def _hidden_unit(
                 acc = acc.to(q.dtype).to(tl.float32)
             following = tl.minimum((t + 1) // STEPS, n - 1)
             if SOME:
-                group = tl.load(row_groups + entry + following)
+                group = tl.load(row_groups + entry + following).to(tl.int32)
                 slot = tl.load(row_slots + entry + following)
             else:
                 group = first + following

@@ -4,6 +4,10 @@ Paper section 4.1-4.2, without its locks: a program owns a row block and a strip
 sum in registers, and writes one pair a row; a second kernel combines the strips in a fixed order. While a tile of logits is in
 registers its largest entry per row and group of 128 ids is kept as a byte, so that the backward pass knows which tiles the
 gradient filter drops before it recomputes anything.
+
+The byte is ceil(units * (maximum - base)), clamped to [-127, 127], with base the row's largest logit among the first 128 ids:
+log-sum-exp, which the filter compares with, is not known yet, but it is not far above that. 127 stands for "always kept", -127 for
+its lower end, which keeps too much and never too little, and -128 for rows and groups outside the matrix.
 """
 
 import triton
@@ -11,10 +15,6 @@ import triton.language as tl
 
 from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gather_block, load_block
 
-# A byte holds ceil(4 * maximum), for maxima from -16 to 47.5. Below, the byte is that of -16 (kept rather than dropped); above,
-# ALWAYS; rows and groups outside the matrix are NEVER kept.
-MAXIMA_PER_UNIT = tl.constexpr(4.0)
-MAXIMA_SHIFT = tl.constexpr(63.0)
 ALWAYS = tl.constexpr(127)
 NEVER = tl.constexpr(-128)
 
@@ -59,9 +59,29 @@ def compact_kernel(
 
 
 @triton.jit
+def base_kernel(
+    E, C, bias, rows, control, base, V, D, stride_e, stride_c, scale, cap,
+    BK: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Largest logit among the first 128 ids of every counting token: the base of the byte maxima. Grid: row blocks."""
+    block = tl.program_id(0)
+    if block < tl.load(control + 1):
+        packed = block * 128 + tl.arange(0, 128)
+        row = tl.load(rows + packed)
+        ids = tl.arange(0, 128)
+        z = tl.zeros([128, 128], tl.float32)
+        for k in range(0, D, BK):
+            e = gather_block(E, row, k, D, stride_e, BK)
+            c = load_block(C, 0, k, V, D, stride_c, 128, BK, False)
+            z = tl.dot(e, c.T, z, input_precision=PRECISION)
+        z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
+        tl.store(base + packed, tl.max(tl.where((ids < V)[None, :], z, float("-inf")), 1))
+
+
+@triton.jit
 def _strips(
-    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, kept,
-    N, N_PAD, V, D, stride_e, stride_c, scale, cap,
+    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
+    N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -79,6 +99,8 @@ def _strips(
         target = tl.load(targets + packed)
         m = tl.full([128], float("-inf"), tl.float32)
         s = tl.zeros([128], tl.float32)
+        if MAXIMA:
+            origin = tl.load(base + packed)
         for tile in range(split * tiles // splits, (split + 1) * tiles // splits):
             z = tl.zeros([128, BN], tl.float32)
             for k in range(0, D, BK):
@@ -100,13 +122,14 @@ def _strips(
                 own = tl.sum(tl.where(ids[None, :] == target[:, None], z, 0.0), 1)
                 tl.store(target_logit + row, own, mask=hit)
             group_max = tl.max(tl.reshape(z, [128, BN // 128, 128]), 2)
+            row_max = tl.max(group_max, 1)
             if MAXIMA:
-                byte = tl.ceil(tl.maximum(group_max, -16.0) * MAXIMA_PER_UNIT) - MAXIMA_SHIFT
-                byte = tl.minimum(byte, 127.0)
+                byte = tl.ceil((group_max - origin[:, None]) * units)
+                byte = tl.minimum(tl.maximum(byte, -127.0), 127.0)
                 byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
                 group = tile * (BN // 128) + tl.arange(0, BN // 128)
                 tl.store(maxima + group.to(tl.int64)[None, :] * N_PAD + packed[:, None], byte.to(tl.int8))
-            new_m = tl.maximum(m, tl.max(group_max, 1) * LOG2E)
+            new_m = tl.maximum(m, row_max * LOG2E)
             s = s * tl.exp2(m - new_m) + tl.sum(tl.exp2(z * LOG2E - new_m[:, None]), 1)
             m = new_m
         tl.store(part_max + split * N_PAD + packed, m)
@@ -115,8 +138,8 @@ def _strips(
 
 @triton.jit
 def forward_kernel(
-    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, kept,
-    N, N_PAD, V, D, stride_e, stride_c, scale, cap,
+    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
+    N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -132,14 +155,14 @@ def forward_kernel(
     if dense:
         if TMA:
             _strips(
-                E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, kept,
-                N, N_PAD, V, D, stride_e, stride_c, scale, cap,
+                E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
+                N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
                 BN, BK, TMA, False, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
             )  # fmt: skip
     else:
         _strips(
-            E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, kept,
-            N, N_PAD, V, D, stride_e, stride_c, scale, cap,
+            E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
+            N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
             BN, BK, TMA, True, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
         )  # fmt: skip
 

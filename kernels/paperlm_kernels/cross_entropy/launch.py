@@ -82,14 +82,18 @@ class Saved:
     targets: torch.Tensor
     control: torch.Tensor
     maxima: torch.Tensor
+    base: torch.Tensor
     kept: torch.Tensor
 
 
 def run_forward(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor, softcap: float | None,
-    logit_scale: float, maxima: bool, keep: bool, vocab_start: int,
+    logit_scale: float, maxima: float, keep: bool, vocab_start: int,
 ) -> Saved:  # fmt: skip
-    """Log-sum-exp and target logit of every counting token. Shapes as in `ops.linear_cross_entropy_core`."""
+    """Log-sum-exp and target logit of every counting token. Shapes as in `ops.linear_cross_entropy_core`.
+
+    maxima: units of the byte maxima (see `maxima_units`), 0 for none.
+    """
     (N, D), V, device = hidden.shape, weight.shape[0], hidden.device
     BN, BK, warps, stages = blocks_of(hidden.dtype).forward
     n_blocks = triton.cdiv(N, 128)
@@ -103,18 +107,32 @@ def run_forward(
     )  # fmt: skip
     parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
     lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
+    base = torch.empty(n_pad if maxima else 0, dtype=torch.float32, device=device)
     max_bytes = torch.empty((tiles * BN // 128, n_pad) if maxima else (0,), dtype=torch.int8, device=device)
     kept = torch.empty((N, V) if keep else (0,), dtype=hidden.dtype, device=device)
     tma = use_tma(hidden, weight)
+    logit = dict(
+        HAS_SCALE=logit_scale != 1.0, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None,
+        PRECISION=precision_of(hidden.dtype),
+    )  # fmt: skip
+    if maxima:
+        forward.base_kernel[(n_blocks,)](
+            hidden, weight, bias, rows, control, base, V, D, hidden.stride(0), weight.stride(0), float(logit_scale),
+            float(softcap or 1.0), BK=BK, **logit, num_warps=8,
+        )  # fmt: skip
     forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
         operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
-        parts[0], parts[1], target_logit, max_bytes, kept, N, n_pad, V, D, hidden.stride(0), weight.stride(0),
-        float(logit_scale), float(softcap or 1.0),
-        BN=BN, BK=BK, TMA=tma, HAS_SCALE=logit_scale != 1.0, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, MAXIMA=maxima, KEEP=keep,
-        PRECISION=precision_of(hidden.dtype), num_warps=warps, num_stages=stages,
+        parts[0], parts[1], target_logit, max_bytes, base, kept, N, n_pad, V, D, hidden.stride(0), weight.stride(0),
+        float(logit_scale), float(softcap or 1.0), float(maxima),
+        BN=BN, BK=BK, TMA=tma, MAXIMA=maxima > 0, KEEP=keep, **logit, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
-    return Saved(lse, target_logit, rows, targets, control, max_bytes, kept)
+    return Saved(lse, target_logit, rows, targets, control, max_bytes, base, kept)
+
+
+def maxima_units(eps: float) -> float:
+    """Units of the byte maxima: an eighth of a nat where the threshold lies within 12 nats of log-sum-exp, else a quarter."""
+    return 8.0 if math.log(eps) > -12 else 4.0
 
 
 @functools.lru_cache(maxsize=256)
@@ -178,10 +196,12 @@ def run_backward(
         del places
     alive = empty((n_blocks, groups) if filtered else 0, dtype=torch.int8)
     rank = empty((n_blocks, groups) if listed else 0, dtype=torch.int16)
-    row_slots, row_groups = (int32((n_blocks, groups) if drop_hidden else 0) for _ in range(2))
-    row_starts = int32((n_blocks, groups + 1) if drop_hidden else 0)
-    slot_blocks = empty(n_blocks * groups if listed else 0, dtype=torch.int16)
-    group_blocks = empty((groups, n_blocks) if visit == "some" else 0, dtype=torch.int16)
+    small = functools.partial(empty, dtype=torch.int16 if max(groups + 1, n_blocks) < 2**15 else torch.int32)
+    row_slots = int32((n_blocks, groups) if drop_hidden else 0)
+    row_groups = small((n_blocks, groups) if drop_hidden else 0)
+    row_starts = small((n_blocks, groups + 1) if drop_hidden else 0)
+    slot_blocks = small(n_blocks * groups if listed else 0)
+    group_blocks = small((groups, n_blocks) if visit == "some" else 0)
     group_counts, offsets = int32(groups), int32(groups + 1)
     as_float = hidden_fp32 or memory == "fast" or dtype == torch.float32
     pair = memory == "balanced" and not as_float and accumulate == "fp32" and need_hidden
@@ -206,12 +226,12 @@ def run_backward(
 
     if filtered and not flag:
         liveness.alive_kernel[(n_blocks, triton.cdiv(groups, 32))](
-            saved.maxima, saved.lse, rows, targets, control, alive, n_blocks * 128, groups, math.log(filter_eps),
-            GROUPS=32, num_warps=4,
+            saved.maxima, saved.base, saved.lse, rows, targets, control, alive, n_blocks * 128, groups, math.log(filter_eps),
+            maxima_units(filter_eps), GROUPS=32, num_warps=4,
         )  # fmt: skip
     if listed:
-        liveness.rank_kernel[(triton.cdiv(groups, 32),)](
-            alive, rank, group_counts, control, groups, BLOCK=32, num_warps=1
+        liveness.rank_kernel[(triton.cdiv(groups, 16),)](
+            alive, rank, group_counts, control, groups, BLOCKS=triton.next_power_of_2(n_blocks), GROUPS=16, num_warps=4
         )
     liveness.plan_kernel[(1,)](
         group_counts, control, offsets, plan, groups, D, slots, waves, LISTED=listed, ALIASED=need_weight,

@@ -10,23 +10,22 @@ Everything stays on the device: counts, prefix sums, lists and the plan of the w
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.forward import ALWAYS, MAXIMA_PER_UNIT, MAXIMA_SHIFT, NEVER
+from paperlm_kernels.cross_entropy.forward import ALWAYS, NEVER
 
 
 @triton.jit
-def alive_kernel(maxima, lse, rows, targets, control, alive, N_PAD, groups, log_eps, GROUPS: tl.constexpr):
+def alive_kernel(maxima, base, lse, rows, targets, control, alive, N_PAD, groups, log_eps, units, GROUPS: tl.constexpr):
     """alive (row blocks, groups) = 1 where the filter keeps the tile. Grid: row blocks x group chunks."""
     block = tl.program_id(0)
     if block < tl.load(control + 1):
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
         target = tl.load(targets + packed)
-        threshold = tl.load(lse + row, mask=row >= 0, other=float("inf")) + log_eps
+        threshold = tl.load(lse + row, mask=row >= 0, other=float("inf")) + log_eps - tl.load(base + packed)
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         at = group.to(tl.int64)[:, None] * N_PAD + packed[None, :]
         byte = tl.load(maxima + at, mask=(group < groups)[:, None], other=-128)
-        bound = (byte.to(tl.float32) + MAXIMA_SHIFT) / MAXIMA_PER_UNIT
-        keep = (bound >= threshold[None, :]) | (byte == ALWAYS)
+        keep = (byte.to(tl.float32) >= (threshold * units)[None, :]) | (byte == ALWAYS)
         keep = keep & (byte > NEVER) & (row >= 0)[None, :]
         own = (target >= 0)[None, :] & ((target // 128)[None, :] == group[:, None])
         any_kept = tl.max((keep | own).to(tl.int32), 1)
@@ -34,16 +33,16 @@ def alive_kernel(maxima, lse, rows, targets, control, alive, N_PAD, groups, log_
 
 
 @triton.jit
-def rank_kernel(alive, rank, counts, control, groups, BLOCK: tl.constexpr):
-    """Position of every kept tile among those of its group (-1: dropped), and the number of them."""
-    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    seen = tl.zeros([BLOCK], tl.int32)
-    for block in range(tl.load(control + 1)):
-        at = block * groups + group
-        keep = tl.load(alive + at, mask=group < groups, other=0).to(tl.int32)
-        tl.store(rank + at, tl.where(keep > 0, seen, -1).to(tl.int16), mask=group < groups)
-        seen += keep
-    tl.store(counts + group, seen, mask=group < groups)
+def rank_kernel(alive, rank, counts, control, groups, BLOCKS: tl.constexpr, GROUPS: tl.constexpr):
+    """Position of every kept tile among those of its group (-1: dropped), and the number of them. Grid: group chunks."""
+    block = tl.arange(0, BLOCKS)
+    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    at = block[:, None] * groups + group[None, :]
+    there = (block < tl.load(control + 1))[:, None] & (group < groups)[None, :]
+    keep = tl.load(alive + at, mask=there, other=0).to(tl.int32)
+    before = tl.cumsum(keep, 0) - keep
+    tl.store(rank + at, tl.where(keep > 0, before, -1).to(tl.int16), mask=there)
+    tl.store(counts + group, tl.sum(keep, 0), mask=group < groups)
 
 
 @triton.jit
@@ -182,10 +181,10 @@ def units_kernel(
     starts = row_starts + block * (groups + 1)
     if begin < last or tl.program_id(1) == 0:
         end = tl.minimum(begin + WINDOW, last)
-        zero = tl.load(starts + first, mask=here, other=0)
-        before = (tl.load(starts + tl.minimum(begin, last), mask=here, other=0) - zero + 1) // 2
-        after = (tl.load(starts + end, mask=here, other=0) - zero + 1) // 2
-        entries = tl.load(starts + last, mask=here, other=0) - zero
+        zero = tl.load(starts + first, mask=here, other=0).to(tl.int32)
+        before = (tl.load(starts + tl.minimum(begin, last), mask=here, other=0).to(tl.int32) - zero + 1) // 2
+        after = (tl.load(starts + end, mask=here, other=0).to(tl.int32) - zero + 1) // 2
+        entries = tl.load(starts + last, mask=here, other=0).to(tl.int32) - zero
         if tl.program_id(1) == 0:
             tl.store(unit_counts + wave, tl.sum((entries + 1) // 2, 0))
         count = after - before

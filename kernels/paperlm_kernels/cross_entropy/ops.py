@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from paperlm_kernels.cross_entropy.kept import kept_backward
-from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, run_backward, run_forward
+from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, maxima_units, run_backward, run_forward
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
@@ -20,11 +20,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 @torch.library.custom_op("paperlm_kernels::linear_cross_entropy_forward", mutates_args=())
 def forward_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, softcap: float | None, logit_scale: float,
-    maxima: bool, keep: bool, vocab_start: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Log-sum-exp, target logit, and what the backward pass needs: row index, local targets, counts, byte maxima, kept logits."""
+    maxima: float, keep: bool, vocab_start: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Log-sum-exp, target logit, and what the backward pass needs: row index, local targets, counts, byte maxima and
+    their base, kept logits."""
     s = run_forward(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_start)
-    return s.lse, s.target_logit, s.rows, s.targets, s.control, s.maxima, s.kept
+    return s.lse, s.target_logit, s.rows, s.targets, s.control, s.maxima, s.base, s.kept
 
 
 @forward_op.register_fake
@@ -41,6 +42,7 @@ def _(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_st
         new(pad, dtype=torch.int32),
         new(4, dtype=torch.int32),
         new((groups, pad) if maxima else (0,), dtype=torch.int8),
+        new(pad if maxima else 0, dtype=torch.float32),
         new((N, V) if keep else (0,)),
     )
 
@@ -48,7 +50,7 @@ def _(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_st
 @torch.library.custom_op("paperlm_kernels::linear_cross_entropy_backward", mutates_args=())
 def backward_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, lse: Tensor, rows: Tensor, targets: Tensor,
-    control: Tensor, maxima: Tensor, kept: Tensor, order: Tensor | None, d_lse: Tensor, d_target: Tensor, softcap: float | None, logit_scale: float,
+    control: Tensor, maxima: Tensor, base: Tensor, kept: Tensor, order: Tensor | None, d_lse: Tensor, d_target: Tensor, softcap: float | None, logit_scale: float,
     filter_eps: float | None, filter_grads: str, accumulate: str, memory: str, vocab_start: int, need: list[bool],
     hidden_fp32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -58,7 +60,7 @@ def backward_op(
             hidden, weight, bias, target, lse, kept, d_lse, d_target, softcap, logit_scale, vocab_start, tuple(need),
             hidden_fp32, in_place=False,
         )  # fmt: skip
-    saved = Saved(lse, lse, rows, targets, control, maxima, kept)
+    saved = Saved(lse, lse, rows, targets, control, maxima, base, kept)
     return run_backward(
         hidden, weight, bias, saved, order, d_lse, d_target, softcap, logit_scale, filter_eps, filter_grads, accumulate, memory,
         tuple(need), hidden_fp32,
@@ -66,7 +68,7 @@ def backward_op(
 
 
 @backward_op.register_fake
-def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, order, d_lse, d_target, softcap, logit_scale,
+def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target, softcap, logit_scale,
       filter_eps, filter_grads, accumulate, memory, vocab_start, need, hidden_fp32):  # fmt: skip
     new = hidden.new_empty
     return (
@@ -81,8 +83,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, target, vocab_order, settings):
         softcap, scale, eps, _, _, memory, keep, group, vocab_start = settings
         # The byte maxima are of groups in the natural order, and lean does without: then the backward pass recomputes all tiles.
-        maxima = eps is not None and memory != "lean" and vocab_order is None
-        lse, target_logit, rows, targets, control, max_bytes, kept = forward_op(
+        maxima = 0.0 if eps is None or memory == "lean" or vocab_order is not None else maxima_units(eps)
+        lse, target_logit, rows, targets, control, max_bytes, base, kept = forward_op(
             hidden, weight, bias, target, softcap, scale, maxima, keep, vocab_start
         )
         if group is not None:
@@ -93,13 +95,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.in_place_done = False
         ctx.sort = isinstance(vocab_order, str) and eps is not None
         order = vocab_order.to(torch.int32) if isinstance(vocab_order, Tensor) and eps is not None else None
-        ctx.save_for_backward(hidden, weight, bias, target, lse, rows, targets, control, max_bytes, kept, order)
+        ctx.save_for_backward(hidden, weight, bias, target, lse, rows, targets, control, max_bytes, base, kept, order)
         return lse, target_logit
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_lse, d_target):
-        hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, order = ctx.saved_tensors
+        hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order = ctx.saved_tensors
         softcap, scale, eps, grads, accumulate, memory, keep, group, vocab_start = ctx.settings
         need = [bool(n) for n in ctx.needs_input_grad[:3]]
         d_lse, d_target = d_lse.contiguous(), d_target.contiguous()
@@ -107,7 +109,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if keep and not torch.compiler.is_compiling():
             # The kept logits become their gradient in place, which halves the peak. A second backward pass computes them anew.
             if ctx.in_place_done:
-                kept = forward_op(hidden, weight, bias, target, softcap, scale, False, True, vocab_start)[-1]
+                kept = forward_op(hidden, weight, bias, target, softcap, scale, 0.0, True, vocab_start)[-1]
             d_hidden, d_weight, d_bias = kept_backward(
                 hidden,
                 weight,
@@ -129,7 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if ctx.sort:
                 order = mean_logit_order(hidden, weight, bias, target).to(torch.int32)
             d_hidden, d_weight, d_bias = backward_op(
-                hidden, weight, bias, target, lse, rows, targets, control, maxima, kept, order, d_lse, d_target, softcap, scale, eps,
+                hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target, softcap, scale, eps,
                 grads, accumulate, memory, vocab_start, need, parallel,
             )  # fmt: skip
         if parallel and need[0]:
