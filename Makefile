@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 CORES  ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 TABLE  ?= mixln_table1
+# Tables of runs have training curves.
+CURVES := $(if $(filter mixln_table1,$(TABLE)),paper_tables/$(TABLE).curves.svg)
 BIN    := $(VENV)/bin
 # Tests that train share the cores with others; one worker a core, each with one OpenMP thread.
 export OMP_NUM_THREADS := 1
@@ -12,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: table test slow lint setup report clean
 table: setup
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv paper_tables/$(TABLE).curves.svg --cores $(CORES) --rerun-incomplete
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv $(CURVES) --cores $(CORES) --rerun-incomplete
 
 test: setup
 	$(BIN)/python -m pytest -n $(CORES) --dist loadscope -m "not slow"
@@ -42,4 +44,4 @@ $(VENV)/.complete: requirements.lock
 	@touch $@
 
 clean:
-	rm -rf results logs .snakemake paper_tables/*.csv paper_tables/*.svg report.html
+	rm -rf results logs .snakemake paper_tables/*.csv paper_tables/*.svg paper_tables/*.png report.html

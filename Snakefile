@@ -13,6 +13,7 @@ report: "workflow/report/workflow.rst"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/pretrain.smk"
+include: "workflow/rules/measure.smk"
 include: "workflow/rules/tables.smk"
 
 
@@ -22,6 +23,7 @@ rule all:
     input:
         expand("paper_tables/{table}.csv", table=project.tables),
         expand("paper_tables/{table}.curves.svg", table=RUN_TABLES),
+        expand("paper_tables/{figure}.svg", figure=project.figures),
 
 
 onsuccess:

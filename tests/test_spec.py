@@ -14,9 +14,10 @@ from support import job_environment, smoke_run
 from paperlm.errors import PaperLMError, SpecError
 from paperlm.record.record import read_record
 from paperlm.spec.load import load, parse
-from paperlm.spec.paper import SETTINGS, PaperSpec
+from paperlm.spec.paper import PaperSpec
 from paperlm.spec.project import ROOT, Project
 from paperlm.spec.run import RunConfig
+from paperlm.spec.table import SETTINGS
 
 SCALES = sorted(p.stem for p in (ROOT / "workflow/scales").glob("*.yaml"))
 PAPER = ROOT / "workflow/papers/mixln.yaml"
@@ -57,7 +58,9 @@ def test_at_paper_scale_the_models_have_the_specified_shapes():
 def test_the_specification_layer_loads_without_torch_and_transformers():
     code = (
         "import sys; from paperlm.spec.project import Project; import paperlm.tables.build, paperlm.spec.workflow; "
-        "Project({}).runs; print([m for m in ('torch', 'transformers', 'datasets', 'pandas') if m in sys.modules])"
+        "import paperlm.cost.access, paperlm.cost.loss, paperlm.cost.memory, paperlm.figures.draw; Project({}).runs; "
+        "heavy = ('torch', 'transformers', 'datasets', 'pandas', 'matplotlib', 'paperlm_kernels'); "
+        "print([m for m in heavy if m in sys.modules])"
     )
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=job_environment(), check=True

@@ -14,11 +14,12 @@ from paperlm.errors import RecordError, SpecError
 from paperlm.record.record import Cost, Environment, Record, read_record, write_record
 from paperlm.spec.project import ROOT, Project
 from paperlm.spec.run import BEHAVIOUR
-from paperlm.tables.build import claim_rows, fragile_in_print, published_cells, sibling, write_table
-from paperlm.tables.claims import Cells, CellSamples, CellValue, Expression, _redraw, judge
-from paperlm.tables.compare import diff_rows, format_count
+from paperlm.tables.build import sibling, table_contents, write_table
+from paperlm.tables.claims import CellSamples, CellValue, Expression, _redraw, judge
+from paperlm.tables.compare import format_count
 from paperlm.tables.published import half_a_digit, number, read_published
-from paperlm.tables.results import collect
+from paperlm.tables.runs import EVALUATION_NOISE
+from paperlm.tables.verdicts import claim_rows, fragile_in_print, holds_in_print
 
 TABLE = "mixln_table1"
 PUBLISHED = read_published(ROOT / f"paper_tables/published/{TABLE}.csv")
@@ -97,19 +98,17 @@ def test_counts_print_as_the_paper_prints_them():
 
 def test_the_claims_evaluated_on_the_printed_numbers_give_the_declared_truth():
     project = Project({})
-    for name, (paper, table) in project.tables.items():
-        published = read_published(ROOT / table.published)
+    for name, (_, table) in project.tables.items():
+        printed_cells = table_contents(project, name, []).printed
         for claim in table.claims:
-            cells = published_cells(published, paper.settings["diverged"].value.get("above", math.inf))
-            truth = Expression(claim.expression).evaluate({table.claims_name: Cells(cells)})
-            assert truth is claim.published, (name, claim.id)
+            assert holds_in_print(claim, table.claims_name, printed_cells) is claim.published, (name, claim.id)
 
 
 def test_claims_inside_evaluation_noise_are_flagged_as_in_the_specification():
     """MIX-T1-8 is inside 1.5 %, and so are the 71M/130M orderings of Pre, Post and DeepNorm (MIX-T1-5)."""
     _, table = Project({}).table(TABLE)
-    cells = published_cells(PUBLISHED, 1000)
-    fragile = {c.id for c in table.claims if fragile_in_print(c, "M1", cells)}
+    cells = table_contents(Project({}), TABLE, []).printed
+    fragile = {c.id for c in table.claims if fragile_in_print(c, "M1", cells, EVALUATION_NOISE)}
     assert {"MIX-T1-8", "MIX-T1-5"} <= fragile
     assert not {"MIX-T1-2", "MIX-T1-3", "MIX-T1-4"} & fragile, "divergence is not a matter of 1.5 %"
 
@@ -205,14 +204,14 @@ def test_verdicts_are_reproducible():
 
 def test_the_printed_numbers_as_records_match_in_every_cell_and_hold_what_they_hold(paper_scale, tmp_path):
     records = write_records(paper_scale, tmp_path, lambda r, c, s: (printed(r, c)[0], printed(r, c)[1]))
-    results = collect(paper_scale, TABLE, records)
-    verdicts = {(d.row, d.column): d.verdict for d in diff_rows(paper_scale, results, PUBLISHED)}
+    contents = table_contents(paper_scale, TABLE, records)
+    verdicts = {(d.row, d.column): d.verdict for d in contents.diff}
     assert verdicts["Mix-LN", "LLaMA-130M"] == "match"
     assert verdicts["Post-LN", "LLaMA-1B"] == "diverged as published"
     assert verdicts["Training Tokens", "LLaMA-71M"] == "match"  # the records say 1.1B
     assert verdicts["Training Tokens", "LLaMA-1B"] == "differs"
     assert verdicts["DeepNorm (as defined)", "LLaMA-71M"] == "not printed"
-    held = {row["claim"]: row["verdict"] for row in claim_rows(paper_scale, TABLE, results, PUBLISHED)}
+    held = {row["claim"]: row["verdict"] for row in claim_rows(paper_scale, TABLE, contents)}
     assert held["MIX-T1-1"] == held["MIX-T1-2"] == held["MIX-T1-3"] == held["MIX-T1-4"] == "holds"
 
 
@@ -225,10 +224,10 @@ def test_a_broken_method_makes_the_claims_fail(paper_scale, tmp_path):
             return 40.0, False
         return (value * 1.3, diverged) if row == "Mix-LN" else (value, diverged)
 
-    results = collect(paper_scale, TABLE, write_records(paper_scale, tmp_path, broken))
-    verdicts = {row["claim"]: row["verdict"] for row in claim_rows(paper_scale, TABLE, results, PUBLISHED)}
+    contents = table_contents(paper_scale, TABLE, write_records(paper_scale, tmp_path, broken))
+    verdicts = {row["claim"]: row["verdict"] for row in claim_rows(paper_scale, TABLE, contents)}
     assert [verdicts[f"MIX-T1-{i}"] for i in (1, 2, 6)] == ["fails", "fails", "fails"]
-    cells = {(d.row, d.column): d.verdict for d in diff_rows(paper_scale, results, PUBLISHED)}
+    cells = {(d.row, d.column): d.verdict for d in contents.diff}
     assert cells["Mix-LN", "LLaMA-71M"] == "differs" and cells["Post-LN", "LLaMA-1B"] == "differs"
 
 
@@ -237,8 +236,8 @@ def test_a_difference_within_two_seed_deviations_is_within_seeds(paper_scale, tm
         value, diverged = printed(row, column)
         return value * (1.004 + 0.01 * seed), diverged
 
-    results = collect(paper_scale, TABLE, write_records(paper_scale, tmp_path, wobbly))
-    cells = {(d.row, d.column): d for d in diff_rows(paper_scale, results, PUBLISHED)}
+    contents = table_contents(paper_scale, TABLE, write_records(paper_scale, tmp_path, wobbly))
+    cells = contents.cells
     assert cells["Pre-LN", "LLaMA-71M"].verdict == "within seeds" and cells["Pre-LN", "LLaMA-71M"].spread
 
 
@@ -249,8 +248,8 @@ def test_numbers_of_another_scale_are_never_compared_but_outcomes_are_both_ways(
         value, diverged = printed(row, column)
         return (437.0, True) if (row, column) == ("Pre-LN", "LLaMA-1B") else (value, diverged and row != "DeepNorm")
 
-    results = collect(project, TABLE, write_records(project, tmp_path, swapped))
-    cells = {(d.row, d.column): d for d in diff_rows(project, results, PUBLISHED)}
+    contents = table_contents(project, TABLE, write_records(project, tmp_path, swapped))
+    cells = contents.cells
     assert all(cell.difference == "" for cell in cells.values())
     assert cells["Mix-LN", "LLaMA-71M"].verdict == "not comparable at this scale"
     assert cells["Post-LN", "LLaMA-1B"].verdict == "diverged as published"
@@ -261,8 +260,8 @@ def test_numbers_of_another_scale_are_never_compared_but_outcomes_are_both_ways(
 def test_seeds_that_end_differently_are_counted_and_never_averaged(tmp_path):
     project = Project({"scale": "gpu", "seeds": [0, 1, 2]})
     value = lambda r, c, s: (1280.0, True) if s == 2 else (40.0 + s, False)  # noqa: E731
-    results = collect(project, TABLE, write_records(project, tmp_path, value))
-    cell = next(d for d in diff_rows(project, results, PUBLISHED) if (d.row, d.column) == ("Post-LN", "LLaMA-71M"))
+    contents = table_contents(project, TABLE, write_records(project, tmp_path, value))
+    cell = next(d for d in contents.diff if (d.row, d.column) == ("Post-LN", "LLaMA-71M"))
     assert (cell.regenerated, cell.verdict) == ("40.50 (1 of 3 diverged)", "differs")
 
 
@@ -276,8 +275,10 @@ def test_a_redraw_of_seeds_that_end_differently_is_one_outcome_or_the_other():
 def test_only_the_authors_form_is_compared_with_the_print(tmp_path):
     for scale, metric in (("paper", "ppl_paper"), ("tiny", "ppl_true")):
         project = Project({"scale": scale})
-        results = collect(project, TABLE, write_records(project, tmp_path / scale, lambda r, c, s: printed(r, c)))
-        runs = [d for d in diff_rows(project, results, PUBLISHED) if d.run_ids]
+        contents = table_contents(
+            project, TABLE, write_records(project, tmp_path / scale, lambda r, c, s: printed(r, c))
+        )
+        runs = [d for d in contents.diff if d.run_ids]
         assert {d.metric for d in runs} == {metric}
 
 
@@ -293,55 +294,47 @@ def test_one_seed_decides_nothing_about_divergence():
 def test_two_seeds_that_agree_by_chance_do_not_make_a_small_gap_certain(tmp_path):
     project = Project({"scale": "paper", "seeds": [0, 1]})
     value = lambda r, c, s: (30.0 if r == "Mix-LN" else 30.03, False)  # noqa: E731
-    results = collect(project, TABLE, write_records(project, tmp_path, value))
-    rows = {row["claim"]: row["verdict"] for row in claim_rows(project, TABLE, results, PUBLISHED)}
+    contents = table_contents(project, TABLE, write_records(project, tmp_path, value))
+    rows = {row["claim"]: row["verdict"] for row in claim_rows(project, TABLE, contents)}
     assert rows["MIX-T1-1"] == "undecided"
 
 
 def test_a_run_without_a_finite_number_prints_as_inf_and_counts_as_diverged(tmp_path):
     project = Project({"scale": "tiny"})
     value = lambda r, c, s: (None, True) if (r, c) == ("Post-LN", "LLaMA-1B") else printed(r, c)  # noqa: E731
-    results = collect(project, TABLE, write_records(project, tmp_path, value))
-    cell = next(d for d in diff_rows(project, results, PUBLISHED) if (d.row, d.column) == ("Post-LN", "LLaMA-1B"))
+    contents = table_contents(project, TABLE, write_records(project, tmp_path, value))
+    cell = next(d for d in contents.diff if (d.row, d.column) == ("Post-LN", "LLaMA-1B"))
     assert (cell.regenerated, cell.verdict) == ("inf", "diverged as published")
 
 
 def test_cells_without_a_record_are_not_run_and_their_claims_not_tested(tmp_path):
     project = Project({"scale": "gpu"})
     only_small = lambda r, c, s: printed(r, c) if c in ("LLaMA-71M", "LLaMA-130M") else None  # noqa: E731
-    results = collect(project, TABLE, write_records(project, tmp_path, only_small))
-    cells = {(d.row, d.column): d for d in diff_rows(project, results, PUBLISHED)}
+    contents = table_contents(project, TABLE, write_records(project, tmp_path, only_small))
+    cells = contents.cells
     assert cells["Mix-LN", "LLaMA-1B"].regenerated == cells["Mix-LN", "LLaMA-1B"].verdict == "not run"
     assert "GPU" in cells["Mix-LN", "LLaMA-1B"].reason
-    verdicts = {row["claim"]: row["verdict"] for row in claim_rows(project, TABLE, results, PUBLISHED)}
+    verdicts = {row["claim"]: row["verdict"] for row in claim_rows(project, TABLE, contents)}
     assert verdicts["MIX-T1-1"] == "not tested" and verdicts["MIX-T1-8"] != "not tested"
 
 
 def test_a_cell_counts_with_the_seeds_it_has_and_a_claim_with_the_fewest(tmp_path):
     project = Project({"scale": "gpu", "seeds": [0, 1, 2]})
     value = lambda r, c, s: printed(r, c, s) if c == "LLaMA-71M" or s == 0 else None  # noqa: E731
-    results = collect(project, TABLE, write_records(project, tmp_path, value))
-    cells = {(d.row, d.column): d for d in diff_rows(project, results, PUBLISHED)}
+    contents = table_contents(project, TABLE, write_records(project, tmp_path, value))
+    cells = contents.cells
     assert (cells["Pre-LN", "LLaMA-71M"].seeds, cells["Pre-LN", "LLaMA-71M"].labels) == (3, "")
     assert cells["Pre-LN", "LLaMA-130M"].labels == "1 of 3 seeds have a record"
-    rows = {row["claim"]: row for row in claim_rows(project, TABLE, results, PUBLISHED)}
+    rows = {row["claim"]: row for row in claim_rows(project, TABLE, contents)}
     assert rows["MIX-T1-6"]["seeds"] == 1
-    assert (
-        judge("M1['Mix-LN','LLaMA-71M'] < M1['Pre-LN','LLaMA-71M']", "M1", cell_samples_of(project, results)).per_seed
-        == (True,) * 3
-    )
-
-
-def cell_samples_of(project: Project, results):
-    from paperlm.tables.build import cell_samples
-
-    return cell_samples(project, project.table(TABLE)[1], results)
+    verdict = judge("M1['Mix-LN','LLaMA-71M'] < M1['Pre-LN','LLaMA-71M']", "M1", contents.samples)
+    assert verdict.per_seed == (True,) * 3
 
 
 def test_the_smoke_scale_judges_nothing(tmp_path):
     project = Project({"scale": "smoke"})
-    results = collect(project, TABLE, write_records(project, tmp_path, lambda r, c, s: printed(r, c)))
-    rows = claim_rows(project, TABLE, results, PUBLISHED)
+    contents = table_contents(project, TABLE, write_records(project, tmp_path, lambda r, c, s: printed(r, c)))
+    rows = claim_rows(project, TABLE, contents)
     assert {r["verdict"] for r in rows} == {"not tested"} and all("smoke" in r["reason"] for r in rows)
 
 
@@ -350,7 +343,7 @@ def test_a_damaged_record_is_named(tmp_path):
     path = write_records(project, tmp_path, lambda r, c, s: printed(r, c))[0]
     path.write_text(path.read_text()[:-200])
     with pytest.raises(RecordError, match=path.name):
-        collect(project, TABLE, [path])
+        table_contents(project, TABLE, [path])
 
 
 def test_the_written_table_has_the_printed_layout_with_the_scale_in_front(tmp_path):

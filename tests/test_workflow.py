@@ -100,6 +100,27 @@ def test_the_gpu_table_is_rebuilt_from_committed_records_without_a_gpu_in_under_
     assert time.monotonic() - started < 10 and "Nothing to be done" in again
 
 
+def test_tables_and_figures_of_arithmetic_are_made_without_training_or_measuring(clone):
+    out = snakemake(clone, "paper_tables/cce_tableA3.csv", "paper_tables/cce_figure2.svg")
+    assert "rule pretrain" not in out and "rule measure" not in out
+    made = {p.name for p in (clone / "paper_tables").glob("cce_*")}
+    assert made == {f"cce_tableA3{s}.csv" for s in ("", ".diff", ".claims")} | {
+        f"cce_figure2.{s}" for s in ("svg", "png", "csv")
+    }
+    assert "holds" in out and "CCE-TA3-1" in out, "the verdicts are shown at the end"
+
+
+@pytest.mark.slow
+def test_a_table_of_measurements_is_measured_on_a_cpu_once_and_says_so(clone):
+    target, config = "paper_tables/cce_table1.csv", ("--config", "scale=smoke")
+    snakemake(clone, target, *config)
+    rows = {r["Method"]: r for r in csv.DictReader((clone / target).read_text().splitlines())}
+    memory = "Loss+Gradient Memory (MB)"
+    assert float(rows["5) Baseline"][memory]) > float(rows["Lower bound"][memory]) > 0
+    assert rows["4) torch.compile"][memory] == "not run" and rows["1b) Our default"]["scale"] == "smoke"
+    assert "Nothing to be done" in snakemake(clone, target, *config)
+
+
 def test_an_edited_declaration_rebuilds_the_table_and_an_edited_comment_does_not(clone):
     snakemake(clone, "paper_tables/mixln_table7.csv")
     (clone / "src/paperlm/train/loop.py").open("a").write("# a comment\n")
@@ -144,7 +165,8 @@ def test_readmes_table_of_speed_is_generated_from_the_committed_rows():
 
 def test_every_verb_explains_itself(paperlm):
     verbs = re.findall(r"^    ([a-z-]+)\b", paperlm("--help").stdout, re.MULTILINE)
-    assert {"prepare-data", "pretrain", "table", "curves", "summary", "show", "bench"} == set(verbs)
+    known = {"prepare-data", "pretrain", "table", "curves", "figure", "measure", "summary", "show", "bench"}
+    assert known == set(verbs)
 
 
 # -- cards and threads ----

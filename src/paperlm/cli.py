@@ -69,6 +69,24 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--records", nargs="*", type=Path, default=[])
     p.add_argument("--out", required=True, type=Path, help="SVG file; the CSV with its numbers is written beside it")
 
+    p = verb("figure", _figure, "draw a figure of a paper file")
+    _common(p)
+    p.add_argument("figure")
+    p.add_argument("--records", nargs="*", type=Path, default=[], help="files of the table it is drawn from")
+    p.add_argument("--out", required=True, type=Path, help="SVG file; PNG and CSV are written beside it")
+
+    p = verb("measure", _measure, "measure an operation of paperlm_kernels on one case, on a free GPU")
+    p.add_argument("op", help="e.g. cross_entropy")
+    p.add_argument(
+        "--case", required=True, help="name of its inputs (python -m paperlm_kernels.bench cross_entropy --list)"
+    )
+    p.add_argument(
+        "--methods", default="", help="names separated by commas; empty: what the benchmark takes on the device"
+    )
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    p.add_argument("--size", choices=["full", "small"], default="full", help="small: an eighth of each size, to try it")
+    p.add_argument("--out", required=True, type=Path, help="JSON lines file to append the rows to")
+
     p = verb("summary", _summary, "print a built table, its diff and its verdicts")
     p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables")
 
@@ -170,6 +188,19 @@ def _curves(options: argparse.Namespace) -> None:
     from paperlm.figures.curves import draw_curves
 
     draw_curves(_project(options), options.table, options.records, options.out)
+
+
+def _figure(options: argparse.Namespace) -> None:
+    from paperlm.figures.draw import write_figure
+
+    write_figure(_project(options), options.figure, options.records, options.out)
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from paperlm.bench.kernels import measure
+
+    with _gpu(options.device):
+        return measure(options.op, options.case, options.methods, options.device, options.size, options.out)
 
 
 def _summary(options: argparse.Namespace) -> None:

@@ -27,6 +27,9 @@ RUN_TABLES = [name for name, (_, table) in project.tables.items() if table.kind 
 
 wildcard_constraints:
     table="|".join(project.tables),
+    figure="|".join(project.figures),
+    op="|".join({op for op, _ in jobs.measurements} or {"none"}),
+    case="|".join({case for _, case in jobs.measurements} or {"none"}),
     run=jobs.run_pattern(),
     data=r"[a-z0-9_.-]+-[0-9a-f]{8}",
 
@@ -39,7 +42,23 @@ shell.prefix(
 
 
 def records_of_table(wildcards):
-    return jobs.records(wildcards.table)
+    try:
+        return jobs.records(wildcards.table)
+    except PaperLMError as error:
+        raise WorkflowError(str(error)) from None
+
+
+def records_of_figure(wildcards):
+    table = project.figures[wildcards.figure][1].table
+    return jobs.records(table) if table else []
+
+
+def published_of_table(wildcards):
+    return project.tables[wildcards.table][1].published or []
+
+
+def methods_of_case(wildcards):
+    return ",".join(jobs.methods(wildcards.op, wildcards.case))
 
 
 def data_of_run(wildcards):

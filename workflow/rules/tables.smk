@@ -2,13 +2,14 @@ localrules:
     all,
     table,
     curves,
+    figure,
 
 
 rule table:
     "Regenerated table, its diff against the published one, and the verdicts on its claims."
     input:
         records=records_of_table,
-        published="paper_tables/published/{table}.csv",
+        published=published_of_table,
     output:
         table=report(
             "paper_tables/{table}.csv",
@@ -58,9 +59,34 @@ rule curves:
         numbers="paper_tables/{table}.curves.csv",
     log:
         "logs/tables/{table}.curves.log",
+    wildcard_constraints:
+        table="|".join(RUN_TABLES),
     params:
         config=project.config.model_dump_json(),
         specification=jobs.specification_digest(),
     shell:
         "python -m paperlm curves {wildcards.table} --config-json {params.config:q} --out {output.figure:q}"
+        " --records {input.records:q} > {log:q} 2>&1"
+
+
+rule figure:
+    "A figure of a paper, and its numbers."
+    input:
+        records=records_of_figure,
+    output:
+        figure=report(
+            "paper_tables/{figure}.svg",
+            caption="../report/figure.rst",
+            category="Figures",
+            labels={"table": "{figure}", "file": "figure"},
+        ),
+        image="paper_tables/{figure}.png",
+        numbers="paper_tables/{figure}.csv",
+    log:
+        "logs/tables/{figure}.log",
+    params:
+        config=project.config.model_dump_json(),
+        specification=jobs.specification_digest(),
+    shell:
+        "python -m paperlm figure {wildcards.figure} --config-json {params.config:q} --out {output.figure:q}"
         " --records {input.records:q} > {log:q} 2>&1"

@@ -1,7 +1,8 @@
 """Tokenize a dataset once into memory-mapped shards: `python -m paperlm prepare-data`.
 
 Layout of results/data/<data id>/: train-00000.npy, ... and validation-00000.npy, each (examples, seq_len) uint16,
-right-padded, and manifest.json, written last. A killed job goes on after its last whole shard.
+right-padded (packed examples are full), and manifest.json, written last. A killed job goes on after its last whole
+shard.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from paperlm.data.registry import data_fingerprint, data_id, dataset_entry
 from paperlm.data.sources import Split, documents
-from paperlm.data.tokenizer import TextTokenizer, examples
+from paperlm.data.tokenizer import NO_PADDING, TextTokenizer, examples, packed
 from paperlm.errors import DataError
 from paperlm.files import sha256_of, write_atomic, write_json
 
@@ -32,6 +33,11 @@ def prepare(settings: dict[str, Any], folder: Path, local_data: str = "", shard_
     """
     identity = data_id(settings)
     tokenizer = TextTokenizer(settings["tokenizer"])
+    if tokenizer.pad == NO_PADDING and settings["example"] != "packed":
+        raise DataError(
+            f"tokenizer {settings['tokenizer']!r} has no padding token, which example: {settings['example']} needs; "
+            "use example: packed, or another tokenizer"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     splits: dict[str, Any] = {}
     for split in ("validation", "train"):
@@ -77,7 +83,7 @@ def _write_split(
 ) -> dict[str, Any]:
     """Shards of one split; the progress file after each shard says where to go on."""
     progress_path = folder / f"{split}.progress.json"
-    progress = {"data_id": identity, "shards": [], "documents": 0, "carried": 0, "rows": 0, "tokens": 0}
+    progress = {"data_id": identity, "shards": [], "documents": 0, "carried": 0, "left": [], "rows": 0, "tokens": 0}
     progress["counts"] = [0] * settings["vocab_size"]
     if progress_path.is_file():
         stored = json.loads(progress_path.read_text())
@@ -94,10 +100,11 @@ def _write_split(
 
     rows: list[list[int]] = []
     enough = is_enough()  # a restart may find the split finished
-    # `documents` counts those whose examples are all stored; `carried` of the next one's are stored already.
+    # `documents` counts those whose examples are all stored; `carried` of the next one's are stored already, the first
+    # of which began with the ids `left` (packed examples).
     start, carried = progress["documents"], progress["carried"]
-    encoded = [] if enough else _encoded(settings, split, tokenizer, local_data, start)
-    for number, pieces in enumerate(encoded, start=start):
+    encoded = [] if enough else _encoded(settings, split, tokenizer, local_data, start, progress["left"])
+    for number, (left, pieces) in enumerate(encoded, start=start):
         for index, piece in enumerate(pieces):
             if number == start and index < carried:
                 continue
@@ -107,7 +114,7 @@ def _write_split(
             bar.update(1 if limit else len(piece))
             enough = is_enough()
             if len(rows) == shard_rows or enough:
-                progress["documents"], progress["carried"] = number, index + 1
+                progress["documents"], progress["carried"], progress["left"] = number, index + 1, left
                 _store_shard(rows, progress, split, folder, tokenizer.pad, seq_len)
                 write_json(progress_path, progress)
                 rows = []
@@ -125,9 +132,9 @@ def _write_split(
 
 
 def _encoded(
-    settings: dict[str, Any], split: Split, tokenizer: TextTokenizer, local_data: str, skip: int
-) -> Iterator[list[list[int]]]:
-    """Examples of each document, tokenized in batches."""
+    settings: dict[str, Any], split: Split, tokenizer: TextTokenizer, local_data: str, skip: int, left: list[int]
+) -> Iterator[tuple[list[int], list[list[int]]]]:
+    """For each document, tokenized in batches: what the documents before left over, and its examples."""
     texts = documents(settings["dataset"], split, local_data, skip)
     while batch := list(itertools.islice(texts, BATCH_DOCUMENTS)):
         try:
@@ -135,13 +142,18 @@ def _encoded(
         except DataError as error:
             raise DataError(f"{settings['dataset']}, {split} split: {error}") from None
         for ids in encoded:
-            yield list(examples(ids, settings["seq_len"], settings["example"]))
+            if settings["example"] == "packed":
+                pieces, rest = packed(ids, left, settings["seq_len"])
+                yield left, pieces
+                left = rest
+            else:
+                yield left, list(examples(ids, settings["seq_len"], settings["example"]))
 
 
 def _store_shard(
     rows: list[list[int]], progress: dict[str, Any], split: Split, folder: Path, pad: int, seq_len: int
 ) -> None:
-    array = np.full((len(rows), seq_len), pad, dtype=np.uint16)
+    array = np.full((len(rows), seq_len), max(pad, 0), dtype=np.uint16)  # without padding, every row is full
     for i, row in enumerate(rows):
         array[i, : len(row)] = row
     labels = np.array([i for row in rows for i in row[1:]], dtype=np.int64)

@@ -69,7 +69,8 @@ class TokenizerEntry(Frozen):
     file: FileEntry
     vocab_size: int
     "rows of the embedding; ids from here on must never occur"
-    pad: str
+    pad: str | None
+    "None: there is none, so that only packed examples can be made"
     eos: str
     summary: str
     licence: str

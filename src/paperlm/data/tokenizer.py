@@ -12,6 +12,9 @@ from paperlm.data.registry import HERE, TokenizerEntry, tokenizer_entry
 from paperlm.data.sources import verify
 from paperlm.errors import DataError
 
+NO_PADDING = -1
+"In place of the padding id: no token has it."
+
 
 class TextTokenizer:
     """Text to ids, with an end-of-sequence id after each document.
@@ -27,7 +30,8 @@ class TextTokenizer:
         self.inner = Tokenizer.from_file(str(path))
         self.inner.no_truncation()
         self.inner.no_padding()
-        self.pad, self.eos = (self._id(token) for token in (self.entry.pad, self.entry.eos))
+        self.eos = self._id(self.entry.eos)
+        self.pad: int = NO_PADDING if self.entry.pad is None else self._id(self.entry.pad)
 
     def _id(self, token: str) -> int:
         number = self.inner.token_to_id(token)
@@ -55,6 +59,7 @@ def examples(ids: list[int], seq_len: int, example: str) -> Iterator[list[int]]:
 
     truncate: one example; of a longer document the first seq_len - 1 ids and eos, which is what the authors'
     tokenizer call does (it keeps room for eos); the rest is dropped. split: consecutive pieces of the whole document.
+    For packed examples see `packed`.
     """
     if example == "truncate":
         yield ids if len(ids) <= seq_len else [*ids[: seq_len - 1], ids[-1]]
@@ -62,6 +67,17 @@ def examples(ids: list[int], seq_len: int, example: str) -> Iterator[list[int]]:
     for start in range(0, len(ids), seq_len):
         if len(ids) - start > 1:  # a lone last token predicts nothing
             yield ids[start : start + seq_len]
+
+
+def packed(ids: list[int], before: list[int], seq_len: int) -> tuple[list[list[int]], list[int]]:
+    """Examples of exactly `seq_len` ids that a document completes, and the ids left over for the next document.
+
+    `before` is what the document before left over. The authors of Cut Cross-Entropy cut one row of all documents this
+    way, and drop what is left at its end.
+    """
+    row = [*before, *ids]
+    whole = len(row) - len(row) % seq_len
+    return [row[start : start + seq_len] for start in range(0, whole, seq_len)], row[whole:]
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

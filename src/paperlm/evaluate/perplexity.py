@@ -29,6 +29,16 @@ class ValidationLosses:
         means = np.add.reduceat(self.sums, starts) / np.add.reduceat(self.counts, starts)
         return float(means.mean() * published_batches / (published_batches + 1))
 
+    def ppl_sequences(self) -> float | None:
+        """Mean over sequences of exp(mean loss of the sequence), or None where that is no finite number.
+
+        What the code of Cut Cross-Entropy reports as perplexity; never below exp(loss_true) of equally long sequences.
+        """
+        counted = self.counts > 0
+        with np.errstate(over="ignore"):
+            value = float(np.exp(self.sums[counted] / self.counts[counted]).mean())
+        return value if math.isfinite(value) else None
+
 
 def perplexity(loss: float) -> float | None:
     """exp(loss), or None where that is no finite number."""

@@ -1,1 +1,8 @@
-"""Figures, each with the CSV of its numbers."""
+"""Figures, each with the CSV of its numbers. Importing this loads no plotting library."""
+
+KINDS = {
+    "largest_batch": "paperlm.figures.largest_batch:draw",
+    "access_patterns": "paperlm.figures.access_patterns:draw",
+    "measured_bars": "paperlm.figures.measured_bars:draw",
+}
+"""Kind of a figure in a paper file -> the function draw(project, name, records) -> Drawing."""

@@ -31,6 +31,7 @@ from transformers.modeling_outputs import (
 
 from paperlm.errors import SpecError
 from paperlm.models.layers import DecoderLayer, Residual, RMSNorm, rope_tables
+from paperlm.models.losses import MATERIALISED, summed_fused_loss
 from paperlm.norms import ModelShape, NormMethod, build_method
 
 IGNORE_INDEX = -100
@@ -291,10 +292,13 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
         losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none", ignore_index=-100)
         return losses.view(targets.shape)
 
-    def summed_loss(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Sum of next-token cross-entropies over the labels that count: the training path."""
+    def summed_loss(self, input_ids: Tensor, labels: Tensor, loss: str = MATERIALISED) -> Tensor:
+        """Sum of next-token cross-entropies over the labels that count: the training path. `loss`: RunConfig.loss."""
         # The last position predicts nothing; keeping it leaves every product at an aligned number of rows.
-        logits = self.lm_head(self.model.hidden(input_ids))
+        hidden = self.model.hidden(input_ids)
+        if loss != MATERIALISED:
+            return summed_fused_loss(hidden, self.lm_head.weight, labels, loss, IGNORE_INDEX)
+        logits = self.lm_head(hidden)
         targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         return F.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), reduction="sum", ignore_index=IGNORE_INDEX

@@ -1,6 +1,6 @@
 """Shapes of the papers' LLaMA models. Torch-free: paper files refer to these by name.
 
-Source: configs/llama_*.json of pixeli99/MixLN at ff45826 and Table 7 of Mix-LN. They disagree at 250M, where the
+Source: configs/llama_*.json of pixeli99/MixLN at ff45826 and Table 7 of Mix-LN, unless a size says otherwise. They disagree at 250M, where the
 table prints hidden size 1024; only 768, the configuration file's value, gives 247 million parameters.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """One row of Mix-LN Table 7, plus the exact parameter count with an untied vocabulary of 32,000."""
+    """One shape, such as a row of Mix-LN Table 7, plus the exact parameter count with an untied vocabulary of 32,000."""
 
     hidden_size: int
     intermediate_size: int
@@ -28,6 +28,7 @@ SIZES = {
     "250M_table7": Size(1024, 2560, 16, 24, 354_993_152, "Table 7 as printed; no released model has this shape"),
     "350M": Size(1024, 2736, 16, 24, 367_969_280, "Curse of Depth; authors' log prints 367.97M"),
     "1B": Size(2048, 5461, 32, 24, 1_339_082_752, "Table 7; configs/llama_1b.json"),
+    "phi3.5-mini": Size(3072, 8192, 32, 32, 3_820_686_336, "config.json of Phi-3.5-mini: a LLaMA in other names"),
     "7B": Size(4096, 11008, 32, 32, 6_738_415_616, "Table 7; configs/llama_7b.json"),
 }
 

@@ -56,7 +56,8 @@ class Record(Frozen):
     outcome: Outcome
     metrics: dict[str, float | int | None]
     curve: dict[Literal["train", "eval"], list[list[float | None]]]
-    "train: [update, real tokens, mean loss since the point before]; eval: [update, real tokens, ppl_true]"
+    "train: [update, real tokens, mean loss since the point before]; eval: [update, real tokens, ppl_true], and "
+    "ppl_sequences where the run keeps every update"
     data: dict[str, Any]
     cost: Cost
     environment: Environment

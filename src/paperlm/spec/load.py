@@ -57,37 +57,67 @@ def parse(value: Any, model: type[M], where: str) -> M:
 
 
 def _explain(error: Any, model: type[BaseModel], where: str) -> str:
-    location = [part for part in error["loc"] if not str(part).startswith(("function-", "tagged-"))]
-    place = ".".join(str(part) for part in location)
+    location = [part for part in error["loc"] if not str(part).startswith("function-")]
+    _, path = _walk(model, location)
+    place = ".".join(path)
     if error["type"] == "extra_forbidden":
-        owner = _model_at(model, location[:-1])
+        owner, parents = _walk(model, location[:-1])
         known = owner.model_fields if owner else ()
-        parent = ".".join(str(part) for part in location[:-1])
-        return f"{where}: {parent + ': ' if parent else ''}{unknown('key', str(location[-1]), known)}"
+        prefix = f"{'.'.join(parents)}: " if parents else ""
+        return f"{where}: {prefix}{unknown('key', str(location[-1]), known)}"
     if error["type"] == "missing":
         return f"{where}: {place} is missing: add it"
+    if error["type"] == "union_tag_not_found":
+        return f"{where}: {place}.kind is missing: add it"
+    if error["type"] == "union_tag_invalid":
+        known = [tag.strip("' ") for tag in error["ctx"]["expected_tags"].split(",")]
+        return f"{where}: {place}.kind: {unknown('kind', error['ctx']['tag'], known)}"
     message = error["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(error["input"], dict | list | BaseModel) else f", got {error['input']!r}"
     return f"{where}: {place + ': ' if place else ''}{message}{shown}"
 
 
-def _model_at(model: type[BaseModel], location: list[Any]) -> type[BaseModel] | None:
-    """The pydantic model that a validation error's location points into."""
+def _walk(model: type[BaseModel], location: list[Any]) -> tuple[type[BaseModel] | None, list[str]]:
+    """The pydantic model that a validation error's location points into, and the keys of the file that lead there.
+
+    Inside a union of kinds pydantic puts the kind into the location, which is no key of the file.
+    """
     here: Any = model
+    path = []
     for part in location:
+        here = _plain(here)
+        kinds = _kinds(here)
+        if part in kinds:
+            here = kinds[part]
+            continue
+        path.append(str(part))
         if isinstance(here, type) and issubclass(here, BaseModel):
             field = here.model_fields.get(str(part))
-            here = _plain(field.annotation) if field else None
+            here = field.annotation if field else None
         else:
             arguments = typing.get_args(here)
-            here = _plain(arguments[-1]) if arguments else None
+            here = arguments[-1] if arguments else None
     here = _plain(here)
-    return here if isinstance(here, type) and issubclass(here, BaseModel) else None
+    return (here if isinstance(here, type) and issubclass(here, BaseModel) else None), path
 
 
 def _plain(annotation: Any) -> Any:
     """Strip Optional and Annotated."""
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _plain(typing.get_args(annotation)[0])
+    if _is_union(annotation) and not _kinds(annotation):
         models = [a for a in typing.get_args(annotation) if a is not type(None)]
-        return next((m for m in models if isinstance(m, type) and issubclass(m, BaseModel)), models[0])
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+        return _plain(next((m for m in models if isinstance(m, type) and issubclass(m, BaseModel)), models[0]))
+    return annotation
+
+
+def _is_union(annotation: Any) -> bool:
+    return isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+
+
+def _kinds(annotation: Any) -> dict[str, type[BaseModel]]:
+    """Members of a union of models by their `kind`; empty for anything else."""
+    if not _is_union(annotation):
+        return {}
+    models = [m for m in typing.get_args(annotation) if isinstance(m, type) and issubclass(m, BaseModel)]
+    return {typing.get_args(m.model_fields["kind"].annotation)[0]: m for m in models if "kind" in m.model_fields}

@@ -1,34 +1,26 @@
-"""Paper files, workflow/papers/<paper>.yaml: settings with sources, tables, claims, deviations."""
+"""Paper files, workflow/papers/<paper>.yaml: settings with sources, tables, figures, claims, deviations."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
 
 from pydantic import Field, field_validator, model_validator
 
 from paperlm.errors import unknown
-from paperlm.spec.run import Frozen, RunConfig
-
-SETTINGS = set(RunConfig.model_fields) - {"size", "norm", "seed"}
-"Settings a paper, size or scale may give; norm comes from a table's row, size from its column, seed from config.yaml."
-
-
-class Setting(Frozen):
-    """A value and where it comes from: a place in the paper, the authors' code, or `assumed` with a reason."""
-
-    value: Any
-    source: str = Field(min_length=3)
-
-
-Settings = dict[str, Setting]
-
-
-def known_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError for a setting that no run has."""
-    for key in settings:
-        if key not in SETTINGS:
-            raise ValueError(unknown("setting", key, SETTINGS))
-    return settings
+from paperlm.spec.run import Frozen
+from paperlm.spec.table import (
+    ArithmeticTable,
+    CaseSpec,
+    FigureSpec,
+    MeasurementsTable,
+    ModelSpec,
+    RunsTable,
+    Setting,
+    Settings,
+    SettingsTable,
+    TableSpec,
+    known_settings,
+)
 
 
 class PaperInfo(Frozen):
@@ -42,69 +34,12 @@ class PaperInfo(Frozen):
 
 
 class SizeSpec(Frozen):
-    """One model size of the paper: settings, and the Post-LN fraction that Mix-LN uses at it."""
+    """One model size of the paper: settings, and the Post-LN fraction if the paper's table of sizes has one."""
 
     settings: Settings = {}
-    post_fraction: Setting
+    post_fraction: Setting | None = None
 
     _known = field_validator("settings")(known_settings)
-
-
-class RowSpec(Frozen):
-    """One row of a table of runs: a normalization method, or the label row of training tokens."""
-
-    norm: dict[str, Any] | None = None
-    label: Literal["tokens"] | None = None
-    source: str
-    settings: Settings = {}
-    scales: list[str] = []
-    "an extra row that the paper does not print, run at these scales only; no claim reads it"
-
-    _known = field_validator("settings")(known_settings)
-
-    @model_validator(mode="after")
-    def one_kind(self) -> RowSpec:
-        if (self.norm is None) == (self.label is None):
-            raise ValueError("give exactly one of norm and label")
-        return self
-
-
-class ColumnSpec(Frozen):
-    """One column of a table of runs."""
-
-    size: str
-
-
-class ClaimSpec(Frozen):
-    """A statement of the paper about its table, as an expression over the table's cells (paperlm.tables.claims)."""
-
-    id: str
-    says: str
-    expression: str
-    published: bool
-    "whether the printed numbers satisfy it; False documents a contradiction inside the paper"
-
-
-class TableSpec(Frozen):
-    """A printed table. kind `runs`: one pre-training run per cell; kind `settings`: the paper's hyper-parameters."""
-
-    title: str
-    number: str
-    kind: Literal["runs", "settings"]
-    published: str
-    claims_name: str
-    "how claims call this table, e.g. M1"
-    metric: str = "ppl_paper"
-    "the record's metric that is printed and compared with the published number"
-    claims_metric: str = "ppl_true"
-    "the record's metric that claims are judged on"
-    better: Literal["lower", "higher"] = "lower"
-    rows: dict[str, RowSpec] = {}
-    columns: dict[str, ColumnSpec] = {}
-    sizes: list[str] = []
-    "kind settings: one row per size"
-    claims: list[ClaimSpec] = []
-    notes: list[str] = []
 
 
 class Deviation(Frozen):
@@ -121,24 +56,60 @@ class PaperSpec(Frozen):
     """A whole paper file."""
 
     paper: PaperInfo
-    settings: Settings
-    sizes: dict[str, SizeSpec]
+    settings: Settings = {}
+    "of its runs"
+    sizes: dict[str, SizeSpec] = {}
+    models: dict[str, ModelSpec] = {}
+    "published models that tables of arithmetic and of measurements are about"
+    cases: dict[str, CaseSpec] = {}
+    "inputs of measured operations; the names are those of the measurement rows"
     tables: dict[str, TableSpec]
+    figures: dict[str, FigureSpec] = {}
     deviations: list[Deviation] = []
 
     _known = field_validator("settings")(known_settings)
 
     @model_validator(mode="after")
     def names_resolve(self) -> PaperSpec:
+        for place, kind, name, known in self._references():
+            if name not in known:
+                raise ValueError(f"{place}: {unknown(kind, name, known)}")
+        return self
+
+    def shape(self, case: str) -> tuple[int, int, int]:
+        """Tokens, vocabulary and width of a case."""
+        spec = self.cases[case]
+        model = self.models.get(spec.model)
+        return spec.tokens, spec.vocab or model.vocab, spec.width or model.width
+
+    def softcap(self, case: str) -> float | None:
+        """Cap of the case's logits; None: uncapped."""
+        spec = self.cases[case]
+        return spec.softcap if spec.model not in self.models else self.models[spec.model].softcap
+
+    def _references(self) -> Iterator[tuple[str, str, str, object]]:
+        """Every name used in one place and declared in another: (place, what it names, name, declared names)."""
+        for name, case in self.cases.items():
+            if case.vocab is None or case.width is None:
+                yield f"cases.{name}.model", "model", case.model, self.models
+            if case.on_cpu:
+                yield f"cases.{name}.on_cpu", "case", case.on_cpu, self.cases
         for name, table in self.tables.items():
-            for label, column in table.columns.items():
-                if column.size not in self.sizes:
-                    raise ValueError(f"tables.{name}.columns.{label}: " + unknown("size", column.size, self.sizes))
-            for size in table.sizes:
-                if size not in self.sizes:
-                    raise ValueError(f"tables.{name}.sizes: " + unknown("size", size, self.sizes))
+            at = f"tables.{name}"
+            match table:
+                case RunsTable():
+                    for label, column in table.columns.items():
+                        yield f"{at}.columns.{label}", "size", column.size, self.sizes
+                case SettingsTable():
+                    yield from ((f"{at}.sizes", "size", size, self.sizes) for size in table.sizes)
+                case ArithmeticTable():
+                    yield from ((f"{at}.models", "model", model, self.models) for model in table.models)
+                case MeasurementsTable():
+                    others = [column.case for column in table.columns.values() if column.case]
+                    yield from ((f"{at}.cases", "case", case, self.cases) for case in (*table.cases, *others))
+        for name, figure in self.figures.items():
+            if figure.table:
+                yield f"figures.{name}.table", "table", figure.table, self.tables
         for deviation in self.deviations:
             for touched in deviation.touches:
-                if touched not in self.tables:
-                    raise ValueError("deviations.touches: " + unknown("table", touched, self.tables))
-        return self
+                yield "deviations.touches", "table", touched, {**self.tables, **self.figures}

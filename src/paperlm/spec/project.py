@@ -15,11 +15,13 @@ from pydantic import Field, field_validator
 
 from paperlm.data.registry import data_id
 from paperlm.errors import PaperLMError, SpecError, unknown
+from paperlm.figures import KINDS as FIGURE_KINDS
 from paperlm.models.sizes import SIZES
 from paperlm.spec.load import load, parse
-from paperlm.spec.paper import Deviation, PaperSpec, RowSpec, Setting, TableSpec
+from paperlm.spec.paper import Deviation, PaperSpec
 from paperlm.spec.run import Frozen, RunConfig
 from paperlm.spec.scale import JobSize, ScaleSpec
+from paperlm.spec.table import FigureSpec, RunRow, Setting, TableSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,6 +44,8 @@ class ProjectConfig(Frozen):
     "folder of the `local:` datasets"
     checkpoint_seconds: float = Field(60, gt=0)
     "a running job can lose at most so much work"
+    editions: dict[str, str] = {}
+    "table -> edition of the paper whose printed numbers it is compared with, instead of the one its paper file names"
 
 
 @dataclass(frozen=True)
@@ -70,33 +74,50 @@ class Project:
         self.scale = load_scale(scales[config.scale])
         self.papers: dict[str, PaperSpec] = {}
         self.tables: dict[str, tuple[PaperSpec, TableSpec]] = {}
+        self.figures: dict[str, tuple[PaperSpec, FigureSpec]] = {}
         for path in sorted((root / "workflow/papers").glob("*.yaml")):
             paper = load(path, PaperSpec)
             self.papers[paper.paper.id] = paper
             for name, table in paper.tables.items():
                 if name in self.tables:
                     raise SpecError(f"{path}: table {name!r} is declared by another paper as well; rename one")
-                if not (root / table.published).is_file():
+                if table.published and not (root / table.published).is_file():
                     raise SpecError(f"{path}: tables.{name}.published: no file {table.published}")
                 self.tables[name] = (paper, table)
+            for name, figure in paper.figures.items():
+                if name in self.tables or name in self.figures:
+                    raise SpecError(f"{path}: {name!r} is declared twice; rename one")
+                if figure.kind not in FIGURE_KINDS:
+                    raise SpecError(f"{path}: figures.{name}.kind: " + unknown("kind", figure.kind, FIGURE_KINDS))
+                self.figures[name] = (paper, figure)
         declared = {claim.id for _, t in self.tables.values() for claim in t.claims}
         for claim in self.scale.claims.except_:
             if claim not in declared:
                 raise SpecError(f"{scales[config.scale]}: claims.except: " + unknown("claim", claim, declared))
+        for table in config.editions:
+            if not self.table(table)[1].edition:
+                raise SpecError(f"editions: table {table!r} has one edition only; leave it out")
 
-    def deviations(self, table: str) -> list[Deviation]:
-        """What is done differently from the paper in a table at this scale."""
-        return [
-            d
-            for d in self.table(table)[0].deviations
-            if table in d.touches and (not d.scales or self.scale.scale in d.scales)
-        ]
+    def deviations(self, name: str) -> list[Deviation]:
+        """What is done differently from the paper in a table or figure at this scale."""
+        paper, _ = self.tables.get(name) or self.figures[name]
+        return [d for d in paper.deviations if name in d.touches and (not d.scales or self.scale.scale in d.scales)]
 
     def table(self, name: str) -> tuple[PaperSpec, TableSpec]:
         """Paper and declaration of a table; SpecError with the nearest known name otherwise."""
         if name not in self.tables:
             raise SpecError(unknown("table", name, self.tables))
         return self.tables[name]
+
+    def figure(self, name: str) -> tuple[PaperSpec, FigureSpec]:
+        """Paper and declaration of a figure; SpecError with the nearest known name otherwise."""
+        if name not in self.figures:
+            raise SpecError(unknown("figure", name, self.figures))
+        return self.figures[name]
+
+    def edition(self, table: str) -> str:
+        """The edition whose printed numbers a table is compared with; empty if there is only one."""
+        return self.config.editions.get(table, self.table(table)[1].edition)
 
     @functools.cache  # noqa: B019 - a Project lives as long as the process
     def cells(self, table_name: str) -> tuple[Cell, ...]:
@@ -114,9 +135,8 @@ class Project:
                 settings |= {k: v for k, v in row.settings.items() if k not in scale_changes(self.scale, column.size)}
                 norm, norm_source = resolve_norm(paper, row, column.size, self.scale)
                 where = f"{table_name} [{row_name}, {column_name}] at scale {self.scale.scale}"
-                runs = tuple(
-                    build_run(settings, column.size, norm, seed, where) for seed in sorted(set(self.config.seeds))
-                )
+                seeds = {*self.config.seeds, *range(table.seeds.get(self.scale.scale, 0))}
+                runs = tuple(build_run(settings, column.size, norm, seed, where) for seed in sorted(seeds))
                 sources = {key: setting.source for key, setting in settings.items()} | {"norm": norm_source}
                 cells.append(Cell(table_name, row_name, column_name, runs, sources))
         return tuple(cells)
@@ -168,14 +188,18 @@ def resolve_settings(paper: PaperSpec, size: str, scale: ScaleSpec) -> dict[str,
         key: Setting(value=getattr(shape, key), source=shape.source)
         for key in ("hidden_size", "intermediate_size", "n_heads", "n_layers")
     }
-    return settings | paper.settings | paper.sizes[size].settings | scale_changes(scale, size)
+    fields = {key: field for key, field in RunConfig.model_fields.items() if not field.is_required()}
+    defaults = {key: Setting(value=field.default, source="default of a run") for key, field in fields.items()}
+    return defaults | settings | paper.settings | paper.sizes[size].settings | scale_changes(scale, size)
 
 
-def resolve_norm(paper: PaperSpec, row: RowSpec, size: str, scale: ScaleSpec) -> tuple[dict[str, Any], str]:
+def resolve_norm(paper: PaperSpec, row: RunRow, size: str, scale: ScaleSpec) -> tuple[dict[str, Any], str]:
     """The row's method and its source: the size's alpha filled in, the scale's options applied (printed rows only)."""
     norm, source = dict(row.norm), row.source
     if norm.get("post_fraction") == {"of": "size"}:
         fraction = paper.sizes[size].post_fraction
+        if fraction is None:
+            raise SpecError(f"sizes.{size}.post_fraction is missing, which the row's norm refers to: add it")
         norm["post_fraction"] = fraction.value
         source = f"{source}; alpha: {fraction.source}"
     if not row.scales:

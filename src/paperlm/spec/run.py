@@ -6,7 +6,15 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from paperlm.errors import SpecError
 from paperlm.norms import ModelShape, NormMethod, build_method
@@ -16,6 +24,12 @@ BEHAVIOUR = 1
 
 1: first version.
 """
+
+
+Loss = Literal[
+    "cross_entropy", "cce", "cce_kahan", "cce_kahan_full_c", "cce_kahan_full_e", "cce_exact", "cce_exact_kept"
+]
+"""How the training loss is computed; the names after the first are the variants of Cut Cross-Entropy."""
 
 
 class Frozen(BaseModel):
@@ -46,7 +60,11 @@ class DivergedRule(Frozen):
 
 
 class RunConfig(Frozen):
-    """One pre-training run. Field order and names are part of the run's hash."""
+    """One pre-training run. Field names and values are part of the run's hash.
+
+    A field with a default was added after the first records: at its default it is left out of the hash and of the
+    record, so that the runs before it keep their names.
+    """
 
     size: str
     "name of the model size in the paper; at small scales the shape below is not that size's"
@@ -65,8 +83,9 @@ class RunConfig(Frozen):
     dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
     tokenizer: str
     seq_len: int = Field(gt=1)
-    example: Literal["truncate", "split"]
-    "truncate: a document is one example, its rest is dropped (the papers); split: its rest makes further examples"
+    example: Literal["truncate", "split", "packed"]
+    "truncate: a document is one example, its rest is dropped (the normalization papers); split: its rest makes further "
+    "examples; packed: documents in a row, cut into full examples (Cut Cross-Entropy)"
     train_examples: int = Field(gt=0)
     "at most so many examples are prepared"
     validation_tokens: int = Field(gt=0)
@@ -93,6 +112,11 @@ class RunConfig(Frozen):
     published_eval_batches: int = Field(gt=0)
     "n of ppl_paper(n): the number of batches of the published run's evaluation, which divided by n + 1"
     diverged: DivergedRule
+
+    loss: Loss = "cross_entropy"
+    "cross_entropy: of materialised logits; the others are fused with the head (paperlm.models.losses)"
+    curve: Literal["thinned", "every_update"] = "thinned"
+    "training curve in the record: at most 160 averages; or every update, and ppl_sequences at every evaluation"
 
     @field_validator("norm")
     @classmethod
@@ -134,8 +158,18 @@ class RunConfig(Frozen):
         """Updates of linear warm-up."""
         return round(self.warmup_fraction * self.steps)
 
+    @model_serializer(mode="wrap")
+    def without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Every field but those at their default."""
+        fields = type(self).model_fields
+        return {
+            key: value
+            for key, value in serialize(self).items()
+            if fields[key].is_required() or getattr(self, key) != fields[key].default
+        }
+
     def canonical(self) -> dict[str, Any]:
-        """Plain JSON values of every field."""
+        """Plain JSON values of every field but those at their default: what the hash is made of."""
         return json.loads(self.model_dump_json())
 
     @property
@@ -143,7 +177,8 @@ class RunConfig(Frozen):
         """Readable slug plus a hash of every field and of the data's checksums, e.g. llama_130m-mix_ln-s0-3fa91c02."""
         from paperlm.data.registry import data_fingerprint  # the registry's own classes derive from Frozen
 
-        slug = f"llama_{self.size}-{method_slug(self.norm)}-s{self.seed}".lower()
+        loss = "" if self.loss == "cross_entropy" else f"-{self.loss}"
+        slug = f"llama_{self.size}-{method_slug(self.norm)}{loss}-s{self.seed}".lower()
         data = data_fingerprint(self.dataset, self.tokenizer)
         return f"{slug}-{digest({'behaviour': BEHAVIOUR, 'data': data, **self.canonical()})}"
 

@@ -8,8 +8,8 @@ from pydantic import Field, field_validator
 
 from paperlm.errors import unknown
 from paperlm.norms import norm_methods
-from paperlm.spec.paper import known_settings
 from paperlm.spec.run import Frozen
+from paperlm.spec.table import known_settings
 
 
 class Change(Frozen):
@@ -66,6 +66,8 @@ class ScaleSpec(Frozen):
     sizes: dict[str, dict[str, Change]] = {}
     methods: dict[str, dict[str, Change]] = {}
     "norm method -> option -> value"
+    benchmarks: Literal["full", "small"] = "full"
+    "sizes of measured operations: as declared, or an eighth of each (to try the jobs)"
     claims: ClaimRule = ClaimRule()
     seed_noise: SeedNoise
     resources: Resources

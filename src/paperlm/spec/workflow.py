@@ -10,6 +10,7 @@ from paperlm.data.registry import data_id
 from paperlm.data.sources import check_present
 from paperlm.spec.project import Project
 from paperlm.spec.run import RunConfig, digest
+from paperlm.tables.measurements import measured_methods, read_rows
 from paperlm.train.gpu_lock import visible_gpus
 
 
@@ -21,9 +22,6 @@ class Jobs:
         self.datasets: dict[str, dict[str, Any]] = {
             data_id(run.data_settings()): run.data_settings() for run in project.runs.values()
         }
-        if self.trains_missing and any(not self._stored(run) for run in project.runs.values()):
-            for settings in self.datasets.values():
-                check_present(settings["dataset"], project.config.local_data)
 
     @functools.cached_property
     def gpus(self) -> list[str]:
@@ -55,17 +53,61 @@ class Jobs:
         return "|".join(re.escape(name) for name, run in self.project.runs.items() if not self._stored(run)) or "none"
 
     def records(self, table: str) -> list[str]:
-        """Record files of a table: committed ones as they are; others only if they exist or will be trained."""
-        if self.project.tables[table][1].kind != "runs":
-            return []
+        """Files a table is built from: committed ones as they are; others only if they exist or will be made.
+
+        DataError if a run has to be trained whose text is not at hand.
+        """
+        _, spec = self.project.table(table)
+        if spec.kind == "runs":
+            return self._run_records(table)
+        if spec.kind == "measurements":
+            found = [self._measurement(spec.op, case) for case in measured_methods(self.project, table)]
+            return list(dict.fromkeys(filter(None, found)))
+        return []
+
+    def _run_records(self, table: str) -> list[str]:
         found = []
-        for cell in self.project.cells(table):
-            for run in cell.runs:
-                if (self.project.root / self._committed(run)).is_file():
-                    found.append(self._committed(run))
-                elif self.trains_missing or (self.project.root / self._local(run)).is_file():
-                    found.append(self._local(run))
+        for run in (run for cell in self.project.cells(table) for run in cell.runs):
+            if (self.project.root / self._committed(run)).is_file():
+                found.append(self._committed(run))
+            elif self.trains_missing or self._stored(run):
+                found.append(self._local(run))
+                if not self._stored(run):
+                    check_present(run.dataset, self.project.config.local_data)
         return list(dict.fromkeys(found))
+
+    # -- measurements -------------------------------------------------------------------------------------------------
+
+    def _measurement(self, op: str, case: str) -> str | None:
+        """File with the rows of a case: the committed one if it has any, else one that exists or will be made."""
+        committed = f"paper_tables/records/bench/{op}.jsonl"
+        if case in self._committed_cases(op):
+            return committed
+        local = f"results/{self.project.scale.scale}/bench/{op}/{case}.jsonl"
+        return local if self.trains_missing or (self.project.root / local).is_file() else None
+
+    @functools.cache  # noqa: B019 - Jobs live as long as the process
+    def _committed_cases(self, op: str) -> frozenset[str]:
+        """Cases with committed rows. They were made on a GPU: the CPU scales measure their own."""
+        path = self.project.root / f"paper_tables/records/bench/{op}.jsonl"
+        if self.project.scale.device == "cpu" or not path.is_file():
+            return frozenset()
+        return frozenset(row["case"] for row in read_rows(path))
+
+    @functools.cached_property
+    def measurements(self) -> dict[tuple[str, str], list[str]]:
+        """(operation, case) that can be measured at this scale -> the methods that tables ask for."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for name, (_, table) in self.project.tables.items():
+            if table.kind == "measurements":
+                for case, methods in measured_methods(self.project, name).items():
+                    known = found.setdefault((table.op, case), [])
+                    known += [method for method in methods if method not in known]
+        return found
+
+    def methods(self, op: str, case: str) -> list[str]:
+        """Methods to measure on a case: those of the tables; on a CPU what the benchmark offers there."""
+        return self.measurements[op, case] if self.project.scale.device == "gpu" else []
 
     def threads_per_run(self, cores: int | None) -> int:
         """Threads a training job claims: one on a CPU; on GPUs so many that jobs never outnumber cards.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paperlm.errors import SpecError, unknown
+from paperlm.tables.published import half_a_digit, number
 
 SAMPLES = 500
 OUTCOME_SEEDS = 3
@@ -25,13 +26,14 @@ CONFIDENCE = 0.975
 
 
 class CellValue(float):
-    """A cell's number that also knows whether its run diverged."""
+    """A cell's number that also knows whether its run diverged, and what the paper prints for it."""
 
     diverged: bool
+    printed: str
 
-    def __new__(cls, value: float, diverged: bool) -> CellValue:
+    def __new__(cls, value: float, diverged: bool = False, printed: str = "") -> CellValue:
         self = super().__new__(cls, value)
-        self.diverged = diverged
+        self.diverged, self.printed = diverged, printed
         return self
 
 
@@ -58,9 +60,27 @@ def _div(cell: Any) -> bool:
     return cell.diverged
 
 
+def _as_printed(cell: Any) -> bool:
+    if not isinstance(cell, CellValue) or number(cell.printed) is None:
+        raise SpecError("as_printed() takes a cell that the paper prints as a number")
+    return abs(cell - number(cell.printed)) <= half_a_digit(cell.printed)
+
+
+def _rank_correlation(first: list[float], second: list[float]) -> float:
+    """Spearman's: the correlation of the ranks, ties getting their mean rank; 0 where one side is constant."""
+    ranks = [
+        [sum(w < v for w in values) + sum(w == v for w in values) / 2 for v in values] for values in (first, second)
+    ]
+    (a, b), n = ranks, len(ranks[0])
+    product = sum(x * y for x, y in zip(a, b, strict=True)) / n - sum(a) * sum(b) / n**2
+    spread = math.prod(sum(x * x for x in r) / n - (sum(r) / n) ** 2 for r in ranks)
+    return product / math.sqrt(spread) if spread > 0 else 0.0
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "all": all, "any": any, "min": min, "max": max, "abs": abs, "round": round, "len": len, "sum": sum,
     "mean": _mean, "increasing": _increasing, "decreasing": _decreasing, "div": _div,
+    "as_printed": _as_printed, "rank_correlation": _rank_correlation,
 }  # fmt: skip
 BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 COMPARE = {
@@ -175,11 +195,12 @@ class _Recorder(Cells):
 
 @dataclass(frozen=True)
 class CellSamples:
-    """A cell as the judge sees it: value and divergence per seed, and the relative noise of one run."""
+    """A cell as the judge sees it: value and divergence per seed, the relative noise of one run, the printed cell."""
 
     values: tuple[float, ...]
     diverged: tuple[bool, ...]
     noise: float
+    printed: str = ""
 
 
 @dataclass(frozen=True)
@@ -231,11 +252,11 @@ def judge(expression: str, name: str, cells: Mapping[Any, CellSamples]) -> Verdi
 
 def _seed(cell: CellSamples, seed: int) -> CellValue:
     index = min(seed, len(cell.values) - 1)
-    return CellValue(cell.values[index], cell.diverged[index])
+    return CellValue(cell.values[index], cell.diverged[index], cell.printed)
 
 
 def _redraw(cell: CellSamples, rng: random.Random) -> CellValue:
     """The outcome of one seed drawn at random, and around it the mean of the seeds with that outcome."""
     diverged = cell.diverged[rng.randrange(len(cell.diverged))]
     alike = [v for v, d in zip(cell.values, cell.diverged, strict=True) if d == diverged]
-    return CellValue(sum(alike) / len(alike) * math.exp(rng.gauss(0.0, cell.noise)), diverged)
+    return CellValue(sum(alike) / len(alike) * math.exp(rng.gauss(0.0, cell.noise)), diverged, cell.printed)

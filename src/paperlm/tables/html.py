@@ -9,7 +9,7 @@ from typing import Any
 from paperlm.files import write_atomic
 from paperlm.spec.project import Project
 from paperlm.tables.compare import DiffRow
-from paperlm.tables.published import PublishedTable
+from paperlm.tables.contents import Contents
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#1b1f24;background:#fff}
@@ -18,7 +18,7 @@ th,td{padding:.3rem .7rem;border-bottom:1px solid #d9dee3;text-align:left;vertic
 th{background:#f4f6f8}tr>:first-child{white-space:nowrap}td.n{text-align:right;font-variant-numeric:tabular-nums}
 small{color:#5b6570}.good{color:#116329}.bad{color:#a40e26}.open{color:#8a5a00}
 """
-GOOD = ("match", "within seeds", "diverged as published", "holds")
+GOOD = ("match", "within 1 %", "within seeds", "diverged as published", "holds")
 BAD = ("differs", "fails")
 
 
@@ -26,26 +26,37 @@ def write_page(
     path: Path,
     project: Project,
     name: str,
-    published: PublishedTable,
-    rows: list[list[str]],
-    diff: list[DiffRow],
+    contents: Contents,
     claims: list[dict[str, Any]],
 ) -> None:
     """Write the page; no script, no outside request."""
     paper, table = project.table(name)
-    cells = {(d.row, d.column): d for d in diff}
+    cells = contents.cells
     parts = [
         f"<h1>{_e(paper.paper.title)}, {_e(table.number)}</h1><p>{_e(table.title)}. "
         f"<small>arXiv {_e(paper.paper.arxiv)}</small></p>"
     ]
-    scale = diff[0].scale
-    if table.kind == "runs":
+    scale = contents.scale
+    if contents.depends_on_scale:
         parts.append(f"<p>Scale <b>{_e(scale)}</b>: {_e(project.scale.summary)}</p>")
-    head = "".join(f"<th>{_e(c)}</th>" for c in ("", *published.columns))
+    head = "".join(f"<th>{_e(c)}</th>" for c in ("", *contents.columns))
+    one_by_one = table.kind == "runs"  # what a measurement was made with is said once, not in each of its cells
     body = "".join(
-        f"<tr><th>{_e(row[1])}</th>{''.join(_cell(cells[row[1], c]) for c in published.columns)}</tr>" for row in rows
+        f"<tr><th>{_e(row)}</th>{''.join(_cell(cells[row, c], one_by_one) for c in contents.columns)}</tr>"
+        for row in contents.rows
     )
     parts.append(f"<h2>Regenerated, and the published number below it</h2><table><tr>{head}</tr>{body}</table>")
+    if not one_by_one and (labels := list(dict.fromkeys(d.labels for d in contents.diff if d.labels))):
+        parts.append(f"<p><small>{'<br>'.join(_e(label) for label in labels)}</small></p>")
+    if table.kind == "measurements":
+        lines = "".join(
+            f"<tr><td>{_e(label)}</td><td>{_e(row.method)}</td><td>{_e(row.source)}</td></tr>"
+            for label, row in table.rows.items()
+        )
+        parts.append(
+            "<h2>What each row is</h2><table><tr><th>row</th><th>method in the measurement rows</th><th></th></tr>"
+            f"{lines}</table>"
+        )
     if claims:
         lines = "".join(
             f"<tr><td>{_e(c['claim'])}</td><td>{_e(c['says'])}</td><td>{_verdict(c['verdict'])}</td>"
@@ -53,7 +64,7 @@ def write_page(
             for c in claims
         )
         parts.append(
-            "<h2>Claims</h2><p><small>Support: share of redraws of the table, each cell moved by its seed noise, in "
+            "<h2>Claims</h2><p><small>Support: share of redraws of the table, each cell moved by its noise, in "
             "which the statement is true; holds from 0.975, fails up to 0.025.</small></p><table><tr><th>claim</th>"
             f"<th>says</th><th>verdict</th><th>support</th><th>why</th></tr>{lines}</table>"
         )
@@ -82,8 +93,10 @@ def _verdict(verdict: str) -> str:
     return f"<span class={kind}>{_e(verdict)}</span>"
 
 
-def _cell(cell: DiffRow) -> str:
-    labels = f"<br><small>{_e(cell.labels)}</small>" if cell.labels else ""
+def _cell(cell: DiffRow, with_labels: bool) -> str:
+    if not cell.regenerated and not cell.published:
+        return "<td></td>"
+    labels = f"<br><small>{_e(cell.labels)}</small>" if cell.labels and with_labels else ""
     return (
         f"<td class=n><b>{_e(cell.regenerated)}</b><br><small>{_e(cell.published) or 'not'} published<br>"
         f"{_verdict(cell.verdict)}</small>{labels}</td>"

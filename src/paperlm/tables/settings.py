@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from pathlib import Path
 
 from paperlm.errors import SpecError, unknown
 from paperlm.spec.paper import PaperSpec
 from paperlm.spec.project import Project, load_scale, resolve_settings
 from paperlm.tables.compare import DiffRow
+from paperlm.tables.contents import Contents
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 
 REAL_TOKENS_PER_SEQUENCE = 195.5
@@ -33,28 +35,28 @@ COLUMNS: dict[str, Callable[[dict, Fraction], str]] = {
 "Printed column -> our value, from the settings and alpha of a size."
 
 
-def settings_table(
-    project: Project, table_name: str, published: PublishedTable
-) -> tuple[list[list[str]], list[DiffRow]]:
-    """Rows of the regenerated table and its diff."""
-    paper, table = project.table(table_name)
-    ours = {size: _values(project, paper, size) for size in table.sizes}
-    rows, diff = [], []
+def contents(project: Project, name: str, published: PublishedTable, records: Iterable[Path] = ()) -> Contents:
+    """The table at scale paper, whatever scale is configured; no record is read. SpecError for an unknown column."""
+    paper, table = project.table(name)
+    for column in published.columns:
+        if column not in COLUMNS:
+            raise SpecError(f"{table.published}: {unknown('column', column, COLUMNS)}")
+    diff = []
     for size in table.sizes:
-        rows.append(["paper", size, *(ours[size][c] for c in published.columns)])
+        ours = _values(project, paper, size)
         for column in published.columns:
-            printed, value = published.cell(size, column), ours[size][column]
+            printed, value = published.cell(size, column), ours[column]
             a, b = number(printed), number(value)
             same = printed == value or (a is not None and b is not None and abs(a - b) <= half_a_digit(printed))
             reason = "" if same else _source(project, paper, size, column)
             diff.append(
                 DiffRow(
-                    table=table_name, row=size, column=column, scale="paper", published=printed, regenerated=value,
+                    table=name, row=size, column=column, scale="paper", published=printed, regenerated=value,
                     difference="" if a is None or b is None else f"{b - a:+.4g}",
                     verdict="match" if same else "differs", reason=reason,
                 )
             )  # fmt: skip
-    return rows, diff
+    return Contents(diff, depends_on_scale=False)
 
 
 def _values(project: Project, paper: PaperSpec, size: str) -> dict[str, str]:
@@ -73,10 +75,3 @@ def _source(project: Project, paper: PaperSpec, size: str, column: str) -> str:
         return ""
     scale = load_scale(project.root / "workflow/scales/paper.yaml")
     return f"ours: {resolve_settings(paper, size, scale)[keys[column]].source}"
-
-
-def check_columns(published: PublishedTable, where: str) -> None:
-    """SpecError if the printed table has a column that nothing here computes."""
-    for column in published.columns:
-        if column not in COLUMNS:
-            raise SpecError(f"{where}: " + unknown("column", column, COLUMNS))

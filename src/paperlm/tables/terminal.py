@@ -11,8 +11,8 @@ from rich.table import Table
 from paperlm.errors import RecordError
 
 COLORS = {
-    "match": "green", "within seeds": "green", "diverged as published": "green", "holds": "green", "differs": "red",
-    "fails": "red", "undecided": "yellow",
+    "match": "green", "within seeds": "green", "within 1 %": "green", "diverged as published": "green",
+    "holds": "green", "differs": "red", "fails": "red", "undecided": "yellow",
 }  # fmt: skip
 
 
@@ -27,6 +27,7 @@ def print_summary(table_csv: Path) -> None:
     cells = {(d["row"], d["column"]): d for d in diff}
     grid = Table(title=f"{table_csv.stem}, scale {diff[0]['scale']}: regenerated (published)", title_justify="left")
     grid.add_column("")
+    columns = [c for c in columns if any(_said(cells[row, c]) for row in rows)]
     for column in columns:
         grid.add_column(column, justify="right")
     for row in rows:
@@ -44,6 +45,11 @@ def print_summary(table_csv: Path) -> None:
             table.add_row(c["claim"], c["says"], _paint(c["verdict"]), c["support"], c["reason"])
         console.print(table)
     console.print("files: " + "  ".join(str(p) for p in (table_csv, *files.values())), soft_wrap=True)
+
+
+def _said(cell: dict[str, str]) -> bool:
+    """Whether a cell has a number, here or in print."""
+    return bool(cell["published"]) or cell["regenerated"] not in ("", "not run")
 
 
 def _cell(cell: dict[str, str]) -> str:

@@ -80,7 +80,9 @@ def load(folder: Path, run: RunConfig, model: torch.nn.Module, optimizer: Any) -
         raise CheckpointError(f"{newest / 'state.json'}: truncated or altered; delete {newest}") from None
     if state["run_id"] != run.run_id:
         theirs, ours = state["run"], run.canonical()
-        changed = [key for key in ours if theirs.get(key) != ours[key]] or ["the data or the code's BEHAVIOUR number"]
+        changed = [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)] or [
+            "the data or the code's BEHAVIOUR number"
+        ]
         raise CheckpointError(
             f"{newest}: checkpoint of {state['run_id']}, not of {run.run_id} (differs in {', '.join(changed)}); "
             "move the folder away, or give --checkpoints another folder"

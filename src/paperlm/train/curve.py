@@ -43,6 +43,13 @@ class CurveFile:
         """Flush and close."""
         self._file.close()
 
+    def every_update(self) -> dict[str, list[list[float | None]]]:
+        """Curve of a record that keeps everything: the loss of each update, both perplexities of each evaluation."""
+        train = [[r["update"], r["tokens"], _rounded(r["loss"])] for r in self.rows if "loss" in r]
+        evaluations = [r for r in self.rows if "ppl_true" in r]
+        keys = ("update", "tokens", "ppl_true", "ppl_sequences")
+        return {"train": train, "eval": [[r[key] for key in keys] for r in evaluations]}
+
     def thinned(self) -> dict[str, list[list[float | None]]]:
         """Curve of the record: training loss averaged over bins of equal width, every evaluation."""
         train = [r for r in self.rows if "loss" in r]
@@ -52,6 +59,10 @@ class CurveFile:
         for start in range(0, len(train), width):
             rows = train[start : start + width]
             losses = [r["loss"] for r in rows]
-            mean = None if None in losses else round(sum(losses) / len(losses), 6)
+            mean = None if None in losses else _rounded(sum(losses) / len(losses))
             points.append([rows[-1]["update"], rows[-1]["tokens"], mean])
         return {"train": points, "eval": evals}
+
+
+def _rounded(loss: float | None) -> float | None:
+    return None if loss is None else round(loss, 6)

@@ -25,6 +25,7 @@ from paperlm.data.shards import BatchOrder, TokenShards
 from paperlm.errors import DataError, PaperLMError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
+from paperlm.models.losses import MATERIALISED
 from paperlm.record.record import Outcome, Record
 from paperlm.spec.run import RunConfig
 from paperlm.train import checkpoint
@@ -58,12 +59,12 @@ class Interrupted(PaperLMError):
 class SummedLoss(torch.nn.Module):
     """forward(ids, labels) -> summed loss, the shape that DistributedDataParallel and torch.compile wrap."""
 
-    def __init__(self, model: PaperLlamaForCausalLM) -> None:
+    def __init__(self, model: PaperLlamaForCausalLM, loss: str = MATERIALISED) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.loss = model, loss
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return self.model.summed_loss(ids, labels)
+        return self.model.summed_loss(ids, labels, self.loss)
 
 
 def build_model(run: RunConfig, first_batch: torch.Tensor, device: torch.device) -> PaperLlamaForCausalLM:
@@ -121,7 +122,7 @@ class Trainer:
             weight_decay=run.weight_decay,
             fused=True,
         )
-        self.loss_module: torch.nn.Module = SummedLoss(self.model)
+        self.loss_module: torch.nn.Module = SummedLoss(self.model, run.loss)
         if self.compiled:
             self.loss_module = torch.compile(self.loss_module, dynamic=False)
         if world.size > 1:
@@ -280,8 +281,10 @@ class Trainer:
                     paused = time.monotonic()
                     self.final = self.evaluate()
                     if self.world.leads:
-                        value = perplexity(self.final.loss_true())
-                        self.curve.add(update=self.update, tokens=self.tokens, ppl_true=value)
+                        by_tokens, by_sequences = perplexity(self.final.loss_true()), self.final.ppl_sequences()
+                        self.curve.add(
+                            update=self.update, tokens=self.tokens, ppl_true=by_tokens, ppl_sequences=by_sequences
+                        )
                         self.curve.flush()
                     if clock_start is not None:
                         clock_start += time.monotonic() - paused

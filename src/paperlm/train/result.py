@@ -43,6 +43,8 @@ def make_record(trainer: Trainer, outcome: Outcome) -> Record:
         "epochs": trainer.update * run.global_batch / len(trainer.train_shards),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
+    if run.curve == "every_update":
+        metrics["ppl_sequences"] = final.ppl_sequences() if final else None
     on_gpu = trainer.world.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     timed_slots = trainer.timed_updates * run.global_batch * run.seq_len
@@ -65,9 +67,15 @@ def make_record(trainer: Trainer, outcome: Outcome) -> Record:
         run=run,
         outcome=outcome,
         metrics=metrics,
-        curve=trainer.curve.thinned() if trainer.curve else {"train": [], "eval": []},
+        curve=_curve(trainer),
         data={k: manifest[k] for k in ("data_id", "dataset", "licence", "checksums")},
         cost=cost,
         environment=capture(device, torch.version.cuda if on_gpu else None, torch.get_num_threads()),
         labels=labels,
     )
+
+
+def _curve(trainer: Trainer) -> dict[str, list[list[float | None]]]:
+    if trainer.curve is None:
+        return {"train": [], "eval": []}
+    return trainer.curve.every_update() if trainer.run.curve == "every_update" else trainer.curve.thinned()

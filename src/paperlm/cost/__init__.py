@@ -1,0 +1,1 @@
+"""What follows from shapes alone: memory of training, bytes and operations of the loss. Imports no tensor library."""

@@ -1,0 +1,71 @@
+"""`paperlm figure`: a figure of a paper file -> <figure>.svg, <figure>.png and <figure>.csv with its numbers."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paperlm.figures import KINDS
+from paperlm.files import write_atomic
+from paperlm.spec.project import Project
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+DPI = 160
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A drawn figure and its numbers."""
+
+    figure: Figure
+    numbers: pd.DataFrame
+
+
+def write_figure(project: Project, name: str, records: Iterable[Path], out: Path) -> None:
+    """Draw a figure and write its files beside `out` (SVG). Raises SpecError and RecordError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    _, spec = project.figure(name)
+    module, _, function = KINDS[spec.kind].partition(":")
+    draw = getattr(importlib.import_module(module), function)
+    sns.set_theme(style="whitegrid", context="paper")
+    plt.rcParams["svg.hashsalt"] = name  # the same numbers give the same file
+    drawing: Drawing = draw(project, name, records)
+    _write_notes(drawing.figure, notes(project, name))
+    for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
+        image = io.BytesIO()
+        drawing.figure.savefig(image, format=suffix[1:], metadata=metadata, dpi=DPI, bbox_inches="tight")
+        _write(out.with_suffix(suffix), image.getvalue())
+    plt.close(drawing.figure)
+    text = drawing.numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+    _write(out.with_suffix(".csv"), text.encode())
+
+
+def notes(project: Project, name: str) -> list[str]:
+    """What is printed under a figure: its notes, and what is done differently from the paper."""
+    _, spec = project.figure(name)
+    return [*spec.notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))]
+
+
+def _write_notes(figure: Figure, lines: list[str]) -> None:
+    """Below everything else that is drawn."""
+    text = "\n".join(textwrap.fill(line, int(figure.get_figwidth() * 17)) for line in lines)
+    figure.draw_without_rendering()  # places the legend
+    bottom = figure.get_tightbbox().y0 / figure.get_figheight()
+    figure.text(0.01, bottom - 0.015, text, ha="left", va="top", fontsize=7.5, color="0.35")
+
+
+def _write(path: Path, content: bytes) -> None:
+    write_atomic(path, lambda file: file.write(content))

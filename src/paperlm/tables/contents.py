@@ -1,0 +1,80 @@
+"""What every kind of table comes down to: a diff row per cell, and the cells that claims are judged on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paperlm.errors import SpecError
+from paperlm.spec.table import Printed
+from paperlm.tables.claims import CellSamples, CellValue
+from paperlm.tables.compare import DiffRow
+from paperlm.tables.published import PublishedTable
+
+Key = tuple[str, str]
+"Row and column label."
+
+NOT_FOUND = "not found"
+NOT_PRINTED = "not printed"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A table as its kind computed it, before anything is written."""
+
+    diff: list[DiffRow]
+    "a row per cell, in the order of the table"
+    samples: Mapping[Key, CellSamples] = field(default_factory=dict)
+    "cells that have a number, printed columns or not"
+    printed: Mapping[Key, CellValue] = field(default_factory=dict)
+    print_noise: float = 0.0
+    "relative difference between two printed cells that says nothing"
+    one_sample: str = ""
+    "added to the reason of a verdict that rests on one value a cell"
+    untested: str = ""
+    "why no claim of the table can be judged; empty: they are judged"
+    depends_on_scale: bool = True
+    "False: the same at every scale, so that no scale's rule about claims applies"
+
+    @property
+    def scale(self) -> str:
+        """The scale in the table's first column."""
+        return self.diff[0].scale
+
+    @property
+    def rows(self) -> list[str]:
+        """Row labels in order."""
+        return list(dict.fromkeys(d.row for d in self.diff))
+
+    @property
+    def columns(self) -> list[str]:
+        """Column labels in order."""
+        return list(dict.fromkeys(d.column for d in self.diff))
+
+    @property
+    def cells(self) -> dict[Key, DiffRow]:
+        """Diff rows by row and column label."""
+        return {(d.row, d.column): d for d in self.diff}
+
+
+def without_print(*printed: Printed) -> tuple[str, str]:
+    """Verdict and reason of a cell with no printed number, from what its row and its column say about the print."""
+    if "not found" in printed:
+        return NOT_FOUND, "the paper prints it, but no source with the number was found"
+    return NOT_PRINTED, "" if False in printed else "blank in the paper"
+
+
+def check_labels(
+    name: str, rows: Mapping[str, Printed], columns: Mapping[str, Printed], published: PublishedTable
+) -> None:
+    """Every printed row and column is declared, in the printed order, and the other way round; SpecError otherwise."""
+    for kind, declared, printed in (("row", rows, [*published.rows]), ("column", columns, published.columns)):
+        for label in printed:
+            if not declared.get(label, False):
+                raise SpecError(f"tables.{name}: {kind} {label!r} is printed but not declared")
+        elsewhere = published.other_editions if kind == "row" else ()
+        for label, is_printed in declared.items():
+            if is_printed is True and label not in printed and label not in elsewhere:
+                raise SpecError(f"tables.{name}: {kind} {label!r} is declared but not printed")
+        if (order := [label for label in declared if label in printed]) != printed:
+            raise SpecError(f"tables.{name}: {kind}s are declared as {order}, but printed as {printed}; reorder them")

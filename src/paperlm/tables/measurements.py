@@ -1,0 +1,299 @@
+"""Tables of kind `measurements`: speed, memory and error from rows of paper_tables/records/bench/<op>.jsonl.
+
+Memory is compared with the printed number where a row says `by_value`, within the table's tolerance. Times never are:
+the card is another one. They count as ratios inside the table, which is what its claims are about.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paperlm.cost.loss import gradient_bytes, loss_bytes
+from paperlm.cost.memory import MIB
+from paperlm.errors import RecordError
+from paperlm.spec.paper import PaperSpec
+from paperlm.spec.project import Project
+from paperlm.spec.table import MeasuredColumn, MeasuredRow, MeasurementsTable
+from paperlm.tables.claims import CellSamples, CellValue
+from paperlm.tables.compare import NOT_COMPARABLE, DiffRow
+from paperlm.tables.contents import Contents, check_labels, without_print
+from paperlm.tables.published import PublishedTable, half_a_digit, number
+
+LOWER_BOUND = "lower_bound"
+UNITS = {"peak_memory": "MiB", "time": "ms"}
+DEVIATIONS_BETWEEN_PERCENTILES = 2 * 0.8416
+"Standard deviations between the 20th and the 80th percentile of a normal distribution."
+ENVIRONMENT_BOUND = "environment-bound"
+
+Row = dict[str, Any]
+Shape = tuple[int, int, int]
+"Tokens, vocabulary, width."
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell stands: labels, the declarations of its row and column, the case it is measured on."""
+
+    row: str
+    column: str
+    method: MeasuredRow
+    quantity: MeasuredColumn
+    case: str
+    "as declared"
+    measured: str
+    "the case that is measured at this scale; empty: none without a GPU"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the measurement rows say about a cell: a row per seed, the newest of each; or why there is none."""
+
+    rows: tuple[Row, ...] = ()
+    outcome: str = ""
+    other: bool = False
+    "the method was measured on this case, but has no such quantity"
+    computed: float | None = None
+    field: str = "value"
+    shape: Shape = (0, 0, 0)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The value per seed."""
+        return (self.computed,) if self.computed is not None else tuple(float(row[self.field]) for row in self.rows)
+
+    @property
+    def noise(self) -> float:
+        """Relative standard deviation of one repetition, or over seeds where that is larger."""
+        spreads = [
+            (row["high"] - row["low"]) / DEVIATIONS_BETWEEN_PERCENTILES / row["value"]
+            for row in self.rows
+            if row["value"] and row["metric"] == "time" and self.field in ("value", "over_floor")
+        ]
+        if len(self.values) > 1 and (mean := statistics.fmean(self.values)):
+            spreads.append(statistics.stdev(self.values) / abs(mean))
+        return max(spreads, default=0.0)
+
+
+def contents(project: Project, name: str, published: PublishedTable, records: Iterable[Path]) -> Contents:
+    """The table from its measurement rows. Raises RecordError; SpecError where declared and printed labels differ."""
+    paper, table = project.table(name)
+    if table.published:
+        rows, columns = ({k: v.printed for k, v in part.items()} for part in (table.rows, table.columns))
+        check_labels(name, rows, columns, published)
+    found = Rows(records, paper, table, project.scale.benchmarks)
+    diff, samples = [], {}
+    for place in places(project, name):
+        measured = found.of(place)
+        printed = published.cell(place.row, place.column)
+        diff.append(_diff_row(project, name, place, measured, printed))
+        if measured.values:
+            outcomes = (False,) * len(measured.values)
+            samples[place.row, place.column] = CellSamples(measured.values, outcomes, measured.noise, printed)
+    untested = ""
+    if project.scale.device == "cpu":
+        untested = "measured on a CPU at a small shape at most: the claims are about the published shape on a GPU"
+    return Contents(
+        diff,
+        samples,
+        {key: CellValue(v, printed=published.cell(*key)) for key, v in published.values.items()},
+        one_sample="one set of inputs; noise of a cell: the spread of its repetitions",
+        untested=untested,
+    )
+
+
+def places(project: Project, name: str) -> Iterator[Place]:
+    """Every cell of a table of measurements, row by row."""
+    paper, table = project.table(name)
+    for case in table.cases:
+        for label, row in table.rows.items():
+            where = label if len(table.cases) == 1 else f"{paper.cases[case].model}: {label}"
+            for column_label, column in table.columns.items():
+                of = column.case or case
+                measured = of
+                if project.scale.device == "cpu":
+                    measured = paper.cases[of].on_cpu if paper.cases[case].on_cpu else ""
+                yield Place(where, column_label, row, column, of, measured)
+
+
+def measured_methods(project: Project, name: str) -> dict[str, list[str]]:
+    """Case -> methods that a table of measurements needs at the configured scale."""
+    found: dict[str, list[str]] = {}
+    for place in places(project, name):
+        if place.measured and place.method.method not in found.setdefault(place.measured, []):
+            found[place.measured].append(place.method.method)
+    return found
+
+
+class Rows:
+    """Measurement rows of one table's operation and card, ready to be asked for a cell."""
+
+    def __init__(self, paths: Iterable[Path], paper: PaperSpec, table: MeasurementsTable, size: str) -> None:
+        rows = [r for path in paths for r in read_rows(path) if r["op"] == table.op and r["case"] in paper.cases]
+        rows = [r for r in rows if r["order"] == "natural" and r["scale"] == size]
+        devices = list(dict.fromkeys(r["device"] for r in rows))
+        device = table.device if table.device in devices else devices[-1] if devices else None
+        self._rows = [r for r in rows if r["device"] == device]
+        self._paper = paper
+        for row in self._rows if size == "full" else ():
+            _check_shape(row, paper)
+
+    def of(self, place: Place) -> Measured:
+        """What there is about a cell. Raises RecordError for a unit that is not the table's."""
+        quantity, method = place.quantity, place.method.method
+        if quantity.only not in ("", method):
+            return Measured(other=True)
+        if not place.measured:
+            return Measured(outcome="needs a GPU")
+        if method == LOWER_BOUND and quantity.metric == "peak_memory":
+            return self._bound(place.measured, quantity.where["measure"])
+        mine = [r for r in self._rows if r["case"] == place.measured and r["name"] == method]
+        chosen = {r["seed"]: r for r in mine if _fits(r, quantity)}
+        for row in chosen.values():
+            if UNITS.get(row["metric"], row["unit"]) != row["unit"]:
+                raise RecordError(
+                    f"{method}, {row['case']}: {row['metric']} in {row['unit']}, not in {UNITS[row['metric']]}"
+                )
+        if chosen:
+            rows = tuple(chosen[seed] for seed in sorted(chosen))
+            return Measured(rows, field=quantity.field, shape=_shape(rows[-1]))
+        outcomes = [r["outcome"] for r in mine if r["metric"] == "outcome"]
+        measured = any(r["metric"] != "outcome" for r in mine)
+        return Measured(outcome=outcomes[-1] if outcomes else "", other=measured and not outcomes)
+
+    def _bound(self, case: str, measure: str) -> Measured:
+        """MiB that a measured part of the loss cannot do without: its outputs."""
+        shape = next((_shape(r) for r in self._rows if r["case"] == case), self._paper.shape(case))
+        element = self._paper.cases[case].element_bytes
+        size = loss_bytes() if measure == "loss" else gradient_bytes(*shape, element)
+        return Measured(computed=size / MIB, shape=shape)
+
+
+def _shape(row: Row) -> Shape:
+    return tuple(row["shape"][key] for key in ("tokens", "vocab", "width"))
+
+
+def _fits(row: Row, quantity: MeasuredColumn) -> bool:
+    return (
+        row["metric"] == quantity.metric
+        and all(str(row.get(key)) == value for key, value in quantity.where.items())
+        and row.get(quantity.field) is not None
+    )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a JSON lines file; RecordError naming file and line for anything that is no measurement row."""
+    rows = []
+    for index, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            missing = {"op", "case", "name", "metric", "value", "device", "order", "scale", "seed", "shape"} - set(row)
+        except (ValueError, TypeError):
+            raise RecordError(f"{path}:{index}: not a row of JSON; restore the file or delete the line") from None
+        if missing:
+            raise RecordError(f"{path}:{index}: the row has no {', '.join(sorted(missing))}; measure it again")
+        rows.append(row)
+    return rows
+
+
+def _check_shape(row: Row, paper: PaperSpec) -> None:
+    """RecordError if a row was measured on other inputs than its case declares."""
+    case, shape = paper.cases[row["case"]], row["shape"]
+    declared = (*paper.shape(row["case"]), case.counting, paper.softcap(row["case"]))
+    measured = tuple(shape[key] for key in ("tokens", "vocab", "width", "counting", "softcap"))
+    if declared != measured:
+        raise RecordError(
+            f"case {row['case']}: measured as tokens, vocabulary, width, counting share, softcap = {measured}, "
+            f"declared as {declared}: measure it again, or mend the case in the paper file"
+        )
+
+
+# -- the diff ---------------------------------------------------------------------------------------------------------
+
+
+def _diff_row(project: Project, name: str, place: Place, measured: Measured, printed: str) -> DiffRow:
+    _, table = project.table(name)
+    common = {
+        "table": name, "row": place.row, "column": place.column, "scale": project.scale.scale, "published": printed,
+        "metric": " ".join([place.quantity.metric, *place.quantity.where.values()]),
+    }  # fmt: skip
+    remark = place.method.remarks.get(place.column, "")
+    printed_as = (place.method.printed, place.quantity.printed)
+    if not measured.values:
+        if measured.other or place.method.method == LOWER_BOUND:
+            verdict, reason = without_print(*printed_as)
+            return DiffRow(**common, regenerated="", verdict=verdict, reason=remark or reason)
+        memory = "out of memory" in measured.outcome
+        said = "out of memory" if memory else "not run"
+        reason = measured.outcome or _why_not_measured(project)
+        return DiffRow(
+            **common, regenerated=said, verdict="differs" if memory and printed else "not run", reason=reason
+        )
+    value, reference = statistics.fmean(measured.values), number(printed)
+    shown = {
+        "regenerated": _three_digits(value),
+        "judged_on": f"{value:.6g}",
+        "spread": _spread(measured),
+        "seeds": len(measured.values),
+        "run_ids": f"{table.op}/{place.measured}/{place.method.method}",
+        "labels": _circumstances(measured),
+    }
+    if reference is None:
+        verdict, reason = without_print(*printed_as) if not printed else (ENVIRONMENT_BOUND, "")
+        return DiffRow(**common, **shown, verdict=verdict, reason=remark or reason or place.method.source)
+    if place.measured != place.case:
+        reason = f"case {place.measured} on a CPU in place of {place.case} on {table.printed_on}"
+        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=reason)
+    if place.quantity.metric != "peak_memory" or not place.method.by_value:
+        reason = f"printed on {table.printed_on}; times count as ratios, in the claims"
+        if place.quantity.metric == "peak_memory":
+            reason = place.method.why
+        return DiffRow(**common, **shown, verdict=ENVIRONMENT_BOUND, reason=remark or reason)
+    shown["regenerated"] = f"{value:.{len(printed.partition('.')[2])}f}"
+    difference = value - reference
+    shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", f"{difference / reference:+.2%}"
+    verdict = "differs"
+    if abs(difference) <= half_a_digit(printed):
+        verdict = "match"
+    elif abs(difference) <= table.tolerance * reference:
+        verdict = f"within {table.tolerance:.0%}".replace("%", " %")
+    return DiffRow(**common, **shown, verdict=verdict, reason=remark)
+
+
+def _why_not_measured(project: Project) -> str:
+    if project.scale.device == "cpu":
+        return "not measured on a CPU"
+    return "no measurement row; needs a GPU (snakemake measures what is missing, see run_missing in config.yaml)"
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits, and every digit before the point."""
+    if value and abs(value) < 0.01:
+        return f"{value:.2e}"
+    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def _spread(measured: Measured) -> str:
+    """20th to 80th percentile of the repetitions, or the standard deviation over seeds."""
+    if len(measured.values) > 1:
+        return f"{statistics.stdev(measured.values):.3g}"
+    row = measured.rows[0] if measured.rows else None
+    if row is None or measured.field != "value" or row["low"] == row["high"]:
+        return ""
+    return f"{row['low']:.4g} to {row['high']:.4g}"
+
+
+def _circumstances(measured: Measured) -> str:
+    """Card, versions and date of a measurement, and the shape it was made at."""
+    sizes = "N={}, V={}, D={}".format(*measured.shape)
+    if not measured.rows:
+        return f"computed; {sizes}"
+    row = measured.rows[-1]
+    versions = [
+        f"{package} {version}" for package, version in row["versions"].items() if package in ("torch", "triton")
+    ]
+    return ", ".join([row["device"], *versions, row["date"], f"{row.get('source', '')} data".strip(), sizes])

@@ -1,0 +1,95 @@
+"""Rows of <table>.claims.csv: the verdict on each claim, and whether the printed numbers satisfy it themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paperlm.spec.project import Project
+from paperlm.spec.table import ClaimSpec
+from paperlm.tables.claims import Cells, CellValue, Expression, MissingCell, Verdict, judge
+from paperlm.tables.contents import Contents
+
+CLAIM_COLUMNS = [
+    "claim", "says", "scale", "verdict", "support", "seeds", "per_seed", "reason", "holds_in_print",
+    "print_within_evaluation_noise", "expression",
+]  # fmt: skip
+
+
+def claim_rows(project: Project, name: str, contents: Contents) -> list[dict[str, Any]]:
+    """A line of <table>.claims.csv for each claim."""
+    _, table = project.table(name)
+    rows = []
+    for claim in table.claims:
+        verdict = _judged(project, claim, table.claims_name, contents)
+        note = "" if verdict.verdict == "not tested" else claim.note
+        reason = "; ".join(filter(None, (verdict.reason, note)))
+        rows.append(
+            {
+                "claim": claim.id,
+                "says": claim.says,
+                "scale": contents.scale,
+                "verdict": verdict.verdict,
+                "support": "" if verdict.support is None else f"{verdict.support:.3f}",
+                "seeds": len(verdict.per_seed),
+                "per_seed": " ".join(str(v).lower() for v in verdict.per_seed),
+                "reason": reason,
+                "holds_in_print": _word(holds_in_print(claim, table.claims_name, contents.printed)),
+                "print_within_evaluation_noise": _word(
+                    fragile_in_print(claim, table.claims_name, contents.printed, contents.print_noise)
+                ),
+                "expression": claim.expression,
+            }
+        )
+    return rows
+
+
+def _word(truth: bool | None) -> str:
+    return "" if truth is None else str(truth).lower()
+
+
+def _judged(project: Project, claim: ClaimSpec, table_name: str, contents: Contents) -> Verdict:
+    rule = project.scale.claims
+    if contents.untested:
+        return Verdict("not tested", reason=contents.untested)
+    if contents.depends_on_scale:
+        if rule.judge == "none":
+            return Verdict("not tested", reason=f"scale {project.scale.scale}: {rule.why}")
+        if claim.id in rule.except_:
+            return Verdict("not tested", reason=f"scale {project.scale.scale}: {rule.except_[claim.id]}")
+    if claim.given is not None:
+        condition = judge(claim.given.expression, table_name, contents.samples)
+        if condition.verdict != "holds":
+            return Verdict("not tested", reason=condition.reason or claim.given.why)
+    verdict = judge(claim.expression, table_name, contents.samples)
+    decided = verdict.verdict in ("holds", "fails", "undecided")
+    if contents.one_sample and decided and len(verdict.per_seed) == 1 and "div" not in verdict.reason:
+        reason = f"{verdict.reason}; {contents.one_sample}".removeprefix("; ")
+        return Verdict(verdict.verdict, verdict.support, verdict.per_seed, reason)
+    return verdict
+
+
+def holds_in_print(claim: ClaimSpec, table_name: str, printed: Mapping[Any, CellValue]) -> bool | None:
+    """Whether the printed numbers satisfy the claim; None if it reads a cell that is not printed."""
+    try:
+        return bool(Expression(claim.expression).evaluate({table_name: Cells(printed)}))
+    except MissingCell:
+        return None
+
+
+def fragile_in_print(claim: ClaimSpec, table_name: str, printed: Mapping[Any, CellValue], noise: float) -> bool | None:
+    """True if moving printed cells by `noise` (relative) changes the claim's truth in the print; None if it has none.
+
+    Each cell the claim reads is moved alone, up and down, so that a gap changes by the whole noise.
+    """
+    truth = holds_in_print(claim, table_name, printed)
+    if truth is None or not noise:
+        return None
+    expression = Expression(claim.expression)
+    for _, key in expression.cells({table_name: printed}):
+        cell = printed[key]
+        for factor in (1 - noise, 1 + noise):
+            moved = {**printed, key: CellValue(cell * factor, cell.diverged, cell.printed)}
+            if bool(expression.evaluate({table_name: Cells(moved)})) != truth:
+                return True
+    return False

@@ -1,0 +1,198 @@
+"""What the Triton kernels promise beyond the right result: the same bits, no uninitialised memory, bounded memory, capture.
+
+They run under the interpreter (TRITON_INTERPRET=1) and on a GPU; without either there is nothing here to run.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support_cross_entropy import PLACES, check_gradients, compare, problem, relative, run, truth
+
+KERNELS = [p for p in PLACES if p.backend == "triton"]
+kernels = pytest.mark.parametrize("place", KERNELS, ids=str)
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if KERNELS:
+    from paperlm_kernels.cross_entropy import launch
+
+MEMORY = ("fast", "balanced", "lean")
+FILTERS = ("both", "hidden", "weight")
+
+
+def gradients(place, p, **keywords):
+    loss = run(place, p, **keywords)
+    return [loss.detach(), *torch.autograd.grad(loss, p.leaves)]
+
+
+@pytest.fixture
+def tight(monkeypatch):
+    """No scratch beyond one group of tiles, so that there are as many waves as can be."""
+    monkeypatch.setattr(launch, "BUDGETS", {k: (0.0, 0) for k in launch.BUDGETS})
+    monkeypatch.setattr(launch, "UNFILTERED_BALANCED", 0.0)
+
+
+@kernels
+@pytest.mark.parametrize("memory", MEMORY)
+def test_many_waves_give_what_one_gives(place, memory, monkeypatch):
+    p = problem(place, (1, 140), 16, 500, ignore="some", spread=4.0)
+    settings = [{"filter_eps": 2.0**-5, "filter_grads": f} for f in FILTERS] + [{"filter_eps": None}]
+    if place.device == "cpu" and memory != "balanced":
+        settings = settings[
+            :1
+        ]  # the interpreter is slow, and the presets differ in the scratch and in how dE is carried
+    roomy = [gradients(place, p, memory=memory, **s) for s in settings]
+    monkeypatch.setattr(launch, "BUDGETS", {k: (0.0, 0) for k in launch.BUDGETS})
+    monkeypatch.setattr(launch, "UNFILTERED_BALANCED", 0.0)
+    launch.wave_count.cache_clear()
+    for setting, right in zip(settings, roomy, strict=True):
+        mine = gradients(place, p, memory=memory, **setting)
+        check_gradients(place, mine[1:], right[1:], {0: 1e-2 if place.dtype.itemsize == 2 else 1e-5})
+
+
+@pytest.mark.parametrize(
+    "groups,row_blocks,slots,row_slots", [(2000, 64, 36128, 18.0), (7, 3, 3, 0.0), (9, 2, 33, 3.2)]
+)
+def test_the_waves_cover_the_vocabulary_and_each_fits(groups, row_blocks, slots, row_slots):
+    pytest.importorskip("triton")
+    from paperlm_kernels.cross_entropy.launch import wave_count
+
+    first, waves = 0, 0
+    while first < groups:
+        end = max(e for e in range(first, groups + 1) if -(-e * row_slots // 1) + (e - first) * row_blocks <= slots)
+        assert end > first
+        first, waves = end, waves + 1
+    assert wave_count(groups, row_blocks, slots, row_slots) == waves
+
+
+@kernels
+@pytest.mark.parametrize("filter_eps", [None, 2.0**-5])
+def test_three_runs_and_three_grids_give_the_same_bits(place, filter_eps, tight, monkeypatch):
+    p = problem(place, (1, 260), 16, 400, ignore="some", spread=4.0)
+    first = gradients(place, p, filter_eps=filter_eps)
+    monkeypatch.setattr(launch, "MAX_SPLITS", 1)  # strips are summed in their order, and their number follows the grid
+    one_strip = gradients(place, p, filter_eps=filter_eps)
+    assert all(relative(a, b) <= 1e-2 for a, b in zip(one_strip, first, strict=True))
+    for programs in (1, 3, 7, 7):
+        monkeypatch.setattr(launch, "programs_of", lambda device, programs=programs: programs)
+        again = gradients(place, p, filter_eps=filter_eps)
+        assert all(torch.equal(a, b) for a, b in zip(again, one_strip, strict=True))
+
+
+@kernels
+@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("filter_eps", [None, 2.0**-5])
+def test_uninitialised_memory_is_never_read(place, memory, filter_eps, tight):
+    p = problem(place, (1, 150), 40, 333, ignore="some", spread=4.0)
+    right = gradients(place, p, memory=memory, filter_eps=filter_eps)
+    torch.use_deterministic_algorithms(True)  # fills every torch.empty with NaN
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
+        mine = gradients(place, p, memory=memory, filter_eps=filter_eps)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(mine, right, strict=True))
+
+
+@kernels
+def test_nothing_of_size_tokens_by_vocabulary_or_width_is_saved(place):
+    p = problem(place, (1, 256), 64, 1024, bias=False)
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t) or t, lambda t: t):
+        run(place, p, reduction="sum")
+    inputs = {t.data_ptr() for t in (p.hidden, p.weight)}
+    extra = [t for t in sizes if t.data_ptr() not in inputs]
+    # the byte maxima are the largest: one for every row and group of 128 ids
+    assert max(t.numel() * t.element_size() for t in extra) <= 256 * 1024 // 128 + 4 * 256
+    assert extra
+
+
+@gpu
+@kernels
+def test_a_cuda_graph_replays_on_new_values(place):
+    p = problem(place, (1, 300), 64, 900, spread=3.0)
+    other = problem(place, (1, 300), 64, 900, spread=3.0, seed=1)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            gradients(place, p, filter_eps=2.0**-6)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients(place, p, filter_eps=2.0**-6)
+    right = gradients(place, other, filter_eps=2.0**-6)
+    with torch.no_grad():
+        for mine, new in zip((*p.leaves, p.target), (*other.leaves, other.target), strict=True):
+            mine.copy_(new)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, right, strict=True))
+
+
+@gpu
+@kernels
+def test_offsets_beyond_two_to_the_31_are_right(place):
+    if place.dtype != torch.bfloat16:
+        pytest.skip("one dtype is enough")
+    p = problem(place, (1, 300), 16, 300, bias=False)
+    weight = torch.randn(262144 * 40, 16, device="cuda", dtype=place.dtype).requires_grad_()
+    target = torch.randint(0, len(weight), (1, 300), device="cuda")
+    big = p._replace(weight=weight, target=target)
+    assert 300 * len(weight) > 2**31
+    loss = run(place, big, reduction="sum", filter_eps=None)
+    mine = torch.autograd.grad(loss, big.leaves)
+    logits = (big.hidden.detach().float()[0] @ weight.detach().float().T).requires_grad_()
+    right = torch.nn.functional.cross_entropy(logits, target[0], reduction="sum")
+    (q,) = torch.autograd.grad(right, logits)
+    torch.testing.assert_close(loss, right, rtol=1e-4, atol=0)
+    assert relative(mine[0][0], q @ weight.detach().float()) < 5e-3
+    assert relative(mine[1], q.T @ big.hidden.detach().float()[0]) < 5e-3
+
+
+@gpu
+@kernels
+@pytest.mark.parametrize("memory,filter_eps,share,floor", [
+    ("fast", "auto", 0.20, 256), ("balanced", "auto", 0.05, 48), ("balanced", None, 0.25, 48), ("lean", "auto", 0.004, 4),
+])  # fmt: skip
+def test_the_peak_stays_within_the_preset(place, memory, filter_eps, share, floor):
+    if place.dtype != torch.bfloat16:
+        pytest.skip("one dtype is enough")
+    tokens, vocab, width = 4096, 131072, 2048
+    generator = torch.Generator("cuda").manual_seed(0)
+    hidden = torch.randn(tokens, width, device="cuda", dtype=place.dtype, generator=generator).requires_grad_()
+    weight = (torch.randn(vocab, width, device="cuda", dtype=place.dtype, generator=generator) / 16).requires_grad_()
+    target = torch.randint(0, vocab, (tokens,), device="cuda", generator=generator)
+    p = problem(place)._replace(hidden=hidden, weight=weight, bias=None, target=target)
+    for _ in range(2):
+        hidden.grad = weight.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run(place, p, memory=memory, filter_eps=filter_eps, keep_logits=False).backward()
+        peak = torch.cuda.max_memory_allocated() - before
+    bound = (tokens + vocab) * width * 2
+    assert peak <= bound + max(share * bound, floor * 2**20)
+
+
+@kernels
+def test_kept_logits_give_the_exact_gradient_and_survive_a_second_pass(place):
+    p = problem(place, (1, 150), 32, 400, ignore="some", spread=2.0)
+    loss = run(place, p, reduction="sum", softcap=5.0, filter_eps=None, keep_logits=True)
+    first = torch.autograd.grad(loss, p.leaves, retain_graph=True)
+    second = torch.autograd.grad(loss, p.leaves)
+    right, _, leaves = truth(p, reduction="sum", softcap=5.0)
+    # the logits are rounded to the dtype, as in PyTorch
+    bounds = dict.fromkeys(range(3), 2e-2) if place.dtype.itemsize == 2 else None
+    check_gradients(place, first, torch.autograd.grad(right, leaves), bounds)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@kernels
+@pytest.mark.parametrize(
+    "tokens,vocab,width", [(1, 1, 8), (252, 507, 123), (255, 507, 128), (256, 512, 128), (130, 4099, 96)]
+)
+def test_shapes_that_no_tile_divides(place, tokens, vocab, width):
+    if place.device == "cpu" and vocab > 4000:
+        pytest.skip("slow under the interpreter")
+    compare(place, problem(place, (1, tokens), width, vocab), reduction="sum")

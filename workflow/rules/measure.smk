@@ -1,0 +1,18 @@
+rule measure:
+    "Time, memory and error of every method that a table asks for, on one case; each method in a process of its own."
+    output:
+        f"results/{SCALE}/bench/{{op}}/{{case}}.jsonl",
+    log:
+        f"logs/{SCALE}/bench/{{op}}-{{case}}.log",
+    threads: jobs.threads_per_run(workflow.resource_settings.cores if workflow.is_main_process else None)
+    resources:
+        gpu=project.scale.resources.gpus,
+        mem_mb=project.scale.resources.default.mem_mb,
+        runtime=project.scale.resources.default.runtime,
+    params:
+        methods=methods_of_case,
+        device="cuda" if project.scale.device == "gpu" else "cpu",
+        size=project.scale.benchmarks,
+    shell:
+        "python -m paperlm measure {wildcards.op} --case {wildcards.case} --methods={params.methods:q}"
+        " --device {params.device} --size {params.size} --out {output:q} > {log:q} 2>&1"
