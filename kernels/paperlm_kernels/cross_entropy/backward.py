@@ -14,7 +14,7 @@ List entries and addresses are read one step before they are used, so that no bl
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.tiles import LOG2E, finish_logits, gather_block, load_block
+from paperlm_kernels.cross_entropy.tiles import LOG2E, finish_logits, gather_block, load_block, place_of
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def _ids(order, group, V, ORDERED: tl.constexpr):
 
 
 @triton.jit
-def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, groups, LISTED: tl.constexpr):
+def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, chunk, groups, LISTED: tl.constexpr):
     """Row block, two groups and their slots of a unit; `groups`, where a descriptor reads zeros, for a group that is not there."""
     if LISTED:
         at = entry // 2
@@ -77,8 +77,9 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, groups, L
         right_group = tl.load(row_groups + at + 1, mask=whole, other=groups).to(tl.int32)
         right_slot = tl.load(row_slots + at + 1, mask=whole, other=0)
     else:
-        block = unit % row_blocks
-        left = first + unit // row_blocks * 2
+        pair, block = place_of(unit, tl.cdiv(last - first, 2), row_blocks, chunk)
+        left = first + pair * 2
+        left = tl.where(block < row_blocks, left, last)  # a unit beyond the last
         left_group = tl.where(left < last, left, groups)
         right_group = tl.where(left + 1 < last, left + 1, groups)
         left_slot = (left - first) * row_blocks + block
@@ -89,7 +90,7 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, groups, L
 @triton.jit
 def _gradient_tiles(
     E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts,
-    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -114,11 +115,11 @@ def _gradient_tiles(
             entry = tl.load(units + program)
             ahead = tl.load(units + program + programs, mask=program + programs < n_units, other=-1)
         block, left_group, left_slot, right_group, right_slot = _pair(
-            program, entry, row_slots, row_groups, first, last, row_blocks, groups, LISTED
+            program, entry, row_slots, row_groups, first, last, row_blocks, chunk, groups, LISTED
         )
         for unit in range(program, n_units, programs):
             next_block, a_group, a_slot, b_group, b_slot = _pair(
-                unit + programs, ahead, row_slots, row_groups, first, last, row_blocks, groups, LISTED
+                unit + programs, ahead, row_slots, row_groups, first, last, row_blocks, chunk, groups, LISTED
             )
             if LISTED:
                 beyond = unit + 2 * programs
@@ -166,7 +167,7 @@ def _gradient_tiles(
 @triton.jit
 def gradient_kernel(
     E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units, unit_counts,
-    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -181,31 +182,22 @@ def gradient_kernel(
         if TMA:
             _gradient_tiles(
                 E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units,
-                unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+                unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
                 BK, TMA, False, LISTED, FLAG, ORDERED, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _gradient_tiles(
             E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units,
-            unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+            unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
             BK, TMA, True, LISTED, FLAG, ORDERED, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
         )  # fmt: skip
-
-
-@triton.jit
-def _place(unit, blocks, columns, CHUNK: tl.constexpr):
-    """Block and column of a unit: all blocks of CHUNK columns before the next columns, so that what they share stays in L2."""
-    chunk = unit // (blocks * CHUNK)
-    width = tl.minimum(columns - chunk * CHUNK, CHUNK)
-    rest = unit - chunk * (blocks * CHUNK)
-    return rest // width, chunk * CHUNK + rest % width
 
 
 @triton.jit
 def _hidden_unit(
     unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder, row_blocks,
     V, D, stride_c, scale, groups, columns,
-    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, ORDERED: tl.constexpr, FIRST: tl.constexpr,
+    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, LISTED: tl.constexpr, ORDERED: tl.constexpr, FIRST: tl.constexpr,
     PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds q C of the wave to (128 tokens, BD columns) of dE.
@@ -213,7 +205,7 @@ def _hidden_unit(
     Between waves the sum is carried in d_hidden; PAIR: what its dtype rounds off goes to `remainder`, so that 16 significant
     bits survive the waves and the final value is rounded once.
     """
-    block, column = _place(unit, row_blocks, columns, CHUNK)
+    block, column = place_of(unit, row_blocks, columns, CHUNK)
     column *= BD
     STEPS: tl.constexpr = 128 // BK
     if SOME:
@@ -221,7 +213,9 @@ def _hidden_unit(
         n = tl.load(row_starts + block * (groups + 1) + last).to(tl.int32) - start
         entry = block.to(tl.int64) * groups + start
         group = tl.load(row_groups + entry, mask=n > 0, other=0).to(tl.int32)
-        slot = tl.load(row_slots + entry, mask=n > 0, other=0)
+        slot = group * row_blocks + block
+        if LISTED:
+            slot = tl.load(row_slots + entry, mask=n > 0, other=0)
     else:
         n = last - first
         group = first
@@ -243,7 +237,9 @@ def _hidden_unit(
             following = tl.minimum((t + 1) // STEPS, n - 1)
             if SOME:
                 group = tl.load(row_groups + entry + following).to(tl.int32)
-                slot = tl.load(row_slots + entry + following)
+                slot = group * row_blocks + block
+                if LISTED:
+                    slot = tl.load(row_slots + entry + following)
             else:
                 group = first + following
                 slot = following * row_blocks + block
@@ -330,7 +326,7 @@ def _turn(turn, turns, cycle, program, programs, heavy, first, last, columns, CH
     if turn % turns == turns - 1:
         mine = program >= heavy
         unit -= heavy
-    group, column = _place(tl.minimum(unit, (last - first) * columns), last - first, columns, CHUNK)
+    group, column = place_of(tl.minimum(unit, (last - first) * columns), last - first, columns, CHUNK)
     return tl.where(mine & (unit < (last - first) * columns), first + group, last), column
 
 
@@ -362,9 +358,10 @@ def products_kernel(
         if last > first or FIRST:
             for unit in range(program, units, programs):
                 _hidden_unit(
-                    unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, listed if SOME else base, q_rows, d_hidden,
+                    unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, listed if SOME else base, q_rows,
+                    d_hidden,
                     remainder, row_blocks, V, D, stride_c, scale, groups, columns,
-                    BD, BK, TMA, SOME, ORDERED, FIRST, PAIR, ROUND, PRECISION, CHUNK,
+                    BD, BK, TMA, SOME, VISIT == "listed", ORDERED, FIRST, PAIR, ROUND, PRECISION, CHUNK,
                 )  # fmt: skip
         # `heavy` programs had one unit more than the others. Both products cost the same in total, so a unit of dE is
         # 1 / row_blocks of the work on dC: the heavy programs sit out one turn in `turns` of the dC units.

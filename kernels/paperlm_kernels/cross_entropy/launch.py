@@ -2,7 +2,7 @@
 
 | preset   | peak above the inputs, beside dE and dC | kept from the forward pass          | dE between waves   |
 |----------|------------------------------------------|-------------------------------------|--------------------|
-| fast     | 20 % of dE + dC or 256 MiB               | LSE, row index, byte maxima         | float32            |
+| fast     | 20 % of dE + dC or 128 MiB               | LSE, row index, byte maxima         | float32            |
 | balanced | 5 % or 48 MiB (unfiltered: 25 %)         | LSE, row index, byte maxima         | dtype + remainder  |
 | lean     | 0.4 % or 4 MiB                           | LSE, row index                      | dtype              |
 
@@ -24,6 +24,7 @@ from paperlm_kernels.cross_entropy import backward, forward, liveness
 SLOT = 128 * 128  # elements of a slot: the gradient of one tile
 MIB = 2**20
 MAX_SPLITS = 16
+L2_BYTES = 20 * MIB  # of an L2 of 50 MiB in two halves, for what is read again and again
 WINDOW = 32  # groups whose rows of C stay in L2 while q is computed
 CHUNK = 3  # column blocks of a product whose operand stays in L2
 
@@ -67,6 +68,11 @@ def operand(matrix: torch.Tensor, block: list[int], tma: bool):
     return TensorDescriptor.from_tensor(matrix, block)
 
 
+def row_chunk(hidden: torch.Tensor) -> int:
+    """Row blocks whose embeddings stay in L2 beside the rows of the classifier that pass through."""
+    return max(1, L2_BYTES // (128 * hidden.shape[1] * hidden.element_size()))
+
+
 def precision_of(dtype: torch.dtype) -> str:
     """Matrix products of float32 inputs are IEEE unless the global precision is lowered, as everywhere in PyTorch."""
     return "tf32" if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" else "ieee"
@@ -103,7 +109,7 @@ def run_forward(
     control = torch.empty(4, dtype=torch.int32, device=device)
     forward.compact_kernel[(1,)](
         target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs,
-        MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
+        row_chunk(hidden),         MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
     lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
@@ -123,7 +129,7 @@ def run_forward(
     forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
         operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
         parts[0], parts[1], target_logit, max_bytes, base, kept, N, n_pad, V, D, hidden.stride(0), weight.stride(0),
-        float(logit_scale), float(softcap or 1.0), float(maxima),
+        float(logit_scale), float(softcap or 1.0), float(maxima), row_chunk(hidden),
         BN=BN, BK=BK, TMA=tma, MAXIMA=maxima > 0, KEEP=keep, **logit, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
@@ -153,7 +159,7 @@ def wave_count(groups: int, row_blocks: int, slots: int, row_slots: float) -> in
 
 
 # share of dE + dC that a preset may use beside them, and the least that it may use, in MiB
-BUDGETS = {"fast": (0.20, 256), "balanced": (0.05, 48), "lean": (0.004, 4)}
+BUDGETS = {"fast": (0.20, 128), "balanced": (0.05, 48), "lean": (0.004, 4)}
 UNFILTERED_BALANCED = 0.25
 
 
@@ -197,7 +203,7 @@ def run_backward(
     alive = empty((n_blocks, groups) if filtered else 0, dtype=torch.int8)
     rank = empty((n_blocks, groups) if listed else 0, dtype=torch.int16)
     small = functools.partial(empty, dtype=torch.int16 if max(groups + 1, n_blocks) < 2**15 else torch.int32)
-    row_slots = int32((n_blocks, groups) if drop_hidden else 0)
+    row_slots = int32((n_blocks, groups) if listed else 0)
     row_groups = small((n_blocks, groups) if drop_hidden else 0)
     row_starts = small((n_blocks, groups + 1) if drop_hidden else 0)
     slot_blocks = small(n_blocks * groups if listed else 0)
@@ -207,7 +213,7 @@ def run_backward(
     pair = memory == "balanced" and not as_float and accumulate == "fp32" and need_hidden
     kept = (alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, saved.maxima)
     carry = N * D * (4 if as_float and dtype != torch.float32 else dtype.itemsize if pair else 0)
-    other = sum(t.numel() * t.element_size() for t in kept) + carry + 64 * (N + groups)
+    other = sum(t.numel() * t.element_size() for t in kept) + carry + 2 * MIB * (memory != "lean")
     bound = (N + V) * D * dtype.itemsize
     slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, dtype.itemsize)
     row_size = D / 128 if need_weight else 0.0
@@ -267,7 +273,7 @@ def run_backward(
         backward.gradient_kernel[(programs_of(device),)](
             hidden_in, hidden, weight_in, weight, bias, order, rows, targets, control, saved.lse, d_lse, d_target, row_slots, row_groups,
             units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale, cap,
-            filter_eps if flag else 0.0, groups, n_blocks,
+            filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden),
             BK=BK, TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered, HAS_SCALE=scale != 1.0,
             HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision, DTYPE=triton_dtype(dtype),
             num_warps=warps, num_stages=stages,

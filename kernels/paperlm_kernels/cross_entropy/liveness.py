@@ -107,9 +107,9 @@ def lists_kernel(
 ):  # fmt: skip
     """The kept tiles, row block by row block (for dE) and group by group (for dC): of one wave (WAVE), else of all groups.
 
-    row_slots, row_groups (row blocks, groups): the kept groups of a row block and their slots in the order of all tiles; those of
-    groups [f, l) are the entries row_starts[block, f] to row_starts[block, l]. LISTED, i.e. only kept tiles are computed:
-    slot_blocks[slot] is the row block of a slot. Otherwise group_blocks (groups, row blocks) and group_counts are the kept row
+    row_groups (row blocks, groups): the kept groups of a row block; those of groups [f, l) are the entries row_starts[block, f] to
+    row_starts[block, l]. LISTED, i.e. only kept tiles are computed: row_slots (row blocks, groups) are their slots in the order of
+    all tiles, and slot_blocks[slot] is the row block of a slot. Otherwise group_blocks (groups, row blocks) and group_counts are the kept row
     blocks of a group. Grid: row blocks, then chunks of groups.
     """
     program = tl.program_id(0)
@@ -128,14 +128,12 @@ def lists_kernel(
                 group = start + tl.arange(0, BLOCK)
                 inside = group < last
                 keep = tl.load(alive + row + group, mask=inside, other=0) > 0
-                slot = tl.load(offsets + group, mask=inside, other=0)
+                before = count + tl.cumsum(keep.to(tl.int32), 0) - keep.to(tl.int32)
                 if LISTED:
+                    slot = tl.load(offsets + group, mask=inside, other=0)
                     slot += tl.load(rank + row + group, mask=inside, other=0).to(tl.int32)
                     tl.store(slot_blocks + slot, tl.full([BLOCK], 0, tl.int32) + program, mask=keep)
-                else:
-                    slot += program
-                before = count + tl.cumsum(keep.to(tl.int32), 0) - keep.to(tl.int32)
-                tl.store(row_slots + row + before, slot, mask=keep)
+                    tl.store(row_slots + row + before, slot, mask=keep)
                 tl.store(row_groups + row + before, group, mask=keep)
                 tl.store(starts + group, before, mask=inside)
                 count += tl.sum(keep.to(tl.int32), 0)

@@ -27,6 +27,18 @@ def load_block(source, row, column, n_rows, n_columns, stride, R: tl.constexpr, 
 
 
 @triton.jit
+def place_of(unit, blocks, others, CHUNK):
+    """Where a unit of a (blocks, others) grid works when CHUNK others are gone through for all blocks before the next ones.
+
+    Returns (block, other); blocks vary slowest within a chunk. What a chunk of the others shares then stays in L2.
+    """
+    chunk = unit // (blocks * CHUNK)
+    width = tl.maximum(tl.minimum(others - chunk * CHUNK, CHUNK), 1)
+    rest = unit - chunk * (blocks * CHUNK)
+    return rest // width, chunk * CHUNK + rest % width
+
+
+@triton.jit
 def gather_block(source, rows, column, n_columns, stride, K: tl.constexpr):
     """Block (len(rows), K) of the given rows from `column` on; a negative row reads zeros."""
     c = column + tl.arange(0, K)
