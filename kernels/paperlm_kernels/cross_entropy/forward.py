@@ -13,7 +13,7 @@ its lower end, which keeps too much and never too little, and -128 for rows and 
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gather_block, load_block, place_of
+from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gather_block, load_block
 
 ALWAYS = tl.constexpr(127)
 NEVER = tl.constexpr(-128)
@@ -21,7 +21,7 @@ NEVER = tl.constexpr(-128)
 
 @triton.jit
 def compact_kernel(
-    target, target_stride, rows, targets, control, N, N_PAD, V, vocab_start, tiles, programs, chunk,
+    target, target_stride, rows, targets, control, N, N_PAD, V, vocab_start, tiles, programs,
     MAX_SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Index of the counting tokens (target >= 0), their local ids (-1: another rank's), and the shape of the forward grid.
@@ -44,12 +44,11 @@ def compact_kernel(
         tl.store(rows + i, -1, mask=(i >= count) & (i < N_PAD))
         tl.store(targets + i, -1, mask=(i >= count) & (i < N_PAD))
     row_blocks = tl.cdiv(count, 128)
-    together = tl.minimum(row_blocks, chunk)
     splits = 1
     best = 1e30
     for s in range(1, MAX_SPLITS + 1):
         # rounds of programs times the length of a strip; a strip costs about one tile to start
-        cost = tl.cdiv(together * s, programs) * (tl.cdiv(tiles, s) + 1.0)
+        cost = tl.cdiv(row_blocks * s, programs) * (tl.cdiv(tiles, s) + 1.0)
         if cost < best:
             best = cost
             splits = s
@@ -82,7 +81,7 @@ def base_kernel(
 @triton.jit
 def _strips(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-    N, N_PAD, V, D, stride_e, stride_c, scale, cap, units, chunk,
+    N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -92,9 +91,9 @@ def _strips(
     count = tl.load(control)
     tiles = tl.cdiv(V, BN)
     for unit in range(tl.program_id(0), row_blocks * splits, tl.num_programs(0)):
-        # the row blocks of a chunk walk their strips in step: a tile of C comes from memory once and then from L2, where the
-        # rows of E of a chunk stay too
-        split, block = place_of(unit, splits, row_blocks, chunk)
+        # every row block walks its strip in step with the others: a tile of C comes from memory once and then from L2
+        block = unit % row_blocks
+        split = unit // row_blocks
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
         target = tl.load(targets + packed)
@@ -114,6 +113,8 @@ def _strips(
             ids = tile * BN + tl.arange(0, BN)
             z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
             if KEEP:
+                # as in every loss that holds its logits: the backward pass must not see others than the log-sum-exp did
+                z = z.to(kept.dtype.element_ty).to(tl.float32)
                 at = row.to(tl.int64)[:, None] * V + ids[None, :]
                 tl.store(kept + at, z.to(kept.dtype.element_ty), mask=(row >= 0)[:, None] & (ids < V)[None, :])
             if (tile + 1) * BN > V:
@@ -140,7 +141,7 @@ def _strips(
 @triton.jit
 def forward_kernel(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-    N, N_PAD, V, D, stride_e, stride_c, scale, cap, units, chunk,
+    N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -157,13 +158,13 @@ def forward_kernel(
         if TMA:
             _strips(
                 E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-                N, N_PAD, V, D, stride_e, stride_c, scale, cap, units, chunk,
+                N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
                 BN, BK, TMA, False, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
             )  # fmt: skip
     else:
         _strips(
             E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-            N, N_PAD, V, D, stride_e, stride_c, scale, cap, units, chunk,
+            N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
             BN, BK, TMA, True, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
         )  # fmt: skip
 

@@ -24,6 +24,7 @@ from paperlm_kernels.cross_entropy import backward, forward, liveness
 SLOT = 128 * 128  # elements of a slot: the gradient of one tile
 MIB = 2**20
 MAX_SPLITS = 16
+ROUNDING = 2 * MIB  # what the allocator may add to a large buffer, and the vectors of N numbers
 L2_BYTES = 20 * MIB  # of an L2 of 50 MiB in two halves, for what is read again and again
 WINDOW = 32  # groups whose rows of C stay in L2 while q is computed
 CHUNK = 3  # column blocks of a product whose operand stays in L2
@@ -109,7 +110,7 @@ def run_forward(
     control = torch.empty(4, dtype=torch.int32, device=device)
     forward.compact_kernel[(1,)](
         target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs,
-        row_chunk(hidden),         MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
+                MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
     lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
@@ -129,7 +130,7 @@ def run_forward(
     forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
         operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
         parts[0], parts[1], target_logit, max_bytes, base, kept, N, n_pad, V, D, hidden.stride(0), weight.stride(0),
-        float(logit_scale), float(softcap or 1.0), float(maxima), row_chunk(hidden),
+        float(logit_scale), float(softcap or 1.0), float(maxima),
         BN=BN, BK=BK, TMA=tma, MAXIMA=maxima > 0, KEEP=keep, **logit, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
@@ -213,7 +214,7 @@ def run_backward(
     pair = memory == "balanced" and not as_float and accumulate == "fp32" and need_hidden
     kept = (alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, saved.maxima)
     carry = N * D * (4 if as_float and dtype != torch.float32 else dtype.itemsize if pair else 0)
-    other = sum(t.numel() * t.element_size() for t in kept) + carry + 2 * MIB * (memory != "lean")
+    other = sum(t.numel() * t.element_size() for t in kept) + carry + ROUNDING
     bound = (N + V) * D * dtype.itemsize
     slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, dtype.itemsize)
     row_size = D / 128 if need_weight else 0.0
