@@ -155,7 +155,8 @@ def compare(place, p, **keywords):
 
 
 def run(place, p, **keywords):
-    """The function on a problem. Kept logits are rounded to the dtype and have tests of their own, so not by default."""
+    """The function on a problem. Kept logits are rounded to the dtype and have tests of their own, so not by
+    default."""
     if place.backend == "triton":
         keywords = {"keep_logits": False, **keywords}
     return linear_cross_entropy(p.hidden, p.weight, p.target, bias=p.bias, backend=place.backend, **keywords)

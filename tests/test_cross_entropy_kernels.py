@@ -1,4 +1,5 @@
-"""What the Triton kernels promise beyond the right result: the same bits, no uninitialised memory, bounded memory, capture.
+"""What the Triton kernels promise beyond the right result: the same bits, no uninitialised memory, bounded memory,
+capture.
 
 They run under the interpreter (TRITON_INTERPRET=1) and on a GPU; without either there is nothing here to run.
 """
@@ -153,7 +154,8 @@ def test_offsets_beyond_two_to_the_31_are_right(place):
 @gpu
 @kernels
 @pytest.mark.parametrize("memory,filter_eps,share,floor", [
-    ("fast", "auto", 0.20, 128), ("balanced", "auto", 0.05, 48), ("balanced", None, 0.25, 48), ("lean", "auto", 0.004, 4),
+    ("fast", "auto", 0.20, 128), ("balanced", "auto", 0.05, 48), ("balanced", None, 0.25, 48), ("lean", "auto", 0.004,
+    4),
 ])  # fmt: skip
 def test_the_peak_stays_within_the_preset(place, memory, filter_eps, share, floor):
     if place.dtype != torch.bfloat16:

@@ -1,13 +1,15 @@
 """Forward kernels: log-sum-exp over the vocabulary and the target's logit of every counting token.
 
-Paper section 4.1-4.2, without its locks: a program owns a row block and a strip of the vocabulary, keeps a running maximum and
-sum in registers, and writes one pair a row; a second kernel combines the strips in a fixed order. While a tile of logits is in
-registers its largest entry per row and group of 128 ids is kept as a byte, so that the backward pass knows which tiles the
-gradient filter drops before it recomputes anything.
+Paper section 4.1-4.2, without its locks: a program owns a row block and a strip of the vocabulary, keeps a running
+maximum and sum in registers, and writes one pair a row; a second kernel combines the strips in a fixed order. While a
+tile of logits is in registers its largest entry per row and group of 128 ids is kept as a byte, so that the backward
+pass knows which tiles the gradient filter drops before it recomputes anything.
 
-The byte is ceil(units * (maximum - base)), clamped to [-127, 127], with base the row's largest logit among the first 128 ids:
-log-sum-exp, which the filter compares with, is not known yet, but it is not far above that. 127 stands for "always kept", -127 for
-its lower end, which keeps too much and never too little, and -128 for rows and groups outside the matrix.
+The byte is ceil(units * (maximum - base)), clamped to [-127, 127],
+with base the row's largest logit among the first 128 ids:
+log-sum-exp, which the filter compares with, is not known yet, but it is not far above that. 127 stands for "always
+kept", -127 for its lower end, which keeps too much and never too little, and -128 for rows and groups outside the
+matrix.
 """
 
 import triton
@@ -22,9 +24,12 @@ NEVER = tl.constexpr(-128)
 @triton.jit
 def compact_kernel(
     target, target_stride, rows, targets, control, N, N_PAD, V, vocab_start, tiles, programs,
-    MAX_SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    EVERY_ROW: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Index of the counting tokens (target >= 0), their local ids (-1: another rank's), and the shape of the forward grid.
+    """Index of the counting tokens (target >= 0), their local ids (-1: another rank's), and the shape of the forward
+    grid.
+
+    EVERY_ROW: ignored tokens count too, with the local id -1.
 
     control: [counting tokens, row blocks, strips a row block, 1 if every token counts].
     """
@@ -32,7 +37,7 @@ def compact_kernel(
     for start in range(0, N, BLOCK):
         i = start + tl.arange(0, BLOCK)
         t = tl.load(target + i.to(tl.int64) * target_stride, mask=i < N, other=-1)
-        ok = t >= 0
+        ok = (t >= 0) | (EVERY_ROW & (i < N))
         position = count + tl.cumsum(ok.to(tl.int32), 0) - 1
         local = t - vocab_start
         local = tl.where((local >= 0) & (local < V), local, -1).to(tl.int32)
@@ -84,11 +89,10 @@ def _strips(
     N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
     splits = tl.load(control + 2)
-    count = tl.load(control)
     tiles = tl.cdiv(V, BN)
     for unit in range(tl.program_id(0), row_blocks * splits, tl.num_programs(0)):
         # every row block walks its strip in step with the others: a tile of C comes from memory once and then from L2
@@ -114,9 +118,9 @@ def _strips(
             z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
             if KEEP:
                 # as in every loss that holds its logits: the backward pass must not see others than the log-sum-exp did
-                z = z.to(kept.dtype.element_ty).to(tl.float32)
-                at = row.to(tl.int64)[:, None] * V + ids[None, :]
-                tl.store(kept + at, z.to(kept.dtype.element_ty), mask=(row >= 0)[:, None] & (ids < V)[None, :])
+                rounded = z.to(DTYPE)
+                kept.store([block * 128, tile * BN], rounded)
+                z = rounded.to(tl.float32)
             if (tile + 1) * BN > V:
                 z = tl.where((ids < V)[None, :], z, float("-inf"))
             hit = (target >= tile * BN) & (target < tile * BN + BN)
@@ -144,11 +148,14 @@ def forward_kernel(
     N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Running (maximum, sum) in base 2 of every strip, the target logits, and the byte maxima (groups, N_PAD).
 
-    With descriptors (TMA) the rows of E are read in place when every token counts, else gathered; which of the two is known
+    KEEP: also the logits, rounded to the inputs' dtype, through a descriptor of (N, V); needs every row and TMA.
+
+    With descriptors (TMA) the rows of E are read in place when every token counts,
+    else gathered; which of the two is known
     on the device only, and reading it on the host would stop the queue.
     """
     dense = False
@@ -159,13 +166,13 @@ def forward_kernel(
             _strips(
                 E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
                 N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
-                BN, BK, TMA, False, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
+                BN, BK, TMA, False, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _strips(
             E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
             N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
-            BN, BK, TMA, True, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
+            BN, BK, TMA, True, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
         )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """The path that keeps the logits: three products instead of four, for vocabularies whose logits fit memory.
 
-The forward kernel stores the logits it used, rounded to the inputs' dtype; the backward pass turns them into their gradient, in
-place when it can, and leaves the two products to the BLAS library. Unfiltered only.
+The forward kernel stores the logits it used, rounded to the inputs' dtype; the backward pass turns them into their
+gradient, in place when it can, and leaves the two products to the BLAS library. Unfiltered only. Ignored tokens take
+part in the products, as in any loss that holds its logits, with gradients of zero.
 """
 
 import torch
@@ -27,7 +28,8 @@ def kept_gradient_kernel(
     HAS_CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = scale * dloss/dlogits (before the scale) from the logits used. Grid: tokens x chunks of ids; ignored tokens give zeros."""
+    """out = scale * dloss/dlogits (before the scale) from the logits used. Grid: tokens x chunks of ids; ignored
+    tokens give zeros."""
     row = tl.program_id(0)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = ids < V
@@ -53,7 +55,8 @@ def kept_backward(
     q = kept if in_place else torch.empty_like(kept)
     if N:
         kept_gradient_kernel[(N, triton.cdiv(V, 4096))](
-            kept, q, target, target.stride(0), lse, d_lse, d_target, V, vocab_start, float(softcap or 1.0), float(logit_scale),
+            kept, q, target, target.stride(0), lse, d_lse, d_target, V, vocab_start, float(softcap or 1.0),
+            float(logit_scale),
             HAS_CAP=softcap is not None, BLOCK=4096, num_warps=8,
         )  # fmt: skip
     none = hidden.new_empty(0)

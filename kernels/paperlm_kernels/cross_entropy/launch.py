@@ -6,7 +6,8 @@
 | balanced | 5 % or 48 MiB (unfiltered: 25 %)         | LSE, row index, byte maxima         | dtype + remainder  |
 | lean     | 0.4 % or 4 MiB                           | LSE, row index                      | dtype              |
 
-The larger of the two figures holds; a buffer that a call cannot do without (one group's slots, the maxima, the remainder) counts
+The larger of the two figures holds; a buffer that a call cannot do without (one group's slots, the maxima,
+the remainder) counts
 even where it is larger.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from paperlm_kernels.cross_entropy import backward, forward, liveness
+from paperlm_kernels.cross_entropy import forward, gradient, liveness, products
 
 SLOT = 128 * 128  # elements of a slot: the gradient of one tile
 MIB = 2**20
@@ -39,13 +40,23 @@ class Blocks:
     products: tuple[int, int, int, int]
 
 
-SIXTEEN_BIT = Blocks(forward=(256, 64, 8, 4), gradient=(64, 8, 3), products=(256, 64, 8, 3))
+HOPPER = Blocks(forward=(256, 64, 8, 4), gradient=(64, 8, 3), products=(256, 64, 8, 3))
+AMPERE = Blocks(forward=(128, 32, 8, 3), gradient=(32, 8, 3), products=(128, 32, 8, 3))
 THIRTY_TWO_BIT = Blocks(forward=(128, 32, 8, 2), gradient=(32, 8, 2), products=(64, 32, 8, 2))
 
 
-def blocks_of(dtype: torch.dtype) -> Blocks:
-    """The configuration of a dtype, measured on Hopper."""
-    return SIXTEEN_BIT if dtype.itemsize == 2 else THIRTY_TWO_BIT
+def is_hopper(device: torch.device) -> bool:
+    """Whether descriptors are copied by TMA and 227 KiB of shared memory are there: sm_90 and newer, and the
+    interpreter."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def blocks_of(hidden: torch.Tensor) -> Blocks:
+    """Tiles for the dtype and device of a tensor: measured on Hopper; made to fit 99 KiB of shared memory on older
+    cards."""
+    if hidden.dtype.itemsize == 4:
+        return THIRTY_TWO_BIT
+    return HOPPER if is_hopper(hidden.device) else AMPERE
 
 
 def programs_of(device: torch.device, a_multiprocessor: int = 1) -> int:
@@ -56,8 +67,9 @@ def programs_of(device: torch.device, a_multiprocessor: int = 1) -> int:
 
 
 def use_tma(*matrices: torch.Tensor) -> bool:
-    """Whether descriptors apply: 16-byte aligned bases and row pitches."""
-    return all(m.data_ptr() % 16 == 0 and m.stride(0) * m.element_size() % 16 == 0 for m in matrices)
+    """Whether descriptors apply: a card with TMA, 16-byte aligned bases and row pitches."""
+    aligned = (m.data_ptr() % 16 == 0 and m.stride(0) * m.element_size() % 16 == 0 for m in matrices)
+    return is_hopper(matrices[0].device) and all(aligned)
 
 
 def operand(matrix: torch.Tensor, block: list[int], tma: bool):
@@ -99,10 +111,12 @@ def run_forward(
 ) -> Saved:  # fmt: skip
     """Log-sum-exp and target logit of every counting token. Shapes as in `ops.linear_cross_entropy_core`.
 
-    maxima: units of the byte maxima (see `maxima_units`), 0 for none.
+    maxima: units of the byte maxima (see `maxima_units`), 0 for none. keep: also the logits (see kept.py).
     """
+    if keep and not use_tma(hidden, weight):
+        hidden, weight = hidden.clone(), weight.clone()
     (N, D), V, device = hidden.shape, weight.shape[0], hidden.device
-    BN, BK, warps, stages = blocks_of(hidden.dtype).forward
+    BN, BK, warps, stages = blocks_of(hidden).forward
     n_blocks = triton.cdiv(N, 128)
     n_pad, tiles = n_blocks * 128, triton.cdiv(V, BN)
     programs = programs_of(device)
@@ -110,7 +124,7 @@ def run_forward(
     control = torch.empty(4, dtype=torch.int32, device=device)
     forward.compact_kernel[(1,)](
         target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs,
-                MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
+                EVERY_ROW=keep, MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
     lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
@@ -129,16 +143,21 @@ def run_forward(
         )  # fmt: skip
     forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
         operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
-        parts[0], parts[1], target_logit, max_bytes, base, kept, N, n_pad, V, D, hidden.stride(0), weight.stride(0),
+        parts[0], parts[1], target_logit, max_bytes, base, operand(kept, [128, BN], keep), N, n_pad, V, D,
+        hidden.stride(0), weight.stride(0),
         float(logit_scale), float(softcap or 1.0), float(maxima),
-        BN=BN, BK=BK, TMA=tma, MAXIMA=maxima > 0, KEEP=keep, **logit, num_warps=warps, num_stages=stages,
+        BN=BN, BK=BK, TMA=tma, MAXIMA=maxima > 0, KEEP=keep, DTYPE=triton_dtype(hidden.dtype), **logit, num_warps=warps,
+        num_stages=min(stages, 3) if keep else stages,  # the logits pass through shared memory too
     )  # fmt: skip
     forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
+    if keep:
+        lse.masked_fill_(target < 0, 0.0)
     return Saved(lse, target_logit, rows, targets, control, max_bytes, base, kept)
 
 
 def maxima_units(eps: float) -> float:
-    """Units of the byte maxima: an eighth of a nat where the threshold lies within 12 nats of log-sum-exp, else a quarter."""
+    """Units of the byte maxima: an eighth of a nat where the threshold lies within 12 nats of log-sum-exp, else a
+    quarter."""
     return 8.0 if math.log(eps) > -12 else 4.0
 
 
@@ -146,7 +165,8 @@ def maxima_units(eps: float) -> float:
 def wave_count(groups: int, row_blocks: int, slots: int, row_slots: float) -> int:
     """Waves that the plan needs at most, i.e. if the filter drops nothing.
 
-    `row_slots`: slots that the weight gradient's rows of one group occupy in the buffer (D / 128), 0 if it is a buffer of its own.
+    `row_slots`: slots that the weight gradient's rows of one group occupy in the buffer (D / 128),
+    0 if it is a buffer of its own.
     """
     first = waves = 0
     while first < groups:
@@ -175,15 +195,16 @@ def spare_slots(memory: str, exact: bool, bound: int, other: int, n_blocks: int,
 
 def run_backward(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, saved: Saved, order: torch.Tensor | None,
-    d_lse: torch.Tensor, d_target: torch.Tensor, softcap: float | None, logit_scale: float, filter_eps: float | None, filter_grads: str,
-    accumulate: str, memory: str, need: tuple[bool, bool, bool], hidden_fp32: bool,
+    d_lse: torch.Tensor, d_target: torch.Tensor, softcap: float | None, logit_scale: float, filter_eps: float | None,
+    filter_grads: str, accumulate: str, memory: str, need: tuple[bool, bool, bool], hidden_fp32: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of hidden, weight and bias (empty where not needed). `hidden_fp32`: dE in float32, for a sum over ranks.
+    """Gradients of hidden, weight and bias (empty where not needed). `hidden_fp32`: dE in float32, for a sum over
+    ranks.
 
     order: (V,) int32 permutation in which ids are grouped into tiles, or None.
     """
     (N, D), V, device, dtype = hidden.shape, weight.shape[0], hidden.device, hidden.dtype
-    config, precision = blocks_of(dtype), precision_of(dtype)
+    config, precision = blocks_of(hidden), precision_of(dtype)
     need_hidden, need_weight, need_bias = need
     n_blocks, groups = triton.cdiv(N, 128), triton.cdiv(V, 128)
     filtered = filter_eps is not None and filter_grads != "none"
@@ -233,7 +254,8 @@ def run_backward(
 
     if filtered and not flag:
         liveness.alive_kernel[(n_blocks, triton.cdiv(groups, 32))](
-            saved.maxima, saved.base, saved.lse, rows, targets, control, alive, n_blocks * 128, groups, math.log(filter_eps),
+            saved.maxima, saved.base, saved.lse, rows, targets, control, alive, n_blocks * 128, groups,
+            math.log(filter_eps),
             maxima_units(filter_eps), GROUPS=32, num_warps=4,
         )  # fmt: skip
     if listed:
@@ -247,7 +269,8 @@ def run_backward(
 
     def lists(wave: int | None) -> None:
         liveness.lists_kernel[(n_blocks + triton.cdiv(groups, 256),)](
-            alive, rank, offsets, control, plan, wave or 0, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
+            alive, rank, offsets, control, plan, wave or 0, row_slots, row_groups, row_starts, slot_blocks,
+            group_blocks,
             group_counts, groups, n_blocks, WAVE=wave is not None, LISTED=listed, ROW_LISTS=drop_hidden,
             GROUP_LISTS=visit == "some", BLOCK=256, num_warps=4,
         )  # fmt: skip
@@ -271,9 +294,11 @@ def run_backward(
     hidden_block, weight_block = operand(hidden, [BKP, BD], tma), operand(weight, [BKP, BD], tma)
     q_rows, q_columns = operand(scratch, [128, BKP], tma), operand(scratch, [BKP, 128], tma)
     for wave in range(waves):
-        backward.gradient_kernel[(programs_of(device),)](
-            hidden_in, hidden, weight_in, weight, bias, order, rows, targets, control, saved.lse, d_lse, d_target, row_slots, row_groups,
-            units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale, cap,
+        gradient.gradient_kernel[(programs_of(device),)](
+            hidden_in, hidden, weight_in, weight, bias, order, rows, targets, control, saved.lse, d_lse, d_target,
+            row_slots, row_groups,
+            units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale,
+            cap,
             filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden),
             BK=BK, TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered, HAS_SCALE=scale != 1.0,
             HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision, DTYPE=triton_dtype(dtype),
@@ -281,16 +306,21 @@ def run_backward(
         )  # fmt: skip
         if flag:
             lists(wave)
-        backward.products_kernel[(programs_of(device),)](
-            hidden_block, hidden, weight_block, weight, order, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
-            group_counts, offsets, plan, wave, waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, hidden.stride(0),
+        products.products_kernel[(programs_of(device),)](
+            hidden_block, hidden, weight_block, weight, order, rows, control, row_slots, row_groups, row_starts,
+            slot_blocks, group_blocks,
+            group_counts, offsets, plan, wave, waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D,
+            hidden.stride(0),
             weight.stride(0), scale, groups, n_blocks,
-            BD=BD, BK=BKP, TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered, VISIT=visit, FIRST=wave == 0,
-            PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps, num_stages=product_stages,
+            BD=BD, BK=BKP, TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered,
+            VISIT=visit, FIRST=wave == 0,
+            PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps,
+            num_stages=product_stages,
         )  # fmt: skip
         if need_bias:
-            backward.bias_kernel[(groups,)](
-                control, group_blocks, group_counts, offsets, plan, wave, waves, scratch, d_bias, V, n_blocks, VISIT=visit,
+            products.bias_kernel[(groups,)](
+                control, group_blocks, group_counts, offsets, plan, wave, waves, scratch, d_bias, V, n_blocks,
+                VISIT=visit,
                 num_warps=4,
             )  # fmt: skip
     if ordered:
@@ -308,10 +338,14 @@ def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, room: int) -> None:
     """Move row i of the matrix to row order[i], in place, a few columns at a time: `room` bytes, at least 8 a row."""
     rows, columns = matrix.shape
     width = max(8, room // max(rows, 1)) // matrix.element_size()
-    index = order.long()
+    width = min(64, 1 << (width.bit_length() - 1))
+    part = torch.empty(rows, width, dtype=matrix.dtype, device=matrix.device)
+    grid = (triton.cdiv(rows, 256),)
     for start in range(0, columns, width):
-        part = matrix[:, start : start + width]
-        part[index] = part.clone()
+        products.copy_columns_kernel[grid](
+            matrix, part, order, rows, columns, start, WIDTH=width, BACK=False, BLOCK=256
+        )
+        products.copy_columns_kernel[grid](matrix, part, order, rows, columns, start, WIDTH=width, BACK=True, BLOCK=256)
 
 
 def triton_dtype(dtype: torch.dtype):

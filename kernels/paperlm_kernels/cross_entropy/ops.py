@@ -1,6 +1,7 @@
 """The kernels as operators of `torch.library`, and the differentiable function over them.
 
-The operators carry fake kernels, so that torch.compile traces through without a graph break and a CUDA graph can capture them.
+The operators carry fake kernels, so that torch.compile traces through without a graph break and a CUDA graph can
+capture them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from paperlm_kernels.cross_entropy.kept import kept_backward
-from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, maxima_units, run_backward, run_forward
+from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, is_hopper, maxima_units, run_backward, run_forward
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
@@ -32,7 +33,7 @@ def forward_op(
 def _(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_start):
     N, V = hidden.shape[0], weight.shape[0]
     pad = (N + 127) // 128 * 128
-    block = blocks_of(hidden.dtype).forward[0]
+    block = blocks_of(hidden).forward[0]
     groups = (V + block - 1) // block * block // 128
     new = hidden.new_empty
     return (
@@ -50,9 +51,9 @@ def _(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_st
 @torch.library.custom_op("paperlm_kernels::linear_cross_entropy_backward", mutates_args=())
 def backward_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, lse: Tensor, rows: Tensor, targets: Tensor,
-    control: Tensor, maxima: Tensor, base: Tensor, kept: Tensor, order: Tensor | None, d_lse: Tensor, d_target: Tensor, softcap: float | None, logit_scale: float,
-    filter_eps: float | None, filter_grads: str, accumulate: str, memory: str, vocab_start: int, need: list[bool],
-    hidden_fp32: bool,
+    control: Tensor, maxima: Tensor, base: Tensor, kept: Tensor, order: Tensor | None, d_lse: Tensor, d_target: Tensor,
+    softcap: float | None, logit_scale: float, filter_eps: float | None, filter_grads: str, accumulate: str, memory:
+    str, vocab_start: int, need: list[bool], hidden_fp32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias; empty where `need` says no."""
     if kept.numel():
@@ -62,13 +63,15 @@ def backward_op(
         )  # fmt: skip
     saved = Saved(lse, lse, rows, targets, control, maxima, base, kept)
     return run_backward(
-        hidden, weight, bias, saved, order, d_lse, d_target, softcap, logit_scale, filter_eps, filter_grads, accumulate, memory,
+        hidden, weight, bias, saved, order, d_lse, d_target, softcap, logit_scale, filter_eps, filter_grads,
+        accumulate, memory,
         tuple(need), hidden_fp32,
     )  # fmt: skip
 
 
 @backward_op.register_fake
-def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target, softcap, logit_scale,
+def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target, softcap,
+logit_scale,
       filter_eps, filter_grads, accumulate, memory, vocab_start, need, hidden_fp32):  # fmt: skip
     new = hidden.new_empty
     return (
@@ -82,7 +85,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, target, vocab_order, settings):
         softcap, scale, eps, _, _, memory, keep, group, vocab_start = settings
-        # The byte maxima are of groups in the natural order, and lean does without: then the backward pass recomputes all tiles.
+        # The byte maxima are of groups in the natural order, and lean does without: then the backward pass recomputes
+        # all tiles.
         maxima = 0.0 if eps is None or memory == "lean" or vocab_order is not None else maxima_units(eps)
         lse, target_logit, rows, targets, control, max_bytes, base, kept = forward_op(
             hidden, weight, bias, target, softcap, scale, maxima, keep, vocab_start
@@ -107,7 +111,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_lse, d_target = d_lse.contiguous(), d_target.contiguous()
         parallel = group is not None
         if keep and not torch.compiler.is_compiling():
-            # The kept logits become their gradient in place, which halves the peak. A second backward pass computes them anew.
+            # The kept logits become their gradient in place, which halves the peak. A second backward pass computes
+            # them anew.
             if ctx.in_place_done:
                 kept = forward_op(hidden, weight, bias, target, softcap, scale, 0.0, True, vocab_start)[-1]
             d_hidden, d_weight, d_bias = kept_backward(
@@ -131,7 +136,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if ctx.sort:
                 order = mean_logit_order(hidden, weight, bias, target).to(torch.int32)
             d_hidden, d_weight, d_bias = backward_op(
-                hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target, softcap, scale, eps,
+                hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target,
+                softcap, scale, eps,
                 grads, accumulate, memory, vocab_start, need, parallel,
             )  # fmt: skip
         if parallel and need[0]:
@@ -149,12 +155,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy_core(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, softcap: float | None = None,
     logit_scale: float = 1.0, filter_eps: float | None = None, filter_grads: str = "none", accumulate: str = "fp32",
-    memory: str = "balanced", vocab_order: str | Tensor | None = None, keep_logits: bool = False, process_group: object = None,
+    memory: str = "balanced", vocab_order: str | Tensor | None = None, keep_logits: bool = False,
+    process_group: object = None,
     vocab_start: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-sum-exp and target logit of every token, (N,) float32 each, 0 for ignored tokens; both differentiable once.
 
-    hidden (N, D), weight (V, D), bias (V,) or None: bfloat16, float16 or float32, on one device; target (N,) int32 or int64, -1
+    hidden (N, D), weight (V, D), bias (V,) or None: bfloat16, float16 or float32,
+    on one device; target (N,) int32 or int64, -1
     for ignored tokens. The other keywords are those of `linear_cross_entropy`. Raises TypeError for another dtype.
     """
     if hidden.dtype not in DTYPES:
@@ -163,6 +171,10 @@ def linear_cross_entropy_core(
         filter_eps = None
     if keep_logits and filter_eps is not None:
         raise ValueError("keep_logits=True is for unfiltered gradients: pass filter_eps=None, or leave keep_logits out")
+    # the kept logits are stored through a descriptor, whose rows are whole multiples of 16 bytes
+    keep_logits = (
+        keep_logits and is_hopper(hidden.device) and all(n * hidden.element_size() % 16 == 0 for n in weight.shape)
+    )
     hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()
     bias = bias if bias is None or bias.stride(0) == 1 else bias.contiguous()

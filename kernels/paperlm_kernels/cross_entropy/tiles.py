@@ -1,6 +1,7 @@
 """Device functions shared by the kernels: loading blocks of a matrix, and the elementwise part of a logit.
 
-A matrix reaches a kernel as a tensor descriptor (TMA on Hopper, 16-byte aligned rows) or as a pointer with a row stride; the
+A matrix reaches a kernel as a tensor descriptor (TMA on Hopper,
+16-byte aligned rows) or as a pointer with a row stride; the
 kernels' bodies are the same for both.
 """
 
@@ -28,7 +29,8 @@ def load_block(source, row, column, n_rows, n_columns, stride, R: tl.constexpr, 
 
 @triton.jit
 def place_of(unit, blocks, others, CHUNK):
-    """Where a unit of a (blocks, others) grid works when CHUNK others are gone through for all blocks before the next ones.
+    """Where a unit of a (blocks, others) grid works when CHUNK others are gone through for all blocks before the next
+    ones.
 
     Returns (block, other); blocks vary slowest within a chunk. What a chunk of the others shares then stays in L2.
     """
@@ -54,8 +56,9 @@ def finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE: tl.constexpr, HAS_BIAS
     if HAS_BIAS:
         z += tl.load(bias + ids, mask=(ids >= 0) & (ids < V), other=0.0).to(tl.float32)[None, :]
     if HAS_CAP:
-        # tanh(x) = 1 - 2 / (1 + exp(2 x)) without libdevice, which the interpreter lacks. The square of the reciprocal root is one
-        # instruction of the special-function unit, a division several; an infinite exponential gives 1, as it must.
+        # tanh(x) = 1 - 2 / (1 + exp(2 x)) without libdevice, which the interpreter lacks. The square of the reciprocal
+        # root is one instruction of the special-function unit, a division several; an infinite exponential gives 1, as
+        # it must.
         r = tl.rsqrt(1.0 + tl.exp2(z * (2.0 * LOG2E / cap)))
         z = cap - 2.0 * cap * (r * r)
     return z

@@ -1,0 +1,202 @@
+"""First backward kernel: the gradient of the logits of a wave's tiles.
+
+With g = a S + b onehot (a, b: upstream gradients of log-sum-exp and target logit) and q = g cap'(z), the gradients are
+dE = scale q C, dC = scale q^T E, db = sum of q over tokens (paper section 4.3). A wave is a range of vocabulary groups
+whose q fits the scratch buffer. `gradient_kernel` recomputes the logits of the wave's tiles and stores q, rounded once
+to the inputs' dtype, into slots of 128 tokens x 128 ids; products.py multiplies.
+
+ORDERED: groups are taken in a given order of the vocabulary, and the rows of C are gathered. List entries are read one
+unit before they are used, so that no block waits for its own address.
+"""
+
+import triton
+import triton.language as tl
+
+from paperlm_kernels.cross_entropy.tiles import LOG2E, finish_logits, gather_block, load_block, place_of
+
+
+@triton.jit
+def _store_slot(scratch, slot, q, TMA: tl.constexpr):
+    if TMA:
+        scratch.store([slot * 128, 0], q)
+    else:
+        i = slot.to(tl.int64) * 16384 + tl.arange(0, 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
+        tl.store(scratch + i, q)
+
+
+@triton.jit
+def _finish_tile(
+    z, bias, ids, target, log_sum, a, b, alive, group, last, V, scale, cap, eps,
+    FLAG: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """q of one tile from its product, rounded to DTYPE; FLAG: writes whether the filter keeps it to `alive`.
+
+    ids: of the tile's columns; target: place of each row's target in the vocabulary order.
+    """
+    place = group * 128 + tl.arange(0, 128)
+    z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
+    if group * 128 + 128 > V:
+        z = tl.where((place < V)[None, :], z, float("-inf"))
+    p = tl.exp2(z * LOG2E - log_sum[:, None])
+    q = p * a[:, None]
+    own = (target >= group * 128) & (target < group * 128 + 128)
+    any_own = tl.max(own.to(tl.int32), 0)
+    if any_own > 0:
+        q += tl.where(place[None, :] == target[:, None], b[:, None], 0.0)
+    if FLAG:
+        # a row that is padding has log_sum = inf, hence p = 0
+        kept = tl.maximum(tl.max((tl.max(p, 1) >= eps).to(tl.int32), 0), any_own)
+        tl.store(alive + group, kept.to(tl.int8), mask=group < last)
+    if HAS_CAP:
+        r = tl.maximum(z, -cap) * (1.0 / cap)
+        q = q * (1.0 - r * r)
+    return q.to(DTYPE)
+
+
+@triton.jit
+def _ids(order, group, V, ORDERED: tl.constexpr):
+    """Vocabulary ids of a group; -1 beyond the vocabulary where they are looked up in an order."""
+    place = group * 128 + tl.arange(0, 128)
+    if ORDERED:
+        return tl.load(order + place, mask=place < V, other=-1)
+    else:
+        return place
+
+
+@triton.jit
+def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, chunk, groups, LISTED: tl.constexpr):
+    """Row block, two groups and their slots of a unit; `groups`, where a descriptor reads zeros, for a group that is
+    not there."""
+    if LISTED:
+        at = entry // 2
+        block = at // groups
+        left_group = tl.load(row_groups + at, mask=entry >= 0, other=groups).to(tl.int32)
+        left_slot = tl.load(row_slots + at, mask=entry >= 0, other=0)
+        whole = (entry >= 0) & (entry % 2 == 1)
+        right_group = tl.load(row_groups + at + 1, mask=whole, other=groups).to(tl.int32)
+        right_slot = tl.load(row_slots + at + 1, mask=whole, other=0)
+    else:
+        pair, block = place_of(unit, tl.cdiv(last - first, 2), row_blocks, chunk)
+        left = first + pair * 2
+        left = tl.where(block < row_blocks, left, last)  # a unit beyond the last
+        left_group = tl.where(left < last, left, groups)
+        right_group = tl.where(left + 1 < last, left + 1, groups)
+        left_slot = (left - first) * row_blocks + block
+        right_slot = left_slot + row_blocks
+    return block, left_group, left_slot, right_group, right_slot
+
+
+@triton.jit
+def _gradient_tiles(
+    E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units,
+    unit_counts,
+    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
+    BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
+    ORDERED: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    row_blocks = tl.load(control + 1)
+    first = tl.load(plan + wave)
+    last = tl.load(plan + wave + 1)
+    base = tl.load(plan + n_waves + 1 + wave)
+    # A unit is a row block and two of its groups: they share the block of E, and neighbouring units share those of C in
+    # L2.
+    n_units = tl.cdiv(last - first, 2) * row_blocks
+    if LISTED:
+        start = tl.load(plan + 2 * n_waves + 1 + wave)
+        base -= start
+        units += start // 2 + wave * n_blocks
+        n_units = tl.load(unit_counts + wave)
+    programs = tl.num_programs(0)
+    program = tl.program_id(0)
+    if program < n_units:
+        # what the next two units need is read ahead
+        entry = -1
+        ahead = -1
+        if LISTED:
+            entry = tl.load(units + program)
+            ahead = tl.load(units + program + programs, mask=program + programs < n_units, other=-1)
+        block, left_group, left_slot, right_group, right_slot = _pair(
+            program, entry, row_slots, row_groups, first, last, row_blocks, chunk, groups, LISTED
+        )
+        for unit in range(program, n_units, programs):
+            next_block, a_group, a_slot, b_group, b_slot = _pair(
+                unit + programs, ahead, row_slots, row_groups, first, last, row_blocks, chunk, groups, LISTED
+            )
+            if LISTED:
+                beyond = unit + 2 * programs
+                ahead = tl.load(units + beyond, mask=beyond < n_units, other=-1)
+            if left_group < groups:
+                packed = block * 128 + tl.arange(0, 128)
+                row = tl.load(rows + packed)
+                real = row >= 0
+                target = tl.load(targets + packed)
+                log_sum = tl.load(lse + row, mask=real, other=float("inf")) * LOG2E
+                a = tl.load(d_lse + row, mask=real, other=0.0)
+                b = tl.load(d_target + row, mask=real, other=0.0)
+                left_ids = _ids(order, left_group, V, ORDERED)
+                right_ids = _ids(order, right_group, V, ORDERED)
+                left_z = tl.zeros([128, 128], tl.float32)
+                right_z = tl.zeros([128, 128], tl.float32)
+                for k in range(0, D, BK):
+                    if GATHER:
+                        e = gather_block(E_rows, row, k, D, stride_e, BK)
+                    else:
+                        e = E.load([block * 128, k])
+                    if ORDERED:
+                        left_c = gather_block(C_rows, left_ids, k, D, stride_c, BK)
+                        right_c = gather_block(C_rows, right_ids, k, D, stride_c, BK)
+                    else:
+                        left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                        right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                    left_z = tl.dot(e, left_c.T, left_z, input_precision=PRECISION)
+                    right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
+                flags = alive + block.to(tl.int64) * groups
+                q = _finish_tile(
+                    left_z, bias, left_ids, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps,
+                    FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
+                )  # fmt: skip
+                _store_slot(scratch, base + left_slot, q, TMA)
+                if right_group < groups:
+                    q = _finish_tile(
+                        right_z, bias, right_ids, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps,
+                        FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
+                    )  # fmt: skip
+                    _store_slot(scratch, base + right_slot, q, TMA)
+            block, left_group, left_slot, right_group, right_slot = next_block, a_group, a_slot, b_group, b_slot
+
+
+@triton.jit
+def gradient_kernel(
+    E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units,
+    unit_counts,
+    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
+    BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """q of the wave's tiles into its slots. LISTED: the tiles of the row lists; else all of them.
+
+    FLAG: write alive (row blocks, groups) from the recomputed probabilities, for the preset that keeps no maxima.
+    """
+    dense = False
+    if TMA:
+        dense = tl.load(control + 3) > 0
+    if dense:
+        if TMA:
+            _gradient_tiles(
+                E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots,
+                row_groups, units,
+                unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
+                n_blocks, chunk,
+                BK, TMA, False, LISTED, FLAG, ORDERED, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+            )  # fmt: skip
+    else:
+        _gradient_tiles(
+            E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups,
+            units,
+            unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
+            n_blocks, chunk,
+            BK, TMA, True, LISTED, FLAG, ORDERED, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+        )  # fmt: skip

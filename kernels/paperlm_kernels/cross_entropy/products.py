@@ -1,0 +1,286 @@
+"""Second backward kernel: both products with the gradient of the logits, q C for dE and q^T E for dC.
+
+Every piece of dC and dE has one owner, which adds in fp32 in a fixed order: no atomics, no locks, the same bits in every
+run. dC is complete with its wave and is rounded once; dE is carried from wave to wave. ORDERED: the rows of C are
+gathered, and the rows of dC come out in the vocabulary order. List entries are read one step before they are used, so
+that no block waits for its own address.
+"""
+
+import triton
+import triton.language as tl
+
+from paperlm_kernels.cross_entropy.tiles import gather_block, load_block, place_of
+
+
+@triton.jit
+def _hidden_unit(
+    unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder,
+    row_blocks,
+    V, D, stride_c, scale, groups, columns,
+    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, LISTED: tl.constexpr,
+    ORDERED: tl.constexpr, FIRST: tl.constexpr,
+    PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Adds q C of the wave to (128 tokens, BD columns) of dE.
+
+    Between waves the sum is carried in d_hidden; PAIR: what its dtype rounds off goes to `remainder`, so that 16
+    significant bits survive the waves and the final value is rounded once.
+    """
+    block, column = place_of(unit, row_blocks, columns, CHUNK)
+    column *= BD
+    STEPS: tl.constexpr = 128 // BK
+    if SOME:
+        start = tl.load(row_starts + block * (groups + 1) + first).to(tl.int32)
+        n = tl.load(row_starts + block * (groups + 1) + last).to(tl.int32) - start
+        entry = block.to(tl.int64) * groups + start
+        group = tl.load(row_groups + entry, mask=n > 0, other=0).to(tl.int32)
+        slot = group * row_blocks + block
+        if LISTED:
+            slot = tl.load(row_slots + entry, mask=n > 0, other=0)
+    else:
+        n = last - first
+        group = first
+        slot = block
+    if n > 0 or FIRST:
+        acc = tl.zeros([128, BD], tl.float32)
+        for t in range(n * STEPS):
+            inner = t % STEPS * BK
+            q = load_block(scratch, (base + slot) * 128, inner, (base + slot + 1) * 128, 128, 128, 128, BK, TMA)
+            if ORDERED:
+                place = group * 128 + inner + tl.arange(0, BK)
+                ids = tl.load(order + place, mask=place < V, other=-1)
+                c = gather_block(C_rows, ids, column, D, stride_c, BD)
+            else:
+                c = load_block(C, group * 128 + inner, column, V, D, stride_c, BK, BD, TMA)
+            acc = tl.dot(q, c, acc, input_precision=PRECISION)
+            if ROUND:
+                acc = acc.to(q.dtype).to(tl.float32)
+            following = tl.minimum((t + 1) // STEPS, n - 1)
+            if SOME:
+                group = tl.load(row_groups + entry + following).to(tl.int32)
+                slot = group * row_blocks + block
+                if LISTED:
+                    slot = tl.load(row_slots + entry + following)
+            else:
+                group = first + following
+                slot = following * row_blocks + block
+        packed = block * 128 + tl.arange(0, 128)
+        row = tl.load(rows + packed)
+        c = column + tl.arange(0, BD)
+        mask = (row >= 0)[:, None] & (c < D)[None, :]
+        out = d_hidden + row.to(tl.int64)[:, None] * D + c[None, :]
+        rest = remainder + packed.to(tl.int64)[:, None] * D + c[None, :]
+        acc = acc * scale
+        if not FIRST:
+            acc += tl.load(out, mask=mask, other=0.0).to(tl.float32)
+            if PAIR:
+                acc += tl.load(rest, mask=mask, other=0.0).to(tl.float32)
+        value = acc.to(d_hidden.dtype.element_ty)
+        tl.store(out, value, mask=mask)
+        if PAIR:
+            tl.store(rest, (acc - value.to(tl.float32)).to(remainder.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _group_range(group, first, last, offsets, group_counts, row_blocks, VISIT: tl.constexpr):
+    """First slot (in the order of all tiles) and number of visited tiles of a group of the wave; 0, 0 beyond it."""
+    there = group < last
+    start = tl.load(offsets + group, mask=there, other=0)
+    if VISIT == "all":
+        return start, row_blocks
+    elif VISIT == "listed":
+        return start, tl.load(offsets + group + 1, mask=there, other=0) - start
+    else:
+        return start, tl.load(group_counts + group, mask=there, other=0)
+
+
+@triton.jit
+def _entry(group, start, n, j, slot_blocks, group_blocks, n_blocks, VISIT: tl.constexpr):
+    """Row block of the j-th visited tile of a group."""
+    if VISIT == "all":
+        return j
+    elif VISIT == "listed":
+        return tl.load(slot_blocks + start + j, mask=j < n, other=0).to(tl.int32)
+    else:
+        at = group.to(tl.int64) * n_blocks + j
+        return tl.load(group_blocks + at, mask=j < n, other=0).to(tl.int32)
+
+
+@triton.jit
+def _weight_unit(
+    group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, base, scratch, d_weight,
+    V, D, stride_e, scale, n_blocks,
+    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, VISIT: tl.constexpr,
+    ROUND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q^T E over the n visited tiles of a group: (128 ids, BD columns) of dC; zeros for a group without tiles."""
+    column *= BD
+    STEPS: tl.constexpr = 128 // BK
+    slot = base + start
+    acc = tl.zeros([128, BD], tl.float32)
+    for t in range(n * STEPS):
+        inner = t % STEPS * BK
+        at = slot + t // STEPS
+        if VISIT == "some":
+            at = slot + block
+        q = load_block(scratch, at * 128 + inner, 0, (at + 1) * 128, 128, 128, BK, 128, TMA)
+        if GATHER:
+            row = tl.load(rows + block * 128 + inner + tl.arange(0, BK))
+            e = gather_block(E_rows, row, column, D, stride_e, BD)
+        else:
+            e = E.load([block * 128 + inner, column])
+        acc = tl.dot(q.T, e, acc, input_precision=PRECISION)
+        if ROUND:
+            acc = acc.to(q.dtype).to(tl.float32)
+        block = _entry(group, start, n, (t + 1) // STEPS, slot_blocks, group_blocks, n_blocks, VISIT)
+    ids = group * 128 + tl.arange(0, 128)
+    c = column + tl.arange(0, BD)
+    out = d_weight + ids.to(tl.int64)[:, None] * D + c[None, :]
+    tl.store(out, (acc * scale).to(d_weight.dtype.element_ty), mask=(ids < V)[:, None] & (c < D)[None, :])
+
+
+@triton.jit
+def _turn(turn, turns, cycle, program, programs, heavy, first, last, columns, CHUNK: tl.constexpr):
+    """Group and column that a program computes in its turn; group >= last in the turns that it sits out."""
+    unit = turn // turns * cycle + turn % turns * programs + program
+    mine = True
+    if turn % turns == turns - 1:
+        mine = program >= heavy
+        unit -= heavy
+    group, column = place_of(tl.minimum(unit, (last - first) * columns), last - first, columns, CHUNK)
+    return tl.where(mine & (unit < (last - first) * columns), first + group, last), column
+
+
+@triton.jit
+def products_kernel(
+    E, E_rows, C, C_rows, order, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
+    group_counts, offsets,
+    plan, wave, n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e, stride_c, scale, groups,
+    n_blocks,
+    BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HIDDEN: tl.constexpr, WEIGHT: tl.constexpr,
+    SOME: tl.constexpr,
+    ORDERED: tl.constexpr, VISIT: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr,
+    PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Both products of a wave. q_rows, q_columns: the scratch buffer, read in blocks of tokens (dE) and of ids (dC).
+
+    SOME: dE visits the row lists, else every group of the wave. VISIT,
+    for dC: all = every row block; listed = the computed tiles,
+    which are the kept ones; some = the kept ones among all computed.
+    """
+    row_blocks = tl.load(control + 1)
+    first = tl.load(plan + wave)
+    last = tl.load(plan + wave + 1)
+    base = tl.load(plan + n_waves + 1 + wave)
+    # slots in the lists count from the first tile of all waves, those of `all` from that of the wave
+    listed = base - tl.load(plan + 2 * n_waves + 1 + wave)
+    columns = tl.cdiv(D, BD)
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    turns = 1
+    heavy = 0
+    if HIDDEN:
+        units = row_blocks * columns
+        if last > first or FIRST:
+            for unit in range(program, units, programs):
+                _hidden_unit(
+                    unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last,
+                    listed if SOME else base, q_rows,
+                    d_hidden,
+                    remainder, row_blocks, V, D, stride_c, scale, groups, columns,
+                    BD, BK, TMA, SOME, VISIT == "listed", ORDERED, FIRST, PAIR, ROUND, PRECISION, CHUNK,
+                )  # fmt: skip
+        # `heavy` programs had one unit more than the others. Both products cost the same in total, so a unit of dE is
+        # 1 / row_blocks of the work on dC: the heavy programs sit out one turn in `turns` of the dC units.
+        heavy = units % programs
+        spare = 2 * units - units // programs * programs
+        turns = tl.maximum(1, (spare + programs // 2) // programs)
+        if heavy == 0:
+            turns = 1
+    if WEIGHT:
+        dense = False
+        if TMA:
+            dense = tl.load(control + 3) > 0
+        units = (last - first) * columns
+        cycle = turns * programs - heavy
+        if units > 0:
+            # what the next two units need is read ahead
+            group, column = _turn(0, turns, cycle, program, programs, heavy, first, last, columns, CHUNK)
+            start, n = _group_range(group, first, last, offsets, group_counts, row_blocks, VISIT)
+            block = _entry(group, start, n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
+            next_group, next_column = _turn(1, turns, cycle, program, programs, heavy, first, last, columns, CHUNK)
+            next_start, next_n = _group_range(next_group, first, last, offsets, group_counts, row_blocks, VISIT)
+            for turn in range(tl.cdiv(units, cycle) * turns):
+                next_block = _entry(next_group, next_start, next_n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
+                far_group, far_column = _turn(
+                    turn + 2, turns, cycle, program, programs, heavy, first, last, columns, CHUNK
+                )
+                far_start, far_n = _group_range(far_group, first, last, offsets, group_counts, row_blocks, VISIT)
+                if group < last:
+                    if dense:
+                        if TMA:
+                            _weight_unit(
+                                group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, listed,
+                                q_columns,
+                                d_weight, V, D, stride_e, scale, n_blocks, BD, BK, TMA, False, VISIT, ROUND, PRECISION,
+                            )  # fmt: skip
+                    else:
+                        _weight_unit(
+                            group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, listed,
+                            q_columns,
+                            d_weight, V, D, stride_e, scale, n_blocks, BD, BK, TMA, True, VISIT, ROUND, PRECISION,
+                        )  # fmt: skip
+                group, column, start, n, block = next_group, next_column, next_start, next_n, next_block
+                next_group, next_column, next_start, next_n = far_group, far_column, far_start, far_n
+
+
+@triton.jit
+def bias_kernel(
+    control, group_blocks, group_counts, offsets, plan, wave, n_waves, scratch, d_bias, V, n_blocks, VISIT: tl.constexpr
+):
+    """db of the wave's groups: q summed over the tokens of the tiles that dC visits, in their order. Grid: groups."""
+    first = tl.load(plan + wave)
+    group = first + tl.program_id(0)
+    if group < tl.load(plan + wave + 1):
+        start = tl.load(offsets + group)
+        if VISIT == "all":
+            n = tl.load(control + 1)
+        elif VISIT == "listed":
+            n = tl.load(offsets + group + 1) - start
+        else:
+            n = tl.load(group_counts + group)
+        slot = tl.load(plan + n_waves + 1 + wave) + start - tl.load(offsets + first)
+        total = tl.zeros([128], tl.float32)
+        cell = tl.arange(0, 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
+        for j in range(n):
+            at = slot + j
+            if VISIT == "some":
+                at = slot + tl.load(group_blocks + group.to(tl.int64) * n_blocks + j)
+            total += tl.sum(tl.load(scratch + at.to(tl.int64) * 16384 + cell).to(tl.float32), 0)
+        ids = group * 128 + tl.arange(0, 128)
+        tl.store(d_bias + ids, total, mask=ids < V)
+
+
+@triton.jit
+def copy_columns_kernel(
+    matrix, part, order, rows, columns, start, WIDTH: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
+):
+    """part = columns [start, start + WIDTH) of the matrix; BACK: those columns, row i of the part at row order[i]."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH)
+    mask = (row < rows)[:, None] & (start + column < columns)[None, :]
+    inside = part + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    if BACK:
+        target = tl.load(order + row, mask=row < rows, other=0)
+        tl.store(
+            matrix + target.to(tl.int64)[:, None] * columns + start + column[None, :],
+            tl.load(inside, mask=mask),
+            mask=mask,
+        )
+    else:
+        tl.store(
+            inside,
+            tl.load(matrix + row.to(tl.int64)[:, None] * columns + start + column[None, :], mask=mask),
+            mask=mask,
+        )

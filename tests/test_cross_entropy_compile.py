@@ -1,0 +1,130 @@
+"""The kernels compile for Hopper and Ampere without a GPU, fit their shared memory, and keep their accumulators in
+registers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+
+import torch  # noqa: E402
+import triton.language as tl  # noqa: E402
+from paperlm_kernels.cross_entropy import forward, gradient, products  # noqa: E402
+from paperlm_kernels.cross_entropy.launch import AMPERE, HOPPER  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+SHARED = {90: 232448, 80: 101376}
+"Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
+POINTERS = {
+    "*bf16": "E E_rows C C_rows bias scratch q_rows q_columns d_hidden remainder d_weight kept",
+    "*fp32": "lse d_lse d_target part_max part_sum target_logit base",
+    "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order",
+    "*i16": "row_groups row_starts slot_blocks group_blocks",
+    "*i8": "alive maxima",
+    "fp32": "scale cap eps",
+}
+LOGIT = {"HAS_SCALE": False, "HAS_BIAS": False, "HAS_CAP": True, "PRECISION": "ieee", "DTYPE": tl.bfloat16}
+
+
+def compiled(kernel, blocks, constants, descriptors, architecture):
+    types = {name: kind for kind, names in POINTERS.items() for name in names.split()}
+    if kernel is forward.forward_kernel:
+        types["units"] = "fp32"
+    types |= {name: f"tensordesc<bf16[{r}, {c}]>" for name, (r, c) in descriptors.items()}
+    names = kernel.arg_names
+    aligned = {"D", "V", "stride_e", "stride_c", "N_PAD"}
+    source = ASTSource(
+        fn=kernel,
+        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, n in enumerate(names)
+            if n not in constants and (types.get(n, "").startswith("*") or n in aligned)
+        },
+    )
+    warps, stages = blocks
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def spilled(kernel, tmp_path):
+    """Bytes that the assembler spills, from the tool that Triton ships."""
+    (tmp_path / "k.ptx").write_text(kernel.asm["ptx"])
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [ptxas, "-v", "-arch=sm_90a", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return int(re.search(r"(\d+) bytes spill stores", said)[1])
+
+
+def case(name, blocks, tma):
+    BN, BK, *forward_rest = blocks.forward
+    GK, *gradient_rest = blocks.gradient
+    BD, PK, *product_rest = blocks.products
+    of_q = {"TMA": tma, "BK": GK, "ORDERED": False, **LOGIT}
+    of_sums = {
+        "TMA": tma, "BD": BD, "BK": PK, "HIDDEN": True, "WEIGHT": True, "ORDERED": False, "FIRST": False, "PAIR": True,
+        "ROUND": False, "PRECISION": "ieee", "CHUNK": 3,
+    }  # fmt: skip
+    strips = {"TMA": tma, "BN": BN, "BK": BK, **LOGIT}
+    of_forward = {"E": (128, BK), "C": (BN, BK)}
+    of_gradient = {"E": (128, GK), "C": (128, GK), "scratch": (128, 128)}
+    of_products = {"E": (PK, BD), "C": (PK, BD), "q_rows": (128, PK), "q_columns": (PK, 128)}
+    kernel, rest, constants, descriptors = {
+        "forward": (forward.forward_kernel, forward_rest, strips | {"MAXIMA": True, "KEEP": False}, of_forward),
+        "forward, kept logits": (
+            forward.forward_kernel, [forward_rest[0], 3], strips | {"MAXIMA": False, "KEEP": True},
+            of_forward | {"kept": (128, BN)},
+        ),
+        "gradient, kept tiles": (gradient.gradient_kernel, gradient_rest, of_q | {"LISTED": True, "FLAG": False},
+        of_gradient),
+        "gradient, all tiles": (gradient.gradient_kernel, gradient_rest, of_q | {"LISTED": False, "FLAG": True},
+        of_gradient),
+        "products, kept tiles": (
+            products.products_kernel, product_rest, of_sums | {"SOME": True, "VISIT": "listed"}, of_products
+        ),
+        "products, all tiles": (products.products_kernel, product_rest, of_sums | {"SOME": False, "VISIT": "all"},
+        of_products),
+    }[name]  # fmt: skip
+    return kernel, rest, constants, descriptors if tma else {}
+
+
+@pytest.mark.parametrize(
+    "name,spill",
+    [
+        ("forward", 0),
+        ("forward, kept logits", 64),
+        ("gradient, kept tiles", 0),
+        # in the epilogues, once a unit: the filter's test beside two accumulators; carrying dE from wave to wave
+        ("gradient, all tiles", 512),
+        ("products, kept tiles", 512),
+    ],
+)
+def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):
+    kernel = compiled(*case(name, HOPPER, True), 90)
+    assert kernel.metadata.shared <= SHARED[90]
+    assert "wgmma.mma_async" in kernel.asm["ptx"] and "cp.async.bulk.tensor" in kernel.asm["ptx"]
+    assert spilled(kernel, tmp_path) <= spill
+
+
+@pytest.mark.parametrize("name", ["forward", "gradient, kept tiles", "products, all tiles"])
+def test_it_compiles_for_ampere_within_99_kib(name):
+    kernel = compiled(*case(name, AMPERE, False), 80)
+    assert kernel.metadata.shared <= SHARED[80]
+    assert "mma.sync" in kernel.asm["ptx"]
+
+
+def test_the_tiles_follow_the_device(monkeypatch):
+    from paperlm_kernels.cross_entropy.launch import THIRTY_TWO_BIT, blocks_of
+
+    assert blocks_of(torch.empty(1, dtype=torch.bfloat16)) is HOPPER
+    assert blocks_of(torch.empty(1)) is THIRTY_TWO_BIT
