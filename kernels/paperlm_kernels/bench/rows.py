@@ -68,14 +68,16 @@ def version(package: str) -> str | None:
 
 @cache
 def commit_id() -> str | None:
-    """Commit of the source, or the environment variable PAPERLM_COMMIT where there is no repository."""
+    """The environment variable PAPERLM_COMMIT, for copies of the source without its history, else the current commit."""
+    if stated := os.environ.get("PAPERLM_COMMIT"):
+        return stated
     command = ["git", "rev-parse", "HEAD"]
     try:
         done = subprocess.run(
             command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("PAPERLM_COMMIT")
+        return None
     return done.stdout.strip()
 
 

@@ -32,7 +32,7 @@ def capture(device_name: str, driver: str | None, threads: int) -> Environment:
 
 
 def commit_id() -> str | None:
-    """Current commit, or the environment variable PAPERLM_COMMIT where there is no repository."""
+    """The environment variable PAPERLM_COMMIT, for copies of the source without its history, else the current commit."""
     return _git()[0]
 
 
@@ -44,6 +44,8 @@ def _version(name: str) -> str | None:
 
 
 def _git() -> tuple[str | None, bool | None]:
+    if stated := os.environ.get("PAPERLM_COMMIT"):
+        return stated, None
     folder = Path(__file__).parent
     try:
         run = lambda *args: subprocess.run(  # noqa: E731
@@ -51,7 +53,7 @@ def _git() -> tuple[str | None, bool | None]:
         ).stdout.strip()
         return run("rev-parse", "HEAD"), bool(run("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("PAPERLM_COMMIT"), None
+        return None, None
 
 
 def _cpu() -> str:
