@@ -229,7 +229,7 @@ def run_backward(
     row_groups = small((n_blocks, groups) if drop_hidden else 0)
     row_starts = small((n_blocks, groups + 1) if drop_hidden else 0)
     slot_blocks = small(n_blocks * groups if listed else 0)
-    group_blocks = small((groups, n_blocks) if visit == "some" else 0)
+    group_blocks = small((groups + 1, n_blocks) if visit == "some" else 0)  # one more, for what is read ahead
     group_counts, offsets = int32(groups), int32(groups + 1)
     as_float = hidden_fp32 or memory == "fast" or dtype == torch.float32
     pair = memory == "balanced" and not as_float and accumulate == "fp32" and need_hidden

@@ -102,8 +102,9 @@ def _entry(group, start, n, j, slot_blocks, group_blocks, n_blocks, VISIT: tl.co
     elif VISIT == "listed":
         return tl.load(slot_blocks + start + j, mask=j < n, other=0).to(tl.int32)
     else:
-        at = group.to(tl.int64) * n_blocks + j
-        return tl.load(group_blocks + at, mask=j < n, other=0).to(tl.int32)
+        # without a mask: ptxas serializes the products if the address of both operands hangs on a masked load
+        at = group.to(tl.int64) * n_blocks + tl.maximum(tl.minimum(j, n - 1), 0)
+        return tl.load(group_blocks + at).to(tl.int32)
 
 
 @triton.jit
