@@ -58,7 +58,7 @@ def compiled(kernel, blocks, constants, descriptors, architecture):
 
 
 def spilled(kernel, tmp_path):
-    """Bytes that the assembler spills, from the tool that Triton ships; it must not say that it serializes the products."""
+    """Bytes that the assembler spills, by the tool that Triton ships; it must not say that it serializes wgmma."""
     (tmp_path / "k.ptx").write_text(kernel.asm["ptx"])
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     command = [ptxas, "-v", "-arch=sm_90a", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"]
@@ -80,23 +80,36 @@ def case(name, blocks, tma):
     of_forward = {"E": (128, BK), "C": (BN, BK)}
     of_gradient = {"E": (128, GK), "C": (128, GK), "scratch": (128, 128)}
     of_products = {"E": (PK, BD), "C": (PK, BD), "q_rows": (128, PK), "q_columns": (PK, 128)}
-    kernel, rest, constants, descriptors = {
+    cases = {
         "forward": (forward.forward_kernel, forward_rest, strips | {"MAXIMA": True, "KEEP": False}, of_forward),
         "forward, kept logits": (
-            forward.forward_kernel, [forward_rest[0], 3], strips | {"MAXIMA": False, "KEEP": True},
+            forward.forward_kernel,
+            [forward_rest[0], 3],
+            strips | {"MAXIMA": False, "KEEP": True},
             of_forward | {"kept": (128, BN)},
         ),
-        "gradient, kept tiles": (gradient.gradient_kernel, gradient_rest, of_q | {"LISTED": True, "FLAG": False},
-        of_gradient),
-        "gradient, all tiles": (gradient.gradient_kernel, gradient_rest, of_q | {"LISTED": False, "FLAG": True},
-        of_gradient),
-        "products, kept tiles": (
-            products.products_kernel, product_rest, of_sums | {"SOME": True, "VISIT": "listed"}, of_products
+        "gradient, kept tiles": (
+            gradient.gradient_kernel,
+            gradient_rest,
+            of_q | {"LISTED": True, "FLAG": False},
+            of_gradient,
         ),
-        "products, some tiles": (products.products_kernel, product_rest, of_sums | {"SOME": True, "VISIT": "some"}, of_products),
-        "products, all tiles": (products.products_kernel, product_rest, of_sums | {"SOME": False, "VISIT": "all"},
-        of_products),
-    }[name]  # fmt: skip
+        "gradient, all tiles": (
+            gradient.gradient_kernel,
+            gradient_rest,
+            of_q | {"LISTED": False, "FLAG": True},
+            of_gradient,
+        ),
+    } | {
+        f"products, {which} tiles": (
+            products.products_kernel,
+            product_rest,
+            of_sums | {"SOME": which != "all", "VISIT": visit},
+            of_products,
+        )
+        for which, visit in (("kept", "listed"), ("some", "some"), ("all", "all"))
+    }
+    kernel, rest, constants, descriptors = cases[name]
     return kernel, rest, constants, descriptors if tma else {}
 
 

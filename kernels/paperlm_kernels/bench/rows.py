@@ -68,7 +68,7 @@ def version(package: str) -> str | None:
 
 @cache
 def commit_id() -> str | None:
-    """The environment variable PAPERLM_COMMIT, for copies of the source without its history, else the current commit."""
+    """The environment variable PAPERLM_COMMIT, for copies of the source without history, else the current commit."""
     if stated := os.environ.get("PAPERLM_COMMIT"):
         return stated
     command = ["git", "rev-parse", "HEAD"]

@@ -1,7 +1,7 @@
 """Second backward kernel: both products with the gradient of the logits, q C for dE and q^T E for dC.
 
-Every piece of dC and dE has one owner, which adds in fp32 in a fixed order: no atomics, no locks, the same bits in every
-run. dC is complete with its wave and is rounded once; dE is carried from wave to wave. ORDERED: the rows of C are
+Every piece of dC and dE has one owner, which adds in fp32 in a fixed order: no atomics, no locks, the same bits in
+every run. dC is complete with its wave and is rounded once; dE is carried from wave to wave. ORDERED: the rows of C are
 gathered, and the rows of dC come out in the vocabulary order. List entries are read one step before they are used, so
 that no block waits for its own address.
 """
@@ -102,8 +102,8 @@ def _entry(group, start, n, j, slot_blocks, group_blocks, n_blocks, VISIT: tl.co
     elif VISIT == "listed":
         return tl.load(slot_blocks + start + j, mask=j < n, other=0).to(tl.int32)
     else:
-        # without a mask: ptxas serializes the products if the address of both operands hangs on a masked load
-        at = group.to(tl.int64) * n_blocks + tl.maximum(tl.minimum(j, n - 1), 0)
+        # no mask, 32 bits: otherwise ptxas serializes the products, for the address of both operands hangs on this load
+        at = group * n_blocks + tl.maximum(tl.minimum(j, n - 1), 0)
         return tl.load(group_blocks + at).to(tl.int32)
 
 

@@ -32,7 +32,7 @@ def capture(device_name: str, driver: str | None, threads: int) -> Environment:
 
 
 def commit_id() -> str | None:
-    """The environment variable PAPERLM_COMMIT, for copies of the source without its history, else the current commit."""
+    """The environment variable PAPERLM_COMMIT, for copies of the source without history, else the current commit."""
     return _git()[0]
 
 
