@@ -46,7 +46,7 @@ NO_DATA = [
     ({"tokenizer": "bpe1042"}, SpecError, r"unknown tokenizer 'bpe1042'; did you mean 'bpe1024'"),
     ({"dataset": "hub:c4_sample"}, SpecError, r"is bundled:c4_sample, not hub:c4_sample"),
 ]
-both_examples = pytest.mark.parametrize("example", ["truncate", "split"])
+every_example = pytest.mark.parametrize("example", ["truncate", "split", "packed"])
 
 
 def c4_texts(split):
@@ -61,8 +61,9 @@ def expected_rows(texts, seq_len, example, tokenizer="bpe1024"):
     if example == "truncate":
         raw.enable_truncation(seq_len - 1)
     whole = [[*e.ids, 1] for e in raw.encode_batch(texts, add_special_tokens=False)]
+    whole = [[i for ids in whole for i in ids]] if example == "packed" else whole
     pieces = [ids[k : k + seq_len] for ids in whole for k in range(0, len(ids), seq_len)]
-    return [piece for piece in pieces if len(piece) > 1]
+    return [piece for piece in pieces if len(piece) >= (seq_len if example == "packed" else 2)]
 
 
 def stored_rows(folder, split):
@@ -187,7 +188,7 @@ def test_truncate_keeps_the_first_ids_and_eos_and_split_every_id_once_but_a_lone
     assert all(len(row) == seq_len for row in rows[:-1]) and all(2 <= len(row) <= seq_len for row in rows)
 
 
-@both_examples
+@every_example
 @pytest.mark.parametrize("shard_rows", [7, 65536])
 def test_shards_of_any_size_hold_the_tokens_in_order_and_their_manifest_counts_them(example, shard_rows, tmp_path):
     settings, labels, numbers = {**SETTINGS, "example": example}, {}, np.random.default_rng(0).permutation(40)
@@ -209,7 +210,7 @@ def test_shards_of_any_size_hold_the_tokens_in_order_and_their_manifest_counts_t
 
 
 @pytest.mark.parametrize("ends", ["at the limits", "with the texts"])
-@both_examples
+@every_example
 def test_preparation_stopped_after_any_write_goes_on_to_the_same_bytes(example, ends, corpus, tmp_path, monkeypatch):
     limits = {"train_examples": 8, "validation_tokens": 60} if ends == "at the limits" else {"validation_tokens": 9999}
     settings = corpus(example=example, **limits)
@@ -256,7 +257,7 @@ def test_preparation_killed_by_sigkill_goes_on_where_it_was(example, validation_
     assert stamps == [path.stat().st_mtime_ns for path in finished], "finished shards were written again"
 
 
-@both_examples
+@pytest.mark.parametrize("example", ["truncate", "split"])
 def test_an_empty_document_does_not_disturb_the_others(example, corpus, tmp_path):
     prepare(corpus([TRAIN[0], "", *TRAIN[1:]], example=example), tmp_path / "out", str(tmp_path))
     stored = [[i for i in row if i] for row in stored_rows(tmp_path / "out", "train").tolist()]

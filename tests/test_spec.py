@@ -30,15 +30,27 @@ def test_every_cell_of_every_table_resolves_to_runs_with_sourced_settings(scale)
         if table.kind != "runs":
             continue
         for cell in project.cells(name):
-            assert cell.label or len(cell.runs) == 2
+            assert cell.label or len(cell.runs) == max(2, table.seeds.get(scale, 0))
             if cell.runs:
                 assert set(cell.sources) == SETTINGS | {"norm"}
                 assert all(len(source) > 2 for source in cell.sources.values())
 
 
+def runs_of(table: str, **config: object) -> set[str]:
+    return {run.run_id for cell in Project(config).cells(table) for run in cell.runs}
+
+
 def test_table_one_has_sixteen_runs_and_other_seeds_are_other_runs():
-    assert len(Project({"scale": "tiny"}).runs) == 16
-    assert len(Project({"scale": "tiny", "seeds": [0, 1, 2]}).runs) == 48
+    assert len(runs_of("mixln_table1", scale="tiny")) == 16
+    assert len(runs_of("mixln_table1", scale="tiny", seeds=[0, 1, 2])) == 48
+
+
+def test_a_table_whose_figures_need_seeds_has_them_whatever_seeds_are_asked_for():
+    for scale, seeds in (("smoke", 2), ("tiny", 3), ("gpu", 3), ("paper", 5)):
+        assert len(runs_of("cce_pretraining", scale=scale)) == 3 * seeds
+    assert runs_of("cce_pretraining", scale="gpu", seeds=[0, 9]) - runs_of("cce_pretraining", scale="gpu") == {
+        r for r in runs_of("cce_pretraining", scale="gpu", seeds=[9]) if "-s9-" in r
+    }
 
 
 def test_the_paper_scale_changes_nothing_that_the_paper_says():
@@ -207,7 +219,7 @@ def test_a_scale_with_an_impossible_setting_is_refused_naming_the_cell(tmp_path,
     scale["settings"][setting] = {"value": value, "why": "a test"}
     path.write_text(yaml.safe_dump(scale))
     with pytest.raises(SpecError, match=message) as error:
-        _ = Project({"scale": "tiny"}, root).runs
+        Project({"scale": "tiny"}, root).cells("mixln_table1")
     assert "LLaMA-71M] at scale tiny" in str(error.value)
 
 
@@ -257,7 +269,7 @@ def test_a_sixth_paper_is_one_file_and_its_published_table(tmp_path):
     }  # fmt: skip
     (root / "workflow/papers/toy.yaml").write_text(yaml.safe_dump(paper))
     project = Project({"scale": "smoke"}, root)
-    assert len(project.runs) == 17, "A is Mix-LN Table 1's Pre-LN 130M run: it is shared"
+    assert len(project.runs) == len(Project({"scale": "smoke"}).runs) + 1, "A is Mix-LN Table 1's Pre-LN 130M run"
     shared = next(c for c in project.cells("toy_table1") if c.row == "A").runs[0].run_id
     assert project.tables_of(shared) == ["mixln_table1", "toy_table1"]
 

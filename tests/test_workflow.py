@@ -42,7 +42,8 @@ def test_a_dry_run_of_everything_takes_less_than_ten_seconds(clone, scale):
     started = time.monotonic()
     out = snakemake(clone, "-n", "--config", f"scale={scale}", "run_missing=yes")
     assert time.monotonic() - started < 10
-    assert re.search(r"pretrain +(16|20)\n", out)
+    runs = len(Project({"scale": scale}).runs)
+    assert re.search(rf"pretrain +{runs}\n", out)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,23 @@ def test_a_table_of_measurements_is_measured_on_a_cpu_once_and_says_so(clone):
     assert "Nothing to be done" in snakemake(clone, target, *config)
 
 
+@pytest.mark.slow
+def test_figures_of_training_are_made_from_runs_and_probes_of_their_models_once(clone):
+    figures = [f"paper_tables/cce_figure{n}.svg" for n in (3, 4, 5)]
+    out = snakemake(clone, *figures, "--config", "scale=smoke")
+    assert re.search(r"pretrain +6\n", out) and re.search(r"probe_ranks +3\n", out)
+    for figure in figures:
+        for suffix in (".png", ".csv", ".claims.csv"):
+            assert len((clone / figure).with_suffix(suffix).read_bytes()) > 100
+    assert "CCE-F4-1" in out, "the verdicts are shown at the end"
+    assert "Nothing to be done" in snakemake(clone, *figures, "--config", "scale=smoke")
+    (record,) = (clone / "results/smoke/runs").glob("*-pre_ln-cce_kahan-s0-*.json")
+    (clone / "results/smoke/ranks" / record.name).unlink()
+    (clone / figures[0]).unlink()
+    again = snakemake(clone, figures[0], "--config", "scale=smoke")
+    assert "rule probe_ranks" in again and "rule pretrain" not in again, "the model is still there"
+
+
 def test_an_edited_declaration_rebuilds_the_table_and_an_edited_comment_does_not(clone):
     snakemake(clone, "paper_tables/mixln_table7.csv")
     (clone / "src/paperlm/train/loop.py").open("a").write("# a comment\n")
@@ -131,7 +149,7 @@ def test_an_edited_declaration_rebuilds_the_table_and_an_edited_comment_does_not
 
 
 def test_a_stored_record_is_never_trained_again_whatever_is_edited(clone):
-    run = next(iter(Project({"scale": "smoke"}).runs))
+    run = next(run for run in Project({"scale": "smoke"}).runs if "mix_ln" in run)
     target = f"results/smoke/runs/{run}.json"
     assert re.search(r"pretrain +1\n", snakemake(clone, "-n", target, "--config", "scale=smoke"))
     (clone / target).parent.mkdir(parents=True)
@@ -166,6 +184,7 @@ def test_readmes_table_of_speed_is_generated_from_the_committed_rows():
 def test_every_verb_explains_itself(paperlm):
     verbs = re.findall(r"^    ([a-z-]+)\b", paperlm("--help").stdout, re.MULTILINE)
     known = {"prepare-data", "pretrain", "table", "curves", "figure", "measure", "summary", "show", "bench"}
+    known |= {"probe-ranks"}
     assert known == set(verbs)
 
 

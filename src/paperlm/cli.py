@@ -56,6 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--checkpoint-seconds", type=float, default=60.0)
     p.add_argument("--checkpoint-updates", type=int, default=0, help="checkpoint by updates instead of by the clock")
 
+    p = verb("probe-ranks", _probe_ranks, "how fast a trained model's probabilities fall with their rank")
+    p.add_argument("--settings", required=True, type=_json, help="the RunConfig of the model's run as JSON")
+    p.add_argument("--data", required=True, type=Path, help="manifest.json of the run's prepared tokens")
+    p.add_argument("--model", required=True, type=Path, help="folder that `pretrain --model` wrote")
+    p.add_argument("--out", required=True, type=Path, help="the record to write")
+    p.add_argument("--tokens", type=int, default=65_536, help="at most so many validation tokens")
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
     p = verb("table", _table, "build a table, its diff and its claims from records")
     _common(p)
     p.add_argument("table")
@@ -104,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, help="JSON lines file to append the rows to")
     p.add_argument("--seconds", type=float, default=8.0, help="time per measurement")
     p.add_argument("--micro-batches", nargs="+", type=int, default=[64, 128, 256], help="tried for each side")
+    p.add_argument(
+        "--loss", nargs="+", default=["cross_entropy"], help="ours takes part once with each (RunConfig.loss)"
+    )
     return parser
 
 
@@ -172,6 +183,24 @@ def _pretrain(options: argparse.Namespace) -> None:
     write_record(options.out, record)
 
 
+def _probe_ranks(options: argparse.Namespace) -> None:
+    from paperlm.record.ranks import write_ranks
+    from paperlm.spec.load import parse
+    from paperlm.spec.run import RunConfig
+
+    run = parse(options.settings, RunConfig, "--settings")
+    with _gpu(options.device):
+        import torch
+
+        from paperlm.evaluate.ranks import probe_ranks
+
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+        on_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+        device = torch.device("cuda" if on_gpu else "cpu")
+        write_ranks(options.out, probe_ranks(run, options.data, options.model, options.tokens, device))
+
+
 def _gpu(device: str):
     from paperlm.train.gpu_lock import one_gpu
 
@@ -225,4 +254,4 @@ def _bench(options: argparse.Namespace) -> None:
         return
     from paperlm.bench.train import bench_train
 
-    bench_train(options.sizes, options.out, options.seconds, options.micro_batches)
+    bench_train(options.sizes, options.out, options.seconds, options.micro_batches, options.loss)

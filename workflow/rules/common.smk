@@ -23,6 +23,7 @@ except PaperLMError as error:
 
 SCALE = project.scale.scale
 RUN_TABLES = [name for name, (_, table) in project.tables.items() if table.kind == "runs"]
+JUDGED_FIGURES = [name for name, (_, figure) in project.figures.items() if figure.claims]
 
 
 wildcard_constraints:
@@ -49,8 +50,10 @@ def records_of_table(wildcards):
 
 
 def records_of_figure(wildcards):
-    table = project.figures[wildcards.figure][1].table
-    return jobs.records(table) if table else []
+    try:
+        return jobs.figure_records(wildcards.figure)
+    except PaperLMError as error:
+        raise WorkflowError(str(error)) from None
 
 
 def published_of_table(wildcards):
@@ -82,6 +85,6 @@ def run_minutes(wildcards):
 
 
 def show_summary():
-    "Diff and verdicts of the tables that were asked for, in the terminal."
-    for table in jobs.asked_tables(sys.argv):
-        shell("python -m paperlm summary paper_tables/{table}.csv >&2")
+    "Diff and verdicts of the tables and figures that were asked for, in the terminal."
+    for name in jobs.asked_for(sys.argv):
+        shell("python -m paperlm summary paper_tables/{name}.csv >&2")

@@ -3,6 +3,7 @@ localrules:
     table,
     curves,
     figure,
+    judged_figure,
 
 
 rule table:
@@ -84,9 +85,31 @@ rule figure:
         numbers="paper_tables/{figure}.csv",
     log:
         "logs/tables/{figure}.log",
+    wildcard_constraints:
+        figure="|".join(name for name in project.figures if name not in JUDGED_FIGURES),
     params:
         config=project.config.model_dump_json(),
         specification=jobs.specification_digest(),
     shell:
         "python -m paperlm figure {wildcards.figure} --config-json {params.config:q} --out {output.figure:q}"
         " --records {input.records:q} > {log:q} 2>&1"
+
+
+use rule figure as judged_figure with:
+    output:
+        figure=report(
+            "paper_tables/{figure}.svg",
+            caption="../report/figure.rst",
+            category="Figures",
+            labels={"table": "{figure}", "file": "figure"},
+        ),
+        image="paper_tables/{figure}.png",
+        numbers="paper_tables/{figure}.csv",
+        claims=report(
+            "paper_tables/{figure}.claims.csv",
+            caption="../report/claims.rst",
+            category="Figures",
+            labels={"table": "{figure}", "file": "claims"},
+        ),
+    wildcard_constraints:
+        figure="|".join(JUDGED_FIGURES),

@@ -88,7 +88,7 @@ def _write_split(
     if progress_path.is_file():
         stored = json.loads(progress_path.read_text())
         if stored["data_id"] == identity and all((folder / s["file"]).is_file() for s in stored["shards"]):
-            progress = stored
+            progress |= stored
     limit = settings["train_examples"] if split == "train" else None
     tokens_wanted = settings["validation_tokens"] if split == "validation" else None
     seq_len = settings["seq_len"]

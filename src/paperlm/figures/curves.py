@@ -27,7 +27,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     for (row, column), cell in results.cells.items():
         for record in cell.records:
             for kind, points in record.curve.items():
-                for update, tokens, value in points:
+                for update, tokens, value, *_ in points:
                     rows.append([row, column, project.scale.scale, record.run.seed, kind, update, tokens, value])
     frame = pd.DataFrame(rows, columns=columns)
     text = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")

@@ -1,18 +1,22 @@
-"""`paperlm figure`: a figure of a paper file -> <figure>.svg, <figure>.png and <figure>.csv with its numbers."""
+"""`paperlm figure`: a figure of a paper file as .svg and .png, its numbers as .csv, verdicts as .claims.csv if any."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import textwrap
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paperlm.figures import KINDS
 from paperlm.files import write_atomic
 from paperlm.spec.project import Project
+from paperlm.tables.build import sibling, write_claims
+from paperlm.tables.claims import CellSamples
+from paperlm.tables.contents import Contents, Key
+from paperlm.tables.verdicts import claim_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,10 +27,13 @@ DPI = 160
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawn figure and its numbers."""
+    """A drawn figure, its numbers, and what its claims read."""
 
     figure: Figure
     numbers: pd.DataFrame
+    samples: Mapping[Key, CellSamples] = field(default_factory=dict)
+    untested: str = ""
+    "why no claim can be judged; empty: they are judged"
 
 
 def write_figure(project: Project, name: str, records: Iterable[Path], out: Path) -> None:
@@ -51,6 +58,9 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
     plt.close(drawing.figure)
     text = drawing.numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     _write(out.with_suffix(".csv"), text.encode())
+    if spec.claims:
+        contents = Contents(diff=[], samples=drawing.samples, untested=drawing.untested)
+        write_claims(sibling(out.with_suffix(".csv"), "claims"), claim_rows(project, name, contents))
 
 
 def notes(project: Project, name: str) -> list[str]:

@@ -1,7 +1,8 @@
 """The training losses of a run: cross-entropy from materialised logits, or one fused with the head.
 
-The fused ones never hold the logits of all tokens (paperlm_kernels.linear_cross_entropy: Triton kernels on a GPU, chunked
-PyTorch elsewhere). Their names are those of the variants in Cut Cross-Entropy (arXiv 2411.09009, Table 1).
+The fused ones are paperlm_kernels.linear_cross_entropy: Triton kernels on a GPU, chunked PyTorch elsewhere. They do not
+hold the logits of all tokens, unless the name says so. Names are those of the variants in Cut Cross-Entropy (arXiv
+2411.09009, Table 1).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Shapes of the papers' LLaMA models. Torch-free: paper files refer to these by name.
 
-Source: configs/llama_*.json of pixeli99/MixLN at ff45826 and Table 7 of Mix-LN, unless a size says otherwise. They disagree at 250M, where the
-table prints hidden size 1024; only 768, the configuration file's value, gives 247 million parameters.
+Source, unless a size says otherwise: configs/llama_*.json of pixeli99/MixLN at ff45826 and Table 7 of Mix-LN. They
+disagree at 250M, where the table prints hidden size 1024; only 768, the configuration file's value, gives 247 million
+parameters.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """One shape, such as a row of Mix-LN Table 7, plus the exact parameter count with an untied vocabulary of 32,000."""
+    """A shape, such as a row of Mix-LN Table 7, plus the exact parameter count with an untied vocabulary of 32,000."""
 
     hidden_size: int
     intermediate_size: int

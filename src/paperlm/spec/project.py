@@ -90,7 +90,7 @@ class Project:
                 if figure.kind not in FIGURE_KINDS:
                     raise SpecError(f"{path}: figures.{name}.kind: " + unknown("kind", figure.kind, FIGURE_KINDS))
                 self.figures[name] = (paper, figure)
-        declared = {claim.id for _, t in self.tables.values() for claim in t.claims}
+        declared = {c.id for _, part in (*self.tables.values(), *self.figures.values()) for c in part.claims}
         for claim in self.scale.claims.except_:
             if claim not in declared:
                 raise SpecError(f"{scales[config.scale]}: claims.except: " + unknown("claim", claim, declared))

@@ -84,8 +84,8 @@ class RunConfig(Frozen):
     tokenizer: str
     seq_len: int = Field(gt=1)
     example: Literal["truncate", "split", "packed"]
-    "truncate: a document is one example, its rest is dropped (the normalization papers); split: its rest makes further "
-    "examples; packed: documents in a row, cut into full examples (Cut Cross-Entropy)"
+    "truncate: a document is one example, its rest is dropped (the normalization papers); split: its rest makes more "
+    "examples; packed: all documents in a row, cut into full examples (Cut Cross-Entropy)"
     train_examples: int = Field(gt=0)
     "at most so many examples are prepared"
     validation_tokens: int = Field(gt=0)

@@ -239,5 +239,8 @@ class FigureSpec(Frozen):
     kind: str
     table: str = ""
     options: dict[str, Any] = {}
+    claims_name: str = ""
+    "how its claims call the figure's statistics, e.g. F4"
+    claims: list[ClaimSpec] = []
     notes: list[str] = []
     "printed under the figure"

@@ -65,6 +65,29 @@ class Jobs:
             return list(dict.fromkeys(filter(None, found)))
         return []
 
+    def figure_records(self, figure: str) -> list[str]:
+        """Files a figure is drawn from: those of its table, or of its probed models."""
+        _, spec = self.project.figure(figure)
+        if spec.kind == "rank_probability":
+            return self._rank_records(spec.table)
+        return self.records(spec.table) if spec.table else []
+
+    def _rank_records(self, table: str) -> list[str]:
+        """Probes of the first seed of each row: committed ones; others if they exist or their model is at hand."""
+        root, scale = self.project.root, self.project.scale.scale
+        found = []
+        for run in (cell.runs[0] for cell in self.project.cells(table) if cell.runs):
+            committed = f"paper_tables/records/{scale}/ranks/{run.run_id}.json"
+            local = f"results/{scale}/ranks/{run.run_id}.json"
+            model = root / f"results/{scale}/models/{run.run_id}/config.json"
+            trained_here = (root / self._local(run)).is_file() and model.is_file()
+            will_be_trained = self.trains_missing and not self._stored(run)
+            if (root / committed).is_file():
+                found.append(committed)
+            elif (root / local).is_file() or trained_here or will_be_trained:
+                found.append(local)
+        return found
+
     def _run_records(self, table: str) -> list[str]:
         found = []
         for run in (run for cell in self.project.cells(table) for run in cell.runs):
@@ -124,7 +147,9 @@ class Jobs:
         papers = {name: paper.model_dump(mode="json") for name, paper in self.project.papers.items()}
         return digest({"papers": papers, "scale": self.project.scale.model_dump(mode="json")})
 
-    def asked_tables(self, arguments: list[str]) -> list[str]:
-        """Tables named by a command line such as `snakemake paper_tables/x.csv --cores 2`."""
-        names = (re.fullmatch(r"(?:.*/)?paper_tables/(\w+)\.csv", a) for a in arguments)
-        return [m[1] for m in names if m and m[1] in self.project.tables]
+    def asked_for(self, arguments: list[str]) -> list[str]:
+        """Tables, and figures with claims, named by a command line such as `snakemake paper_tables/x.csv --cores 2`."""
+        found = (re.fullmatch(r"(?:.*/)?paper_tables/(\w+)\.(csv|svg|png|claims\.csv)", a) for a in arguments)
+        names = dict.fromkeys(m[1] for m in found if m)
+        judged = {name for name, (_, figure) in self.project.figures.items() if figure.claims}
+        return [name for name in names if name in self.project.tables or name in judged]

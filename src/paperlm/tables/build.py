@@ -45,11 +45,16 @@ def write_table(project: Project, name: str, records: Iterable[Path], out: Path,
     claims = claim_rows(project, name, contents)
     _write_csv(out, ["scale", printed_table(project, name).corner, *contents.columns], rows)
     _write_csv(sibling(out, "diff"), list(contents.diff[0].as_dict()), [d.as_dict().values() for d in contents.diff])
-    _write_csv(sibling(out, "claims"), CLAIM_COLUMNS, [[row[c] for c in CLAIM_COLUMNS] for row in claims])
+    write_claims(sibling(out, "claims"), claims)
     if html is not None:
         from paperlm.tables.html import write_page
 
         write_page(html / f"{name}.html", project, name, contents, claims)
+
+
+def write_claims(path: Path, claims: list[dict[str, Any]]) -> None:
+    """<name>.claims.csv from `claim_rows`."""
+    _write_csv(path, CLAIM_COLUMNS, [[row[c] for c in CLAIM_COLUMNS] for row in claims])
 
 
 def sibling(table_csv: Path, kind: str) -> Path:

@@ -7,6 +7,7 @@ the functions below. `M1['Mix-LN','LLaMA-130M']` is a cell of Table 1.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import math
 import operator
@@ -21,6 +22,8 @@ from paperlm.tables.published import half_a_digit, number
 SAMPLES = 500
 OUTCOME_SEEDS = 3
 "Seeds without which nothing is decided about divergence: a standard deviation says nothing about it."
+ALPHA = 0.05
+"Level of significant()."
 CONFIDENCE = 0.975
 "A gap of twice its standard deviation keeps its sign in this share of the draws."
 
@@ -39,6 +42,10 @@ class CellValue(float):
 
 class MissingCell(Exception):
     """A claim needs a cell that was not run."""
+
+
+class Undecided(Exception):
+    """Tests of a statement and of its opposite both come out as not significant."""
 
 
 def _increasing(values: list[float]) -> bool:
@@ -77,10 +84,18 @@ def _rank_correlation(first: list[float], second: list[float]) -> float:
     return product / math.sqrt(spread) if spread > 0 else 0.0
 
 
+def _significant(p_true: float, p_false: float) -> bool:
+    """Whether a statement holds, from the p values of a test for it and of one against it."""
+    if min(p_true, p_false) > ALPHA:
+        raise Undecided(f"neither the statement nor its opposite is significant at {ALPHA}")
+    return p_true <= p_false
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "all": all, "any": any, "min": min, "max": max, "abs": abs, "round": round, "len": len, "sum": sum,
     "mean": _mean, "increasing": _increasing, "decreasing": _decreasing, "div": _div,
     "as_printed": _as_printed, "rank_correlation": _rank_correlation,
+    "significant": _significant,
 }  # fmt: skip
 BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 COMPARE = {
@@ -107,7 +122,8 @@ class Expression:
         """(table, key) of every cell the expression reads, on the given values."""
         read: set[tuple[str, Any]] = set()
         recorders = {name: _Recorder(name, cells, read) for name, cells in names.items()}
-        self.evaluate(recorders)
+        with contextlib.suppress(Undecided):
+            self.evaluate(recorders)
         return read
 
     def _value(self, node: ast.AST, names: dict[str, Any]) -> Any:
@@ -230,9 +246,12 @@ def judge(expression: str, name: str, cells: Mapping[Any, CellSamples]) -> Verdi
     n_seeds = min((len(cells[key].values) for key in reads), default=0)
     if not n_seeds:
         return Verdict("not tested", reason="the claim reads no cell")
-    per_seed = tuple(
-        bool(claim.evaluate({name: Cells({k: _seed(c, s) for k, c in cells.items()})})) for s in range(n_seeds)
-    )
+    try:
+        per_seed = tuple(
+            bool(claim.evaluate({name: Cells({k: _seed(c, s) for k, c in cells.items()})})) for s in range(n_seeds)
+        )
+    except Undecided as neither:
+        return Verdict("undecided", reason=f"{neither} with {n_seeds} seeds")
     rng = random.Random(0)
     hits = sum(
         bool(claim.evaluate({name: Cells({k: _redraw(c, rng) for k, c in cells.items()})})) for _ in range(SAMPLES)

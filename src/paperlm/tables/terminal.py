@@ -17,12 +17,27 @@ COLORS = {
 
 
 def print_summary(table_csv: Path) -> None:
-    """Print a built table beside the published numbers. RecordError if it was not built."""
+    """Print a built table beside the published numbers, or a figure's verdicts. RecordError if it was not built."""
     if not table_csv.is_file():
         raise RecordError(f"{table_csv}: not built yet; run snakemake {table_csv} --cores 2")
     console = Console(width=None if Console().is_terminal else 150)
-    files = {kind: table_csv.with_name(f"{table_csv.stem}.{kind}.csv") for kind in ("diff", "claims")}
-    diff, claims = _read(files["diff"]), _read(files["claims"])
+    beside = {kind: table_csv.with_name(f"{table_csv.stem}.{kind}.csv") for kind in ("diff", "claims")}
+    files = {kind: path for kind, path in beside.items() if path.is_file()}
+    if "diff" in files:
+        _print_cells(console, table_csv, _read(files["diff"]))
+    claims = _read(files["claims"]) if "claims" in files else []
+    if claims:
+        table = Table(title=f"claims of {table_csv.stem}, scale {claims[0]['scale']}", title_justify="left")
+        for name in ("claim", "says", "verdict", "support", "why"):
+            table.add_column(name)
+        for c in claims:
+            table.add_row(c["claim"], c["says"], _paint(c["verdict"]), c["support"], c["reason"])
+        console.print(table)
+    console.print("files: " + "  ".join(str(p) for p in (table_csv, *files.values())), soft_wrap=True)
+
+
+def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) -> None:
+    """The table as a grid, and how many cells have which verdict."""
     rows, columns = (list(dict.fromkeys(d[key] for d in diff)) for key in ("row", "column"))
     cells = {(d["row"], d["column"]): d for d in diff}
     grid = Table(title=f"{table_csv.stem}, scale {diff[0]['scale']}: regenerated (published)", title_justify="left")
@@ -37,14 +52,6 @@ def print_summary(table_csv: Path) -> None:
     for d in diff:
         counts[d["verdict"]] = counts.get(d["verdict"], 0) + 1
     console.print("cells: " + ", ".join(f"{n} {_paint(v)}" for v, n in counts.items()))
-    if claims:
-        table = Table(title="claims", title_justify="left")
-        for name in ("claim", "says", "verdict", "support", "why"):
-            table.add_column(name)
-        for c in claims:
-            table.add_row(c["claim"], c["says"], _paint(c["verdict"]), c["support"], c["reason"])
-        console.print(table)
-    console.print("files: " + "  ".join(str(p) for p in (table_csv, *files.values())), soft_wrap=True)
 
 
 def _said(cell: dict[str, str]) -> bool:

@@ -1,7 +1,8 @@
-"""Rows of <table>.claims.csv: the verdict on each claim, and whether the printed numbers satisfy it themselves."""
+"""Rows of <table or figure>.claims.csv: the verdict on each claim, and whether the printed numbers satisfy it."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,18 +18,19 @@ CLAIM_COLUMNS = [
 
 
 def claim_rows(project: Project, name: str, contents: Contents) -> list[dict[str, Any]]:
-    """A line of <table>.claims.csv for each claim."""
-    _, table = project.table(name)
+    """A line of <name>.claims.csv for each claim of a table or figure; those of a figure say what numbers they read."""
+    _, table = project.figure(name) if name in project.figures else project.table(name)
     rows = []
     for claim in table.claims:
         verdict = _judged(project, claim, table.claims_name, contents)
-        note = "" if verdict.verdict == "not tested" else claim.note
-        reason = "; ".join(filter(None, (verdict.reason, note)))
+        tested = verdict.verdict != "not tested"
+        numbers = numbers_read(claim, table.claims_name, contents) if tested and name in project.figures else ""
+        reason = "; ".join(filter(None, (verdict.reason, numbers, claim.note if tested else "")))
         rows.append(
             {
                 "claim": claim.id,
                 "says": claim.says,
-                "scale": contents.scale,
+                "scale": contents.scale if contents.diff else project.scale.scale,
                 "verdict": verdict.verdict,
                 "support": "" if verdict.support is None else f"{verdict.support:.3f}",
                 "seeds": len(verdict.per_seed),
@@ -42,6 +44,13 @@ def claim_rows(project: Project, name: str, contents: Contents) -> list[dict[str
             }
         )
     return rows
+
+
+def numbers_read(claim: ClaimSpec, table_name: str, contents: Contents) -> str:
+    """`row, column: value` of each cell that a claim reads, with the mean over the seeds."""
+    means = {key: CellValue(statistics.fmean(cell.values)) for key, cell in contents.samples.items()}
+    read = sorted(key for _, key in Expression(claim.expression).cells({table_name: Cells(means)}))
+    return "; ".join(f"{row}, {column}: {means[row, column]:.4g}" for row, column in read)
 
 
 def _word(truth: bool | None) -> str:
