@@ -3,6 +3,7 @@
 import pytest
 import torch
 from paperlm_kernels import linear_cross_entropy
+from paperlm_kernels.cross_entropy.order import mean_logit_order
 from support_cross_entropy import (
     CPU,
     Place,
@@ -157,8 +158,9 @@ def test_the_references_filter_follows_the_definition_on_random_data(softcap, z_
 def test_sorted_ids_leave_fewer_tiles():
     p = problem(CPU, (1, 400), 16, 1000, spread=2.0)
     p.bias.data.mul_(3)
-    softmax, onehot, _, logits, _ = parts(p)
-    alive = [kept(softmax, onehot * 0, 0.02, ids).mean() for ids in (torch.arange(1000), logits.mean(0).argsort())]
+    softmax, onehot, *_ = parts(p)
+    ids = mean_logit_order(p.hidden.detach()[0], p.weight.detach(), p.bias.detach(), p.target[0])
+    alive = [kept(softmax, onehot * 0, 0.02, order).mean() for order in (torch.arange(1000), ids)]
     assert alive[1] < 0.9 * alive[0]
 
 
@@ -259,7 +261,28 @@ def test_the_filter_leaves_the_loss_alone(place):
 @everywhere
 def test_upstream_gradients_of_loss_and_lse_pass_the_filter_alike(place):
     p = problem(place, (1, 200), 24, 300, ignore="some")
-    loss, lse = run(place, p, return_lse=True, reduction="none", filter_eps=0.0)
+    loss, lse = run(place, p, return_lse=True, reduction="none", filter_eps=1e-30)
     mine = torch.autograd.grad(scalar(loss, lse), p.leaves)
     right, right_lse, leaves = truth(p, reduction="none")
     check_gradients(place, mine, torch.autograd.grad(scalar(right, right_lse), leaves))
+
+
+def test_the_order_by_mean_logit_minds_scale_and_bias_and_does_not_overflow():
+    p = problem(CPU, (1, 300), 16, 500, ignore="some")
+    hidden, weight, bias = (t.detach() for t in (p.hidden[0], p.weight, p.bias))
+    counting = p.target[0] >= 0
+    for scale in (1.0, -0.3):
+        right = (scale * hidden[counting] @ weight.T + bias).mean(0).argsort()
+        assert torch.equal(mean_logit_order(hidden, weight, bias, p.target[0], scale), right)
+    large = torch.full((8192, 16), 32.0, dtype=torch.float16)
+    order = mean_logit_order(large, weight.half(), None, torch.zeros(8192, dtype=torch.long))
+    assert not torch.equal(order, torch.arange(500)) and weight.half().float().sum(1)[order].diff().min() > -0.01
+
+
+def test_an_order_that_is_no_permutation_is_refused_and_strides_do_not_matter():
+    p, order = clustered(CPU)
+    with pytest.raises(ValueError, match="permutation"):
+        run(CPU, p, vocab_order=torch.zeros_like(order))
+    strided = torch.stack([order, order.flip(0)], 1).int()[:, 0]
+    results = [torch.autograd.grad(run(CPU, p, filter_eps=EPS, vocab_order=o), p.leaves) for o in (order, strided)]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

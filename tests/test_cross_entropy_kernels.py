@@ -193,3 +193,78 @@ def test_kept_logits_give_the_gradient_that_pytorch_gives_and_survive_a_second_p
     for mine, theirs, exact in zip(first, pytorch, truths, strict=True):
         assert relative(mine, exact) <= max(1e-5, 1.5 * relative(theirs, exact))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@kernels
+@pytest.mark.parametrize("preset", ["cce", "cce_kahan_full_c", "cce_kahan_full_e"])
+def test_presets_mean_what_the_reference_says(place, preset):
+    p = problem(place, (1, 140), 16, 300, ignore="some", spread=4.0)
+    mine = torch.autograd.grad(run(place, p, preset=preset), p.leaves)
+    right = torch.autograd.grad(run(place._replace(backend="reference"), p, preset=preset), p.leaves)
+    bound = 1e-2 if place.dtype.itemsize == 2 else 1e-5
+    assert all(relative(a, b) <= bound for a, b in zip(mine, right, strict=True))
+
+
+@kernels
+def test_a_strided_order_is_read_right(place):
+    p = problem(place, (1, 140), 16, 300, spread=4.0)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).int().to(place.device)
+    strided = torch.stack([order, order.flip(0)], 1)[:, 0]
+    results = [gradients(place, p, filter_eps=2.0**-5, vocab_order=o) for o in (order, strided)]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@kernels
+def test_ids_that_a_bias_rules_out_do_not_spoil_the_sum(place):
+    p = problem(place, (1, 40), 16, 700)
+    with torch.no_grad():
+        p.bias[:300] = -torch.inf
+        p.target.clamp_(min=300)
+    loss = run(place, p, reduction="sum", filter_eps=None)
+    torch.testing.assert_close(loss.double().cpu(), truth(p, reduction="sum")[0], rtol=1e-4, atol=0)
+
+
+@kernels
+@pytest.mark.parametrize("keep_logits", [False, True])
+def test_a_frozen_head_compiles_and_gives_the_other_gradient(place, keep_logits):
+    p = problem(place, (1, 64), 16, 320, bias=False)
+    frozen = p._replace(weight=p.weight.detach())
+
+    def step(hidden):
+        return run(place, frozen._replace(hidden=hidden), reduction="sum", filter_eps=None, keep_logits=keep_logits)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    (mine,) = torch.autograd.grad(compiled(p.hidden), [p.hidden])
+    (right,) = torch.autograd.grad(step(p.hidden), [p.hidden])
+    assert torch.equal(mine, right)
+
+
+@kernels
+def test_a_token_whose_target_is_not_among_the_first_ids_keeps_few_tiles(place):
+    """The base of the byte maxima follows the target, so that unused ids in front do not make every tile alive."""
+    p = problem(place, (1, 128), 16, 1280, bias=True)
+    with torch.no_grad():
+        p.hidden.zero_()
+        p.bias.fill_(-12.0)
+        p.bias[:128] = -40.0
+        p.bias[640:768] = 0.0
+        p.target.fill_(700)
+    from paperlm_kernels.cross_entropy import liveness
+
+    saved = launch.run_forward(p.hidden[0], p.weight, p.bias, p.target[0], None, 1.0, 8.0, False, 0)
+    alive = torch.zeros(1, 10, dtype=torch.int8, device=place.device)
+    liveness.alive_kernel[(1, 1)](
+        saved.maxima,
+        saved.base,
+        saved.lse,
+        saved.rows,
+        saved.targets,
+        saved.control,
+        alive,
+        128,
+        10,
+        -8.3,
+        8.0,
+        GROUPS=32,
+    )
+    assert alive.sum().item() == 1 and alive[0, 5] == 1

@@ -5,11 +5,10 @@ maximum and sum in registers, and writes one pair a row; a second kernel combine
 tile of logits is in registers its largest entry per row and group of 128 ids is kept as a byte, so that the backward
 pass knows which tiles the gradient filter drops before it recomputes anything.
 
-The byte is ceil(units * (maximum - base)), clamped to [-127, 127],
-with base the row's largest logit among the first 128 ids:
-log-sum-exp, which the filter compares with, is not known yet, but it is not far above that. 127 stands for "always
-kept", -127 for its lower end, which keeps too much and never too little, and -128 for rows and groups outside the
-matrix.
+The byte is ceil(units * (maximum - base)), clamped to [-127, 127], with base the largest logit of the row among its
+target and the first 128 ids: log-sum-exp, which the filter compares with, is not known yet, but it is not far above
+that. 127 stands for "always kept", -127 for its lower end, which keeps too much and never too little, and -128 for rows
+and groups outside the matrix.
 """
 
 import triton
@@ -65,22 +64,35 @@ def compact_kernel(
 
 @triton.jit
 def base_kernel(
-    E, C, bias, rows, control, base, V, D, stride_e, stride_c, scale, cap,
+    E, C, bias, rows, targets, control, base, V, D, stride_e, stride_c, scale, cap,
     BK: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Largest logit among the first 128 ids of every counting token: the base of the byte maxima. Grid: row blocks."""
+    """Largest logit among the first 128 ids and the target of every counting token: base of the byte maxima.
+
+    Grid: row blocks.
+    """
     block = tl.program_id(0)
     if block < tl.load(control + 1):
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
+        target = tl.load(targets + packed)
         ids = tl.arange(0, 128)
         z = tl.zeros([128, 128], tl.float32)
+        own = tl.zeros([128], tl.float32)
         for k in range(0, D, BK):
             e = gather_block(E, row, k, D, stride_e, BK)
             c = load_block(C, 0, k, V, D, stride_c, 128, BK, False)
             z = tl.dot(e, c.T, z, input_precision=PRECISION)
+            own += tl.sum(e.to(tl.float32) * gather_block(C, target, k, D, stride_c, BK).to(tl.float32), 1)
         z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
-        tl.store(base + packed, tl.max(tl.where((ids < V)[None, :], z, float("-inf")), 1))
+        largest = tl.max(tl.where((ids < V)[None, :], z, float("-inf")), 1)
+        if HAS_SCALE:
+            own *= scale
+        if HAS_BIAS:
+            own += tl.load(bias + target, mask=target >= 0, other=0.0).to(tl.float32)
+        if HAS_CAP:
+            own = cap - 2.0 * cap / (1.0 + tl.exp2(own * (2.0 * LOG2E / cap)))
+        tl.store(base + packed, tl.where(target >= 0, tl.maximum(largest, own), largest))
 
 
 @triton.jit
@@ -136,7 +148,9 @@ def _strips(
                 group = tile * (BN // 128) + tl.arange(0, BN // 128)
                 tl.store(maxima + group.to(tl.int64)[None, :] * N_PAD + packed[:, None], byte.to(tl.int8))
             new_m = tl.maximum(m, row_max * LOG2E)
-            s = s * tl.exp2(m - new_m) + tl.sum(tl.exp2(z * LOG2E - new_m[:, None]), 1)
+            # a row whose logits are all -inf so far has no maximum to subtract
+            shift = tl.where(new_m == float("-inf"), 0.0, new_m)
+            s = s * tl.exp2(m - shift) + tl.sum(tl.exp2(z * LOG2E - shift[:, None]), 1)
             m = new_m
         tl.store(part_max + split * N_PAD + packed, m)
         tl.store(part_sum + split * N_PAD + packed, s)
@@ -189,6 +203,7 @@ def combine_kernel(part_max, part_sum, rows, control, lse, N_PAD):
             m2 = tl.load(part_max + split * N_PAD + packed)
             s2 = tl.load(part_sum + split * N_PAD + packed)
             top = tl.maximum(m, m2)
-            s = s * tl.exp2(m - top) + s2 * tl.exp2(m2 - top)
+            shift = tl.where(top == float("-inf"), 0.0, top)
+            s = s * tl.exp2(m - shift) + s2 * tl.exp2(m2 - shift)
             m = top
         tl.store(lse + row, (m + tl.log2(s)) * LN2, mask=row >= 0)

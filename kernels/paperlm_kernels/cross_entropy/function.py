@@ -90,7 +90,8 @@ def linear_cross_entropy(
             gradients under "auto", and refuse an explicit filter), or "auto": Triton on GPUs of compute capability 8.0
             or newer, the reference elsewhere.
         keep_logits: let the Triton forward pass store its logits for the backward pass; None decides by their size, and
-            only without a filter. The reference ignores it.
+            only without a filter. The logits are rounded then, as in every loss that holds them, and ignored tokens
+            take part in the products with gradients of zero. The reference ignores it.
 
     Returns:
         The loss in fp32 (float64 for float64 inputs), also under autocast: a scalar, or with reduction "none" of the
@@ -103,7 +104,8 @@ def linear_cross_entropy(
     """
     checks.check_tensors(hidden, weight, target, bias)
     checks.check_choice("reduction", reduction)
-    checks.check_numbers(softcap, logit_scale, z_loss, shift, ignore_index)
+    if not torch.compiler.is_compiling():  # there they may be symbols
+        checks.check_numbers(softcap, logit_scale, z_loss, shift, ignore_index)
     hidden, weight, bias = _autocast(hidden, weight, bias)
     checks.check_dtypes(hidden, weight, bias)
     vocab_start = check_slice(process_group, vocab_range, weight.shape[0])
@@ -119,6 +121,7 @@ def linear_cross_entropy(
     if weight.shape[0] == 0 and process_group is None:
         raise ValueError("weight has no rows, so there is nothing to choose from; pass (V, D) with V of 1 or more")
 
+    _check_permutation(chosen.vocab_order, hidden.device)
     _check_ids(target, ignore_index, vocab_start, weight.shape[0], process_group)
     columns = max(target.shape[-1] - shift, 0) if target.ndim else 1
     ids = _internal_ids(target, ignore_index, shift).reshape(-1)
@@ -265,6 +268,20 @@ def _reduced(values: Tensor, ids: Tensor, shape: torch.Size, columns: int, reduc
     return values.sum() if reduction == "sum" else _mean(values.sum(), ids >= 0)
 
 
+def _check_permutation(order: object, device: torch.device) -> None:
+    """Refuse a vocab_order on another device; that it is a permutation is checked where target ids are."""
+    if not isinstance(order, Tensor):
+        return
+    if order.device != device:
+        raise ValueError(
+            f"vocab_order is on {order.device} and hidden on {device}; move it: vocab_order.to(hidden.device)"
+        )
+    if torch.compiler.is_compiling() or not (os.environ.get(DEBUG) == "1" or device.type == "cpu"):
+        return
+    if not torch.equal(order.sort().values, torch.arange(len(order), device=device, dtype=order.dtype)):
+        raise ValueError("vocab_order is a permutation of the rows of weight, each once, e.g. from torch.argsort")
+
+
 def _check_ids(target: Tensor, ignore_index: int, vocab_start: int, rows: int, process_group: object) -> None:
     """Refuse target ids outside the vocabulary: on the CPU always, elsewhere only in debug mode, which synchronizes."""
     debug = os.environ.get(DEBUG) == "1"
@@ -341,7 +358,7 @@ def _keep(keep_logits: bool | None, filter_eps: float | None, hidden: Tensor, we
         return bool(keep_logits)
     if filter_eps is not None or not hidden.is_cuda:
         return False
-    size = 2 * hidden.shape[0] * weight.shape[0]
+    size = hidden.element_size() * hidden.shape[0] * weight.shape[0]
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return size < KEPT_BYTES
     return _fits(hidden.device, size)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from paperlm_kernels.cross_entropy.launch import on_its_device
 from paperlm_kernels.cross_entropy.tiles import LOG2E
 
 
@@ -45,6 +46,7 @@ def kept_gradient_kernel(
     tl.store(out + at, q.to(out.dtype.element_ty), mask=mask)
 
 
+@on_its_device
 def kept_backward(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor, lse: torch.Tensor,
     kept: torch.Tensor, d_lse: torch.Tensor, d_target: torch.Tensor, softcap: float | None, logit_scale: float,
@@ -59,11 +61,7 @@ def kept_backward(
             float(logit_scale),
             HAS_CAP=softcap is not None, BLOCK=4096, num_warps=8,
         )  # fmt: skip
-    none = hidden.new_empty(0)
-    d_hidden = none
-    if need[0]:
-        d_hidden = q @ weight
-        d_hidden = d_hidden.float() if hidden_fp32 else d_hidden
-    d_weight = q.T @ hidden if need[1] else none
-    d_bias = (q.sum(0, dtype=torch.float32) / logit_scale).to(bias.dtype) if need[2] else none
+    d_hidden = q @ weight if need[0] else hidden.new_empty(0)
+    d_weight = q.T @ hidden if need[1] else hidden.new_empty(0)
+    d_bias = (q.sum(0, dtype=torch.float32) / logit_scale).to(bias.dtype) if need[2] else hidden.new_empty(0)
     return d_hidden, d_weight, d_bias

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,9 +47,22 @@ THIRTY_TWO_BIT = Blocks(forward=(128, 32, 8, 2), gradient=(32, 8, 2), products=(
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Whether descriptors are copied by TMA and 227 KiB of shared memory are there: sm_90 and newer, and the
-    interpreter."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether the card has TMA and 227 KiB of shared memory, as data-centre cards from sm_90 on; so the interpreter."""
+    if device.type != "cuda":
+        return True
+    card = torch.cuda.get_device_properties(device)
+    return (card.major, card.minor) >= (9, 0) and card.shared_memory_per_block_optin >= 227 * 1024
+
+
+def on_its_device(function: Callable) -> Callable:
+    """Launch on the device of the first argument, which need not be the current one."""
+
+    @functools.wraps(function)
+    def launch(tensor: torch.Tensor, *rest, **keywords):
+        with torch.cuda.device_of(tensor):
+            return function(tensor, *rest, **keywords)
+
+    return launch
 
 
 def blocks_of(hidden: torch.Tensor) -> Blocks:
@@ -68,7 +82,10 @@ def programs_of(device: torch.device, a_multiprocessor: int = 1) -> int:
 
 def use_tma(*matrices: torch.Tensor) -> bool:
     """Whether descriptors apply: a card with TMA, 16-byte aligned bases and row pitches."""
-    aligned = (m.data_ptr() % 16 == 0 and m.stride(0) * m.element_size() % 16 == 0 for m in matrices)
+    aligned = (
+        m.data_ptr() % 16 == 0 and m.stride(0) * m.element_size() % 16 == 0 and m.stride(0) >= m.shape[1]
+        for m in matrices
+    )
     return is_hopper(matrices[0].device) and all(aligned)
 
 
@@ -105,6 +122,7 @@ class Saved:
     kept: torch.Tensor
 
 
+@on_its_device
 def run_forward(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor, softcap: float | None,
     logit_scale: float, maxima: float, keep: bool, vocab_start: int,
@@ -138,8 +156,8 @@ def run_forward(
     )  # fmt: skip
     if maxima:
         forward.base_kernel[(n_blocks,)](
-            hidden, weight, bias, rows, control, base, V, D, hidden.stride(0), weight.stride(0), float(logit_scale),
-            float(softcap or 1.0), BK=BK, **logit, num_warps=8,
+            hidden, weight, bias, rows, targets, control, base, V, D, hidden.stride(0), weight.stride(0),
+            float(logit_scale), float(softcap or 1.0), BK=BK, **logit, num_warps=8,
         )  # fmt: skip
     forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
         operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
@@ -193,6 +211,7 @@ def spare_slots(memory: str, exact: bool, bound: int, other: int, n_blocks: int,
     return min(max(int(spare / (SLOT * itemsize)), n_blocks), groups * n_blocks)
 
 
+@on_its_device
 def run_backward(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, saved: Saved, order: torch.Tensor | None,
     d_lse: torch.Tensor, d_target: torch.Tensor, softcap: float | None, logit_scale: float, filter_eps: float | None,
@@ -248,7 +267,7 @@ def run_backward(
     # The slots of a wave lie in the part of dC that no wave has written yet, then in a tail behind it.
     scratch = empty((slots * 128, 128), dtype=dtype)
     d_weight = scratch.view(-1)[: V * D].view(V, D) if need_weight else empty(0, dtype=dtype)
-    d_hidden = torch.zeros(N if need_hidden else 0, D, dtype=torch.float32 if as_float else dtype, device=device)
+    d_hidden = torch.zeros((N, D) if need_hidden else 0, dtype=torch.float32 if as_float else dtype, device=device)
     remainder = empty((n_blocks * 128, D) if pair else 0, dtype=dtype)
     d_bias = empty(V if need_bias else 0, dtype=torch.float32)
 

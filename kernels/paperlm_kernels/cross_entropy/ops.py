@@ -15,6 +15,7 @@ from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, is_hopper, ma
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
+MOST_TOKENS = 128 * (2**15 - 1)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -98,7 +99,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.settings = settings
         ctx.in_place_done = False
         ctx.sort = isinstance(vocab_order, str) and eps is not None
-        order = vocab_order.to(torch.int32) if isinstance(vocab_order, Tensor) and eps is not None else None
+        order = (
+            vocab_order.to(torch.int32).contiguous() if isinstance(vocab_order, Tensor) and eps is not None else None
+        )
         ctx.save_for_backward(hidden, weight, bias, target, lse, rows, targets, control, max_bytes, base, kept, order)
         return lse, target_logit
 
@@ -115,6 +118,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # them anew.
             if ctx.in_place_done:
                 kept = forward_op(hidden, weight, bias, target, softcap, scale, 0.0, True, vocab_start)[-1]
+            ctx.in_place_done = True
             d_hidden, d_weight, d_bias = kept_backward(
                 hidden,
                 weight,
@@ -131,10 +135,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 parallel,
                 True,
             )
-            ctx.in_place_done = True
         else:
             if ctx.sort:
-                order = mean_logit_order(hidden, weight, bias, target).to(torch.int32)
+                order = mean_logit_order(hidden, weight, bias, target, scale).to(torch.int32)
             d_hidden, d_weight, d_bias = backward_op(
                 hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target,
                 softcap, scale, eps,
@@ -167,13 +170,18 @@ def linear_cross_entropy_core(
     """
     if hidden.dtype not in DTYPES:
         raise TypeError(f'the kernels take bfloat16, float16 and float32, not {hidden.dtype}; use backend="reference"')
+    if hidden.shape[0] > MOST_TOKENS:
+        raise ValueError(f"{hidden.shape[0]} tokens in one call; split them: the kernels index at most {MOST_TOKENS}")
     if filter_grads == "none":
         filter_eps = None
     if keep_logits and filter_eps is not None:
         raise ValueError("keep_logits=True is for unfiltered gradients: pass filter_eps=None, or leave keep_logits out")
     # the kept logits are stored through a descriptor, whose rows are whole multiples of 16 bytes
     keep_logits = (
-        keep_logits and is_hopper(hidden.device) and all(n * hidden.element_size() % 16 == 0 for n in weight.shape)
+        keep_logits
+        and process_group is None
+        and is_hopper(hidden.device)
+        and all(n * hidden.element_size() % 16 == 0 for n in weight.shape)
     )
     hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
     weight = weight if weight.stride(-1) == 1 else weight.contiguous()

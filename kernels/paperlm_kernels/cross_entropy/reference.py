@@ -169,7 +169,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     logits = _logits(rows.hidden, w, b, settings)
                     old = highest[chunk]
                     new = torch.maximum(old, logits.amax(1))
-                    total[chunk] = total[chunk] * (old - new).exp() + (logits - new[:, None]).exp().sum(1)
+                    shift = torch.where(new == -torch.inf, 0.0, new)  # all -inf so far: nothing to subtract
+                    total[chunk] = total[chunk] * (old - shift).exp() + (logits - shift[:, None]).exp().sum(1)
                     highest[chunk] = new
                     target_logit[chunk] += torch.where(rows.hits(ids, settings.vocab_start), logits, 0.0).sum(1)
         lse = highest + total.log()
@@ -177,7 +178,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             lse, target_logit = combine(highest, total, target_logit, settings.process_group)
         lse = torch.where(target >= 0, lse, 0.0)
         if settings.sort:
-            order = mean_logit_order(hidden, weight, bias, target)
+            order = mean_logit_order(hidden, weight, bias, target, settings.logit_scale)
         ctx.settings = settings
         ctx.save_for_backward(hidden, weight, bias, target, lse, natural if order is None else order.long(), index)
         return lse, target_logit
