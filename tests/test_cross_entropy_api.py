@@ -258,7 +258,7 @@ def test_logits_are_kept_only_when_exact_and_small_beside_free_memory(monkeypatc
     function._fits.cache_clear()
 
     def keep(n, v, eps=None, told=None):
-        hidden = types.SimpleNamespace(is_cuda=True, device="cuda:0", shape=(n, 8))
+        hidden = types.SimpleNamespace(is_cuda=True, device="cuda:0", shape=(n, 8), element_size=lambda: 2)
         return function._keep(told, eps, hidden, types.SimpleNamespace(shape=(v, 8)))
 
     assert keep(10, 24) and not keep(10, 26)
