@@ -19,58 +19,11 @@ from paperlm_kernels.huggingface import (
     remove_fused_loss,
 )
 from support_cross_entropy import relative
+from support_huggingface import MODELS, SIZES, VOCAB, batch_of, loss_and_gradients, model_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-VOCAB = 163
-SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
-LLAMA = {"intermediate_size": 48, "num_key_value_heads": 2}
-SCALED = {"initializer_range": 0.3}
-# The transforms of the logits matter in these models: logits as large as the cap, scales far from 1, biases not 0.
-MODELS = {
-    "llama": LLAMA,
-    "llama, tied": {**LLAMA, "tie_word_embeddings": True},
-    "gemma2": {**LLAMA, **SCALED, "head_dim": 8, "final_logit_softcapping": 3.0},
-    "qwen2": LLAMA,
-    "phi3": LLAMA,
-    "cohere": {**LLAMA, **SCALED, "logit_scale": 0.0625},
-    "granite": {**LLAMA, **SCALED, "logits_scaling": 8.0},
-    "hyperclovax": {**LLAMA, "logits_scaling": 0.25},
-    "phi": {"intermediate_size": 48},
-    "gpt2": {},
-}
-
-
-def model_of(name, **changes):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(name.split(",")[0], **{**SIZES, **MODELS.get(name, LLAMA), **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    head = model.get_output_embeddings()
-    if head.bias is not None:
-        nn.init.normal_(head.bias)
-    return model.train()
-
-
-def batch_of(padded=True):
-    """Two sequences, the second padded on the right; its padding and part of the first are not learned."""
-    g = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, VOCAB, (2, 23), generator=g)
-    mask = torch.ones_like(ids)
-    labels = ids.clone()
-    if padded:
-        ids[1, 17:], mask[1, 17:], labels[1, 17:] = 0, 0, -100
-        labels[0, :4] = -100
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
-
-
-def loss_and_gradients(model, **call):
-    model.zero_grad()
-    torch.manual_seed(2)
-    output = model(**call)
-    output.loss.backward()
-    return output, {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
 
 
 def assert_same(model, stock, **call):
@@ -99,6 +52,55 @@ def test_the_transform_matters_in_these_models(name):
         use_fused_loss(model_of(name), **neutral)
     fused, stock = use_fused_loss(model_of(name), check=False, **neutral), model_of(name)
     assert abs(fused(**batch_of()).loss - stock(**batch_of()).loss) > 0.01
+
+
+SIXTEEN = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@SIXTEEN
+@pytest.mark.parametrize("spread", [0.02, 0.3])
+def test_a_cap_of_30_that_is_left_out_is_noticed_in_16_bits_whatever_the_size_of_the_logits(spread, dtype):
+    model = model_of("gemma2", final_logit_softcapping=30.0, initializer_range=spread).to(dtype)
+    assert model(batch_of()["input_ids"]).logits.abs().max() < 20
+    for cap in (None, 28.0):
+        with pytest.raises(ValueError, match="not those of its head with softcap="):
+            use_fused_loss(model, softcap=cap)
+    use_fused_loss(model)
+
+
+@SIXTEEN
+@pytest.mark.parametrize("divisor", [1.2, 1.05])
+def test_a_divisor_near_one_that_is_left_out_is_noticed_in_16_bits(divisor, dtype):
+    model = model_of("granite", logits_scaling=divisor).to(dtype)
+    with pytest.raises(ValueError, match="not those of its head with softcap=None and logit_scale=1"):
+        use_fused_loss(model, logit_scale=1.0)
+    use_fused_loss(model)
+
+
+@SIXTEEN
+@pytest.mark.parametrize("width", [32, 1024])
+@pytest.mark.parametrize("name", [n for n in MODELS if n.split(",")[0] in CONFIG_MAPPING_NAMES])
+def test_right_models_are_accepted_in_16_bits(name, width, dtype):
+    use_fused_loss(model_of(name, hidden_size=width, num_hidden_layers=1).to(dtype))
+
+
+class Biased(transformers.LlamaForCausalLM):
+    """Adds to its logits, in code: a small bias, or minus infinity at one id."""
+
+    def forward(self, **kwargs):
+        output = super().forward(**kwargs)
+        output.logits[..., 7] += self.added
+        return output
+
+
+@pytest.mark.parametrize("added", [0.5, float("-inf")])
+def test_what_the_code_adds_to_the_logits_of_an_id_is_noticed_in_16_bits(added):
+    model = Biased(model_of("llama").config).bfloat16()
+    model.added = 0.0
+    remove_fused_loss(use_fused_loss(model))
+    model.added = added
+    with pytest.raises(ValueError, match="not those of its head"):
+        use_fused_loss(model)
 
 
 @pytest.mark.parametrize("items", [17, torch.tensor(17)], ids=["int", "tensor"])

@@ -2,9 +2,11 @@
 
     model = use_fused_loss(AutoModelForCausalLM.from_pretrained(...), filter_grads="hidden")
 
-Only this instance changes: its forward and its options are attributes of it. What the loss has to know about the
-model's logits (cap, scale, bias) comes from its config and head, and is compared with the logits of the stock forward
-pass before anything is replaced, since a transform that is missed would train another model without any sign of it.
+Only this instance changes: its options are an attribute of it, and its class becomes a subclass of the same name whose
+forward reads them, so that copies, replicas of nn.DataParallel and pickles compute with their own weights. What the
+loss has to know about the model's logits (cap, scale, bias) comes from its config and head, and is compared with the
+logits of the stock forward pass before anything is replaced, since a transform that is missed would train another
+model without any sign of it.
 
 | call                                                  | forward pass                                              |
 |-------------------------------------------------------|-----------------------------------------------------------|
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import re
 from collections.abc import Callable
@@ -30,6 +33,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -59,6 +63,16 @@ ELSEWHERE = re.compile(r"attn|attention|rout|mlp|gate|init|aux|to_keep")
 
 SET_BY_MODEL = ("shift", "reduction", "return_lse", "process_group", "vocab_range")
 ROUTERS = "output_router_logits"
+# Rows of the head at a time, and the largest logit, in the comparison with the stock logits. At 100 the caps in use
+# (15 to 50) have an effect, whatever the size of the model's own logits.
+CHECK_ROWS, CHECK_LOGIT = 8192, 100.0
+
+
+OWN_UNIT = (
+    "the head's weight is in an FSDP unit that is not gathered when the loss is computed, and its gradient would not "
+    "be averaged over the ranks; keep the head in the root unit: do not fully_shard lm_head by itself, nor the "
+    "embedding that it is tied to, but only the layers and then the whole model"
+)
 
 
 @dataclass
@@ -95,11 +109,13 @@ def use_fused_loss(
     _check_model(model)
     given = {name: options[name] for name in ("softcap", "logit_scale") if name in options}
     full = {**logit_transform(model.config, known=given), **options}
-    remove_fused_loss(model)
     if check and _computable(model):
         _check_logits(model, full)
-    model._fused_loss = _State(full, logits_in_eval, model.__dict__.get("forward"))
-    model.forward = _forward_of(type(model)).__get__(model)
+    state = model.__dict__.get("_fused_loss")
+    previous = model.__dict__.pop("forward", None) if state is None else state.previous
+    model._fused_loss = _State(full, logits_in_eval, previous)
+    if not hasattr(type(model), "_stock_class"):
+        model.__class__ = _fused_class(type(model))
     return model
 
 
@@ -107,9 +123,11 @@ def remove_fused_loss(model: PreTrainedModel) -> PreTrainedModel:
     """Restore the forward that the instance had before, if it has a fused loss; returns the model."""
     state = model.__dict__.pop("_fused_loss", None)
     if state is not None:
-        del model.forward
+        model.__dict__.pop("forward", None)  # what others have wrapped around the fused one since
         if state.previous is not None:
             model.forward = state.previous
+        if "_stock_class" in vars(type(model)):  # else FSDP has made a subclass of it, which is stock without a state
+            model.__class__ = type(model)._stock_class
     return model
 
 
@@ -162,8 +180,11 @@ def _head(model: PreTrainedModel) -> nn.Linear:
         )
     if hasattr(head.weight, "ds_id"):
         raise TypeError(
-            "the head is partitioned (ZeRO 3) and is not gathered outside its own forward; use ZeRO 2 or FSDP"
+            "the head is partitioned (ZeRO 3) and is not gathered outside its own forward; use ZeRO 2, or FSDP with "
+            "the head in the root unit"
         )
+    if isinstance(head, FSDPModule):
+        raise TypeError(OWN_UNIT)
     return head
 
 
@@ -173,53 +194,127 @@ def _computable(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _check_logits(model: PreTrainedModel, options: dict[str, object]) -> None:
-    """Compare the stock logits of eight tokens with those that the loss would use."""
+    """Compare the stock logits of eight tokens with those that the loss would use, as they are and scaled up."""
     modes = [(module, module.training) for module in model.modules()]
-    seen: list[Tensor] = []
-    hook = model.base_model.register_forward_hook(lambda module, args, output: seen.append(output[0]))
     try:
         # Evaluation mode: dropout would move the random numbers of a run.
         model.eval()
-        embedding = model.get_input_embeddings().weight
-        ids = torch.linspace(0, embedding.shape[0] - 1, 8, device=embedding.device).long()[None]
-        logits = model(input_ids=ids, use_cache=False).logits.float()
+        same = all(_same_logits(model, options, largest) for largest in (None, CHECK_LOGIT))
     finally:
-        hook.remove()
         for module, training in modes:
             module.training = training
-    weight, bias = _weights(model, options["logit_scale"])
-    hidden = seen[-1].to(weight.device)
-    ours = dense_logits(hidden, weight, bias, options["softcap"], options["logit_scale"]).to(logits.device)
-    # A few roundings apart at most, relative to the largest logit.
-    bound = 32 * torch.finfo(weight.dtype).eps * logits.abs().max()
-    if ours.shape != logits.shape or not ((ours - logits).abs() <= bound).all():
+    if not same:
         raise ValueError(
             f"the logits of {type(model).__name__} are not those of its head with softcap={options['softcap']} and "
             f"logit_scale={options['logit_scale']:g}; pass both as the model applies them, or keep the stock loss"
         )
 
 
+def _same_logits(model: PreTrainedModel, options: dict[str, object], largest: float | None) -> bool:
+    """Whether they are the same but for the roundings of the stock ones.
+
+    With `largest`, the hidden states of the base model are multiplied by a number that makes it the largest logit
+    before the cap. The expected logits have float32 products of the 16-bit values: what is left then are the few
+    roundings of the stock logits, each of up to eps / 2 of an element.
+    """
+    weight, bias = _weights(model, options["logit_scale"])
+    expected: list[Tensor] = []
+
+    def expect(module: nn.Module, args: object, output: object) -> None:
+        hidden = output[0]
+        if largest is not None:
+            size = _exact_logits(hidden, weight, bias, None, options["logit_scale"]).abs().max()
+            room = torch.finfo(hidden.dtype).max / 16 / hidden.abs().max()
+            hidden.mul_(torch.minimum(largest / size, room.to(size)).clamp(max=1e4).to(hidden))
+        expected.append(_exact_logits(hidden, weight, bias, options["softcap"], options["logit_scale"]))
+
+    hook = model.base_model.register_forward_hook(expect)
+    try:
+        embedding = model.get_input_embeddings().weight
+        ids = torch.linspace(0, embedding.shape[0] - 1, 8, device=embedding.device).long()[None]
+        logits = model(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    eps = max(torch.finfo(weight.dtype).eps, torch.finfo(logits.dtype).eps)
+    # Sums in another order are a few roundings of float32 apart, too.
+    each, together = (4 * eps, 2 * eps) if eps > 1e-4 else (32 * eps, 32 * eps)
+    right = expected[-1]
+    if logits.shape != right.shape:
+        return False
+    error = logits.to(right) - right
+    return bool(error.abs().max() <= each * right.abs().max()) and bool(error.norm() <= together * right.norm())
+
+
+def _exact_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None, scale: float) -> Tensor:
+    """The logits, of float32 products at least, with a copy of a few rows of the head at a time."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    hidden = hidden.to(weight.device, dtype)
+    biases = itertools.repeat(None) if bias is None else bias.to(dtype).split(CHECK_ROWS)
+    rows = zip(weight.split(CHECK_ROWS), biases, strict=False)
+    return torch.cat([dense_logits(hidden, w.to(dtype), b, softcap, scale) for w, b in rows], -1)
+
+
 def _weights(model: PreTrainedModel, scale: float) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of the head, gathered if sharded. Models scale the bias too; the loss adds it after the scale."""
     head = _head(model)
+    if hasattr(head.weight, "full_tensor"):
+        # The gradient of a gathered tensor is that of tensor parallelism: the same on every rank.
+        units = (module for module in model.modules() if isinstance(module, FSDPModule) and module is not model)
+        if any(parameter is head.weight for unit in units for parameter in unit.parameters()):
+            raise TypeError(OWN_UNIT)
     weight, bias = (t.full_tensor() if hasattr(t, "full_tensor") else t for t in (head.weight, head.bias))
     return weight, bias if bias is None or scale == 1.0 else bias * scale
 
 
 @functools.cache
+def _fused_class(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """A subclass with the fused forward, and with the name by which checkpoints know the class."""
+    return type(
+        cls.__name__,
+        (cls,),
+        {
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+            "__reduce_ex__": _reduce,
+            "_stock_class": cls,
+            "forward": _forward_of(cls),
+        },
+    )
+
+
+def _reduce(model: PreTrainedModel, protocol: int) -> tuple:
+    """Pickles and copies name the stock class, as the fused one cannot be imported."""
+    stock = nn.Module.__reduce_ex__(model, protocol)
+    return (_empty, (type(model)._stock_class,), *stock[2:]) if "_stock_class" in vars(type(model)) else stock
+
+
+def _empty(cls: type[PreTrainedModel]) -> PreTrainedModel:
+    fused = _fused_class(cls)
+    return fused.__new__(fused)
+
+
 def _forward_of(cls: type[PreTrainedModel]) -> Callable:
     """The fused forward with the signature of a class, from which the Trainer reads what the model accepts."""
-    names = [name for name in inspect.signature(cls.forward).parameters if name != "self"]
+    signature = inspect.signature(cls.forward)
+    names = [name for name in signature.parameters if name != "self"]
 
     @functools.wraps(cls.forward)
     def forward(self: PreTrainedModel, *args: object, **kwargs: object) -> object:
         kwargs.update(zip(names, args, strict=False))
         skip = kwargs.pop("skip_logits", None)
-        if _is_fused(self, kwargs, skip):
+        state = getattr(self, "_fused_loss", None)
+        if state is not None and _is_fused(self, kwargs, skip):
             return _fused(self, **kwargs)
-        previous = self._fused_loss.previous
-        return previous(**kwargs) if previous is not None else cls.forward(self, **kwargs)
+        previous = None if state is None else state.previous
+        # A pickle names a method and not its function: the method that comes back is this one.
+        if previous is None or getattr(previous, "__func__", None) is forward:
+            return cls.forward(self, **kwargs)
+        return previous(**kwargs)
 
+    # Wrappers that unwrap themselves, as accelerate's, must not go on to the stock forward.
+    del forward.__wrapped__
+    forward.__signature__ = signature
     return forward
 
 
