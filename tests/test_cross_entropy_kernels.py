@@ -268,3 +268,22 @@ def test_a_token_whose_target_is_not_among_the_first_ids_keeps_few_tiles(place):
         GROUPS=32,
     )
     assert alive.sum().item() == 1 and alive[0, 5] == 1
+
+
+@kernels
+@pytest.mark.parametrize("need", [(True, True, True), (True, False, False), (False, True, False)])
+@pytest.mark.parametrize("maxima,keep", [(8.0, False), (0.0, False), (0.0, True)])
+def test_the_operators_are_what_their_fake_kernels_say(place, need, maxima, keep):
+    from paperlm_kernels.cross_entropy.ops import backward_op, forward_op
+
+    p = problem(place, (1, 40), 16, 264)
+    hidden, weight, bias, target = p.hidden.detach()[0], p.weight.detach(), p.bias.detach(), p.target[0]
+    arguments = (hidden, weight, bias, target, 5.0, 1.0, maxima, keep, 0)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(forward_op, arguments, test_utils=checks)
+    lse, _, *saved = forward_op(*arguments)
+    eps = 2.0**-5 if maxima else None
+    gradient = torch.ones_like(lse)
+    settings = (5.0, 1.0, eps, "both" if maxima else "none", "fp32", "balanced", 0, list(need), False)
+    arguments = (hidden, weight, bias, target, lse, *saved, None, gradient, -gradient, *settings)
+    torch.library.opcheck(backward_op, arguments, test_utils=checks)
