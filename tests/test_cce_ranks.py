@@ -12,7 +12,8 @@ from support_cce_training import ENVIRONMENT, ROWS, verdicts
 
 from paperlm.errors import RecordError
 from paperlm.evaluate.ranks import THRESHOLD, log_ranks, probe_ranks, rank_curve
-from paperlm.record.ranks import RankCurve, RankRecord, read_ranks, write_ranks
+from paperlm.record.ranks import RankCurve, RankRecord
+from paperlm.record.record import parse_record, write_record
 from paperlm.spec.project import Project
 from paperlm.spec.workflow import Jobs
 from paperlm.train.distributed import World
@@ -87,7 +88,7 @@ def test_the_verb_writes_a_record_that_reads_back_and_names_a_missing_or_wrong_m
     common = ["probe-ranks", "--data", manifest, "--tokens", 64, "--device", "cpu", "--out", tmp_path / "ranks.json"]
     done = paperlm(*common, "--settings", run.model_dump_json(), "--model", model)
     assert done.returncode == 0, done.stderr
-    assert read_ranks(tmp_path / "ranks.json").run_id == run.run_id
+    assert parse_record(tmp_path / "ranks.json", RankRecord).run_id == run.run_id
     for settings, folder, message in (
         (run, tmp_path, "no trained model of llama_71m-pre_ln"),
         (smoke_run(hidden_size=32), model, "not that of llama_71m-mix_ln"),
@@ -96,7 +97,7 @@ def test_the_verb_writes_a_record_that_reads_back_and_names_a_missing_or_wrong_m
         assert done.returncode == 2 and message in done.stderr
     (tmp_path / "ranks.json").write_text('{"run_id": "x"}')
     with pytest.raises(RecordError, match=r"ranks.json: not a valid record"):
-        read_ranks(tmp_path / "ranks.json")
+        parse_record(tmp_path / "ranks.json", RankRecord)
 
 
 def curve_of(first: int, share: float, mass: float) -> RankCurve:
@@ -122,7 +123,7 @@ def test_the_claims_of_figure_3_are_about_every_trained_model_and_the_random_one
         run = cell.runs[0]
         states = {"trained": trained_curve, "initial": initial}
         files.append(tmp_path / f"{run.run_id}.json")
-        write_ranks(files[-1], RankRecord(run_id=run.run_id, run=run, threshold=2**-12, tokens=9, states=states,
+        write_record(files[-1], RankRecord(run_id=run.run_id, run=run, threshold=2**-12, tokens=9, states=states,
                                           environment=ENVIRONMENT))  # fmt: skip
     found = verdicts(tmp_path, "cce_figure3", files)
     assert " ".join(row["verdict"] for row in found.values()) == expected

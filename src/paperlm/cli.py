@@ -184,7 +184,7 @@ def _pretrain(options: argparse.Namespace) -> None:
 
 
 def _probe_ranks(options: argparse.Namespace) -> None:
-    from paperlm.record.ranks import write_ranks
+    from paperlm.record.record import write_record
     from paperlm.spec.load import parse
     from paperlm.spec.run import RunConfig
 
@@ -198,7 +198,7 @@ def _probe_ranks(options: argparse.Namespace) -> None:
             torch.set_num_threads(1)
         on_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
         device = torch.device("cuda" if on_gpu else "cpu")
-        write_ranks(options.out, probe_ranks(run, options.data, options.model, options.tokens, device))
+        write_record(options.out, probe_ranks(run, options.data, options.model, options.tokens, device))
 
 
 def _gpu(device: str):

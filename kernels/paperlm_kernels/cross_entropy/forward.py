@@ -98,7 +98,7 @@ def base_kernel(
 @triton.jit
 def _strips(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-    N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
+    N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, DTYPE: tl.constexpr,
@@ -159,7 +159,7 @@ def _strips(
 @triton.jit
 def forward_kernel(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-    N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
+    N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, DTYPE: tl.constexpr,
@@ -168,9 +168,8 @@ def forward_kernel(
 
     KEEP: also the logits, rounded to the inputs' dtype, through a descriptor of (N, V); needs every row and TMA.
 
-    With descriptors (TMA) the rows of E are read in place when every token counts,
-    else gathered; which of the two is known
-    on the device only, and reading it on the host would stop the queue.
+    With descriptors (TMA) the rows of E are read in place when every token counts, else gathered; which of the two is
+    known on the device only, and reading it on the host would stop the queue.
     """
     dense = False
     if TMA:
@@ -179,13 +178,13 @@ def forward_kernel(
         if TMA:
             _strips(
                 E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-                N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
+                N_PAD, V, D, stride_e, stride_c, scale, cap, units,
                 BN, BK, TMA, False, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _strips(
             E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-            N, N_PAD, V, D, stride_e, stride_c, scale, cap, units,
+            N_PAD, V, D, stride_e, stride_c, scale, cap, units,
             BN, BK, TMA, True, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
         )  # fmt: skip
 

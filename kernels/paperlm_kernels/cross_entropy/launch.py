@@ -161,7 +161,7 @@ def run_forward(
         )  # fmt: skip
     forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
         operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
-        parts[0], parts[1], target_logit, max_bytes, base, operand(kept, [128, BN], keep), N, n_pad, V, D,
+        parts[0], parts[1], target_logit, max_bytes, base, operand(kept, [128, BN], keep), n_pad, V, D,
         hidden.stride(0), weight.stride(0),
         float(logit_scale), float(softcap or 1.0), float(maxima),
         BN=BN, BK=BK, TMA=tma, MAXIMA=maxima > 0, KEEP=keep, DTYPE=triton_dtype(hidden.dtype), **logit, num_warps=warps,

@@ -1,15 +1,11 @@
 """Device functions shared by the kernels: loading blocks of a matrix, and the elementwise part of a logit.
 
-A matrix reaches a kernel as a tensor descriptor (TMA on Hopper,
-16-byte aligned rows) or as a pointer with a row stride; the
-kernels' bodies are the same for both.
+A matrix reaches a kernel as a tensor descriptor (TMA on Hopper, 16-byte aligned rows) or as a pointer with a row
+stride; the bodies are the same for both. Row blocks and vocabulary groups, the sides of a filter tile, are 128 each.
 """
 
 import triton
 import triton.language as tl
-
-ROWS = 128  # counting tokens in a row block: one side of a filter tile
-GROUP = 128  # vocabulary ids in a group: the other side
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paperlm.figures.draw import Drawing
-from paperlm.record.ranks import RankCurve, RankRecord, read_ranks
+from paperlm.record.ranks import RankCurve, RankRecord
+from paperlm.record.record import parse_record
 from paperlm.spec.project import Project
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import Key
@@ -31,7 +32,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import seaborn as sns
 
     _, spec = project.figure(name)
-    found = curves(project, spec.table, [read_ranks(path) for path in records])
+    found = curves(project, spec.table, [parse_record(path, RankRecord) for path in records])
     rows = [
         [label, record.run.seed, rank, value]
         for label, (record, curve) in found.items()

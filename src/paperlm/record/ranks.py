@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from paperlm.errors import RecordError
-from paperlm.files import write_json
 from paperlm.record.record import Environment
 from paperlm.spec.run import Frozen, RunConfig
 
@@ -46,22 +42,3 @@ class RankRecord(Frozen):
     tokens: int
     states: dict[State, RankCurve]
     environment: Environment
-
-
-def write_ranks(path: Path, record: RankRecord) -> None:
-    """Store atomically."""
-    write_json(path, json.loads(record.model_dump_json()))
-
-
-def read_ranks(path: Path) -> RankRecord:
-    """A stored record; RecordError if it is missing, damaged or of another run than it says."""
-    try:
-        record = RankRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecordError(f"{path}: no such record") from None
-    except (ValidationError, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[:3]
-        raise RecordError(f"{path}: not a valid record ({' '.join(first)}); delete it and run its job again") from None
-    if record.run.run_id != record.run_id:
-        raise RecordError(f"{path}: made under other rules than this version's; delete it and run its job again")
-    return record

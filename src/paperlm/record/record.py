@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -13,6 +13,8 @@ from paperlm.files import write_json
 from paperlm.spec.run import BEHAVIOUR, Frozen, RunConfig
 
 Outcome = Literal["trained", "diverged", "out_of_memory"]
+OTHER_RULES = "made under other rules than this version's; delete it and run its job again"
+Schema = TypeVar("Schema", bound=Frozen)
 
 
 class Environment(Frozen):
@@ -65,22 +67,30 @@ class Record(Frozen):
     "warnings that must stand wherever the number does, e.g. a method that leaks the future"
 
 
-def write_record(path: Path, record: Record) -> None:
+def write_record(path: Path, record: Frozen) -> None:
     """Store atomically."""
     write_json(path, json.loads(record.model_dump_json()))
 
 
-def read_record(path: Path, expected_run: str | None = None) -> Record:
-    """A stored record; RecordError if it is damaged, of another run, or made under another BEHAVIOUR number."""
+def parse_record(path: Path, schema: type[Schema]) -> Schema:
+    """A stored record of a schema with `run` and `run_id`; RecordError if it is missing, damaged or of another run."""
     try:
-        record = Record.model_validate_json(path.read_text(encoding="utf-8"))
+        record = schema.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"{path}: no such record") from None
     except (ValidationError, UnicodeDecodeError) as error:
         first = str(error).splitlines()[:3]
         raise RecordError(f"{path}: not a valid record ({' '.join(first)}); delete it and run its job again") from None
-    if record.behaviour != BEHAVIOUR or record.run.run_id != record.run_id:
-        raise RecordError(f"{path}: made under other rules than this version's; delete it and run its job again")
+    if record.run.run_id != record.run_id:
+        raise RecordError(f"{path}: {OTHER_RULES}")
+    return record
+
+
+def read_record(path: Path, expected_run: str | None = None) -> Record:
+    """A stored record; RecordError if it is damaged, of another run, or made under another BEHAVIOUR number."""
+    record = parse_record(path, Record)
+    if record.behaviour != BEHAVIOUR:
+        raise RecordError(f"{path}: {OTHER_RULES}")
     if expected_run is not None and record.run_id != expected_run:
         raise RecordError(f"{path}: is a record of {record.run_id}, not of {expected_run}; delete or rename it")
     return record
