@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,3 +33,38 @@ def paperlm() -> Callable[..., subprocess.CompletedProcess]:
         return subprocess.run(command, capture_output=True, text=True, env=job_environment(), timeout=300, **options)
 
     return call
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--summary", type=Path, help="write what ran where, and how it ended, to this JSON file")
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
+    path = config.getoption("--summary")
+    if path is None:
+        return
+    import datetime
+    import json
+    import platform
+
+    import torch
+    from paperlm_kernels.bench.rows import commit_id, cpu_name, version
+
+    files: dict[str, Counter] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            # a skip while collecting has no test; setup and teardown have no "passed" here
+            files.setdefault(report.nodeid.split("::")[0], Counter())[outcome] += 1
+    total = sum(files.values(), Counter())
+    record = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit_id(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "triton", "transformers", "pytest")},
+        "selected": config.getoption("keyword") or "all",
+        "exit_status": int(exitstatus),
+        "total": dict(total),
+        "files": {name: dict(counts) for name, counts in sorted(files.items())},
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -6,8 +6,13 @@ They run under the interpreter (TRITON_INTERPRET=1) and on a GPU; without either
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from paperlm_kernels.bench import accuracy
+from paperlm_kernels.bench.methods import METHODS
+from paperlm_kernels.cross_entropy.data import CASES, make_inputs
 from support_cross_entropy import PLACES, check_gradients, problem, relative, run, truth
 
 KERNELS = [p for p in PLACES if p.backend == "triton"]
@@ -287,3 +292,20 @@ def test_the_operators_are_what_their_fake_kernels_say(place, need, maxima, keep
     settings = (5.0, 1.0, eps, "both" if maxima else "none", "fp32", "balanced", 0, list(need), False)
     arguments = (hidden, weight, bias, target, lse, *saved, None, gradient, -gradient, *settings)
     torch.library.opcheck(backward_op, arguments, test_utils=checks)
+
+
+@gpu
+@kernels
+def test_on_calibrated_data_the_filter_costs_little_accuracy_and_full_sums_cost_none(place):
+    if place.dtype != torch.bfloat16:
+        pytest.skip("the data are those of models in bfloat16")
+    case = dataclasses.replace(CASES["gemma2_2b"], tokens=2048)
+    inputs = make_inputs(case, device=place.device)
+    inputs.hidden.requires_grad_()
+    inputs.weight.requires_grad_()
+    exact = accuracy.truth(inputs, case.softcap)
+    for method, bounds in {"ours": (5e-2, 5e-3), "ours_exact": (5e-3, 5e-3)}.items():
+        contender = METHODS[method][0](case, torch.device(place.device))
+        found = accuracy.errors(contender, inputs, exact)
+        assert found["dE"] <= bounds[0] and found["dC"] <= bounds[1], (method, found)
+        assert found["lse"] <= 2e-5 * 30 and found["nll"] <= 2e-5 * 30
