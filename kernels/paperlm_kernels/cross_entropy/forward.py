@@ -65,7 +65,7 @@ def compact_kernel(
 @triton.jit
 def base_kernel(
     E, C, bias, rows, targets, control, base, V, D, stride_e, stride_c, scale, cap,
-    BK: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Largest logit among the first 128 ids and the target of every counting token: base of the byte maxima.
 
@@ -84,15 +84,10 @@ def base_kernel(
             c = load_block(C, 0, k, V, D, stride_c, 128, BK, False)
             z = tl.dot(e, c.T, z, input_precision=PRECISION)
             own += tl.sum(e.to(tl.float32) * gather_block(C, target, k, D, stride_c, BK).to(tl.float32), 1)
-        z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
+        z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
         largest = tl.max(tl.where((ids < V)[None, :], z, float("-inf")), 1)
-        if HAS_SCALE:
-            own *= scale
-        if HAS_BIAS:
-            own += tl.load(bias + target, mask=target >= 0, other=0.0).to(tl.float32)
-        if HAS_CAP:
-            own = cap - 2.0 * cap / (1.0 + tl.exp2(own * (2.0 * LOG2E / cap)))
-        tl.store(base + packed, tl.where(target >= 0, tl.maximum(largest, own), largest))
+        own = tl.max(finish_logits(own[None, :], bias, target, V, scale, cap, HAS_BIAS, HAS_CAP), 0)
+        tl.store(base + packed, tl.where(target >= 0, tl.maximum(largest, own), largest) * LN2)
 
 
 @triton.jit
@@ -100,7 +95,7 @@ def _strips(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
     N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
@@ -117,41 +112,47 @@ def _strips(
         s = tl.zeros([128], tl.float32)
         if MAXIMA:
             origin = tl.load(base + packed)
-        for tile in range(split * tiles // splits, (split + 1) * tiles // splits):
-            z = tl.zeros([128, BN], tl.float32)
-            for k in range(0, D, BK):
-                if GATHER:
-                    e = gather_block(E_rows, row, k, D, stride_e, BK)
-                else:
-                    e = E.load([block * 128, k])
-                c = load_block(C, tile * BN, k, V, D, stride_c, BN, BK, TMA)
-                z = tl.dot(e, c.T, z, input_precision=PRECISION)
-            ids = tile * BN + tl.arange(0, BN)
-            z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
-            if KEEP:
-                # as in every loss that holds its logits: the backward pass must not see others than the log-sum-exp did
-                rounded = z.to(DTYPE)
-                kept.store([block * 128, tile * BN], rounded)
-                z = rounded.to(tl.float32)
-            if (tile + 1) * BN > V:
-                z = tl.where((ids < V)[None, :], z, float("-inf"))
-            hit = (target >= tile * BN) & (target < tile * BN + BN)
-            if tl.max(hit.to(tl.int32), 0) > 0:
-                own = tl.sum(tl.where(ids[None, :] == target[:, None], z, 0.0), 1)
-                tl.store(target_logit + row, own, mask=hit)
-            group_max = tl.max(tl.reshape(z, [128, BN // 128, 128]), 2)
-            row_max = tl.max(group_max, 1)
-            if MAXIMA:
-                byte = tl.ceil((group_max - origin[:, None]) * units)
-                byte = tl.minimum(tl.maximum(byte, -127.0), 127.0)
-                byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
-                group = tile * (BN // 128) + tl.arange(0, BN // 128)
-                tl.store(maxima + group.to(tl.int64)[None, :] * N_PAD + packed[:, None], byte.to(tl.int8))
-            new_m = tl.maximum(m, row_max * LOG2E)
-            # a row whose logits are all -inf so far has no maximum to subtract
-            shift = tl.where(new_m == float("-inf"), 0.0, new_m)
-            s = s * tl.exp2(m - shift) + tl.sum(tl.exp2(z * LOG2E - shift[:, None]), 1)
-            m = new_m
+        first = split * tiles // splits
+        steps = tl.cdiv(D, BK)
+        z = tl.zeros([128, BN], tl.float32)
+        # one loop over tiles and columns, so that the next tile's blocks are on their way while this one is summed up
+        for i in range(((split + 1) * tiles // splits - first) * steps):
+            tile = first + i // steps
+            k = i % steps * BK
+            if GATHER:
+                e = gather_block(E_rows, row, k, D, stride_e, BK)
+            else:
+                e = E.load([block * 128, k])
+            c = load_block(C, tile * BN, k, V, D, stride_c, BN, BK, TMA)
+            z = tl.dot(e, c.T, z, input_precision=PRECISION)
+            if i % steps == steps - 1:
+                ids = tile * BN + tl.arange(0, BN)
+                z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
+                if KEEP:
+                    # as in every loss that holds its logits: the backward pass must not see others than the
+                    # log-sum-exp did
+                    rounded = (z * LN2).to(DTYPE)
+                    kept.store([block * 128, tile * BN], rounded)
+                    z = rounded.to(tl.float32) * LOG2E
+                if (tile + 1) * BN > V:
+                    z = tl.where((ids < V)[None, :], z, float("-inf"))
+                hit = (target >= tile * BN) & (target < tile * BN + BN)
+                if tl.max(hit.to(tl.int32), 0) > 0:
+                    own = tl.sum(tl.where(ids[None, :] == target[:, None], z, 0.0), 1)
+                    tl.store(target_logit + row, own * LN2, mask=hit)
+                group_max = tl.max(tl.reshape(z, [128, BN // 128, 128]), 2)
+                if MAXIMA:
+                    byte = tl.ceil((group_max * LN2 - origin[:, None]) * units)
+                    byte = tl.minimum(tl.maximum(byte, -127.0), 127.0)
+                    byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
+                    group = tile * (BN // 128) + tl.arange(0, BN // 128)
+                    tl.store(maxima + group.to(tl.int64)[None, :] * N_PAD + packed[:, None], byte.to(tl.int8))
+                new_m = tl.maximum(m, tl.max(group_max, 1))
+                # a row whose logits are all -inf so far has no maximum to subtract
+                shift = tl.where(new_m == float("-inf"), 0.0, new_m)
+                s = s * tl.exp2(m - shift) + tl.sum(tl.exp2(z - shift[:, None]), 1)
+                m = new_m
+                z = tl.zeros([128, BN], tl.float32)
         tl.store(part_max + split * N_PAD + packed, m)
         tl.store(part_sum + split * N_PAD + packed, s)
 
@@ -161,7 +162,7 @@ def forward_kernel(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
     N_PAD, V, D, stride_e, stride_c, scale, cap, units,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Running (maximum, sum) in base 2 of every strip, the target logits, and the byte maxima (groups, N_PAD).
@@ -179,13 +180,13 @@ def forward_kernel(
             _strips(
                 E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
                 N_PAD, V, D, stride_e, stride_c, scale, cap, units,
-                BN, BK, TMA, False, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
+                BN, BK, TMA, False, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _strips(
             E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
             N_PAD, V, D, stride_e, stride_c, scale, cap, units,
-            BN, BK, TMA, True, HAS_SCALE, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
+            BN, BK, TMA, True, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
         )  # fmt: skip
 
 

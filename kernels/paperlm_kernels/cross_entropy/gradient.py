@@ -12,7 +12,7 @@ unit before they are used, so that no block waits for its own address.
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.tiles import LOG2E, finish_logits, gather_block, load_block, place_of
+from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gather_block, load_block, place_of
 
 
 @triton.jit
@@ -27,17 +27,17 @@ def _store_slot(scratch, slot, q, TMA: tl.constexpr):
 @triton.jit
 def _finish_tile(
     z, bias, ids, target, log_sum, a, b, alive, group, last, V, scale, cap, eps,
-    FLAG: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
+    FLAG: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q of one tile from its product, rounded to DTYPE; FLAG: writes whether the filter keeps it to `alive`.
 
     ids: of the tile's columns; target: place of each row's target in the vocabulary order.
     """
     place = group * 128 + tl.arange(0, 128)
-    z = finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE, HAS_BIAS, HAS_CAP)
+    z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
     if group * 128 + 128 > V:
         z = tl.where((place < V)[None, :], z, float("-inf"))
-    p = tl.exp2(z * LOG2E - log_sum[:, None])
+    p = tl.exp2(z - log_sum[:, None])
     q = p * a[:, None]
     own = (target >= group * 128) & (target < group * 128 + 128)
     any_own = tl.max(own.to(tl.int32), 0)
@@ -48,7 +48,7 @@ def _finish_tile(
         kept = tl.maximum(tl.max((tl.max(p, 1) >= eps).to(tl.int32), 0), any_own)
         tl.store(alive + group, kept.to(tl.int8), mask=group < last)
     if HAS_CAP:
-        r = tl.maximum(z, -cap) * (1.0 / cap)
+        r = tl.maximum(z * (LN2 / cap), -1.0)
         q = q * (1.0 - r * r)
     return q.to(DTYPE)
 
@@ -93,7 +93,7 @@ def _gradient_tiles(
     plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
     ORDERED: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
@@ -155,13 +155,13 @@ def _gradient_tiles(
                 flags = alive + block.to(tl.int64) * groups
                 q = _finish_tile(
                     left_z, bias, left_ids, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps,
-                    FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
+                    FLAG, HAS_BIAS, HAS_CAP, DTYPE,
                 )  # fmt: skip
                 _store_slot(scratch, base + left_slot, q, TMA)
                 if right_group < groups:
                     q = _finish_tile(
                         right_z, bias, right_ids, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps,
-                        FLAG, HAS_SCALE, HAS_BIAS, HAS_CAP, DTYPE,
+                        FLAG, HAS_BIAS, HAS_CAP, DTYPE,
                     )  # fmt: skip
                     _store_slot(scratch, base + right_slot, q, TMA)
             block, left_group, left_slot, right_group, right_slot = next_block, a_group, a_slot, b_group, b_slot
@@ -173,7 +173,7 @@ def gradient_kernel(
     unit_counts,
     plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q of the wave's tiles into its slots. LISTED: the tiles of the row lists; else all of them.
@@ -190,7 +190,7 @@ def gradient_kernel(
                 row_groups, units,
                 unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
                 n_blocks, chunk,
-                BK, TMA, False, LISTED, FLAG, ORDERED, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+                BK, TMA, False, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _gradient_tiles(
@@ -198,5 +198,5 @@ def gradient_kernel(
             units,
             unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
             n_blocks, chunk,
-            BK, TMA, True, LISTED, FLAG, ORDERED, HAS_SCALE, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+            BK, TMA, True, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
         )  # fmt: skip

@@ -63,5 +63,5 @@ def kept_backward(
         )  # fmt: skip
     d_hidden = q @ weight if need[0] else hidden.new_empty(0)
     d_weight = q.T @ hidden if need[1] else hidden.new_empty(0)
-    d_bias = (q.sum(0, dtype=torch.float32) / logit_scale).to(bias.dtype) if need[2] else hidden.new_empty(0)
+    d_bias = (q.sum(0, dtype=torch.float32) / logit_scale).to(bias.dtype) if need[2] else lse.new_empty(0)
     return d_hidden, d_weight, d_bias

@@ -151,7 +151,7 @@ def run_forward(
     kept = torch.empty((N, V) if keep else (0,), dtype=hidden.dtype, device=device)
     tma = use_tma(hidden, weight)
     logit = dict(
-        HAS_SCALE=logit_scale != 1.0, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None,
+        HAS_BIAS=bias is not None, HAS_CAP=softcap is not None,
         PRECISION=precision_of(hidden.dtype),
     )  # fmt: skip
     if maxima:
@@ -319,7 +319,7 @@ def run_backward(
             units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale,
             cap,
             filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden),
-            BK=BK, TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered, HAS_SCALE=scale != 1.0,
+            BK=BK, TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered,
             HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision, DTYPE=triton_dtype(dtype),
             num_warps=warps, num_stages=stages,
         )  # fmt: skip

@@ -26,7 +26,8 @@ def alive_kernel(maxima, base, lse, rows, targets, control, alive, N_PAD, groups
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         at = group.to(tl.int64)[:, None] * N_PAD + packed[None, :]
         byte = tl.load(maxima + at, mask=(group < groups)[:, None], other=-128)
-        keep = (byte.to(tl.float32) >= (threshold * units)[None, :]) | (byte == ALWAYS)
+        # a hundredth of a unit for the rounding of the logits, which the byte and log-sum-exp saw in another order
+        keep = (byte.to(tl.float32) >= (threshold * units - 0.01)[None, :]) | (byte == ALWAYS)
         keep = keep & (byte > NEVER) & (row >= 0)[None, :]
         own = (target >= 0)[None, :] & ((target // 128)[None, :] == group[:, None])
         any_kept = tl.max((keep | own).to(tl.int32), 1)

@@ -78,7 +78,7 @@ logit_scale,
     return (
         new(hidden.shape, dtype=torch.float32 if hidden_fp32 else hidden.dtype) if need[0] else new(0),
         new(weight.shape) if need[1] else new(0),
-        bias.new_empty(bias.shape) if need[2] else new(0),
+        bias.new_empty(bias.shape) if need[2] else new(0, dtype=torch.float32),
     )
 
 

@@ -45,16 +45,18 @@ def gather_block(source, rows, column, n_columns, stride, K: tl.constexpr):
 
 
 @triton.jit
-def finish_logits(z, bias, ids, V, scale, cap, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
-    """Logits used, from the matrix product: scale, bias, softcap cap * tanh(z / cap)."""
-    if HAS_SCALE:
-        z = z * scale
+def finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
+    """Logits used, in base 2 (times log2 e), from the matrix product: scale, bias, softcap cap * tanh(z / cap).
+
+    The result never shares its registers with the product: ptxas serializes wgmma where others touch its accumulator.
+    """
+    z = z * (scale * LOG2E)
     if HAS_BIAS:
-        z += tl.load(bias + ids, mask=(ids >= 0) & (ids < V), other=0.0).to(tl.float32)[None, :]
+        z += tl.load(bias + ids, mask=(ids >= 0) & (ids < V), other=0.0).to(tl.float32)[None, :] * LOG2E
     if HAS_CAP:
         # tanh(x) = 1 - 2 / (1 + exp(2 x)) without libdevice, which the interpreter lacks. The square of the reciprocal
         # root is one instruction of the special-function unit, a division several; an infinite exponential gives 1, as
         # it must.
-        r = tl.rsqrt(1.0 + tl.exp2(z * (2.0 * LOG2E / cap)))
-        z = cap - 2.0 * cap * (r * r)
+        r = tl.rsqrt(1.0 + tl.exp2(z * (2.0 / cap)))
+        z = LOG2E * cap - (2.0 * LOG2E * cap) * (r * r)
     return z
