@@ -13,13 +13,23 @@ import torch
 from paperlm_kernels.bench import accuracy
 from paperlm_kernels.bench.methods import METHODS
 from paperlm_kernels.cross_entropy.data import CASES, make_inputs
-from support_cross_entropy import PLACES, check_gradients, problem, relative, run, truth
+from support_cross_entropy import PLACES, Place, check_gradients, problem, relative, run, truth
 
 KERNELS = [p for p in PLACES if p.backend == "triton"]
 kernels = pytest.mark.parametrize("place", KERNELS, ids=str)
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 if KERNELS:
+    import triton
+    import triton.language as tl
     from paperlm_kernels.cross_entropy import launch
+    from paperlm_kernels.cross_entropy.products import _remainder, _unsplit
+
+    @triton.jit
+    def there_and_back(x, value, y, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        short = tl.load(value + at)  # the interpreter's own conversion to bfloat16 cuts off instead of rounding
+        tl.store(y + at, _unsplit(short, _remainder(tl.load(x + at), short)))
+
 
 MEMORY = ("fast", "balanced", "lean")
 FILTERS = ("both", "hidden", "weight")
@@ -30,11 +40,16 @@ def gradients(place, p, **keywords):
     return [loss.detach(), *torch.autograd.grad(loss, p.leaves)]
 
 
-@pytest.fixture
-def tight(monkeypatch):
+def tighten(monkeypatch):
     """No scratch beyond one group of tiles, so that there are as many waves as can be."""
     monkeypatch.setattr(launch, "BUDGETS", {k: (0.0, 0) for k in launch.BUDGETS})
     monkeypatch.setattr(launch, "UNFILTERED_BALANCED", 0.0)
+    monkeypatch.setattr(launch, "MOST_WAVES", {})
+
+
+@pytest.fixture
+def tight(monkeypatch):
+    tighten(monkeypatch)
 
 
 @kernels
@@ -47,12 +62,42 @@ def test_many_waves_give_what_one_gives(place, memory, monkeypatch):
             :1
         ]  # the interpreter is slow, and the presets differ in the scratch and in how dE is carried
     roomy = [gradients(place, p, memory=memory, **s) for s in settings]
-    monkeypatch.setattr(launch, "BUDGETS", {k: (0.0, 0) for k in launch.BUDGETS})
-    monkeypatch.setattr(launch, "UNFILTERED_BALANCED", 0.0)
-    launch.wave_count.cache_clear()
+    tighten(monkeypatch)
     for setting, right in zip(settings, roomy, strict=True):
         mine = gradients(place, p, memory=memory, **setting)
         check_gradients(place, mine[1:], right[1:], {0: 1e-2 if place.dtype.itemsize == 2 else 1e-5})
+
+
+@kernels
+@pytest.mark.parametrize("dtype,bits", [(torch.bfloat16, 8), (torch.float16, 11)])
+def test_a_triton_byte_holds_eight_bits_more_than_a_16_bit_number(place, dtype, bits):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(1024, generator=g) * torch.exp2(torch.randint(-30, 15, (1024,), generator=g))
+    x[:8] = torch.tensor([0.0, -0.0, 1.0, -2.0, 0.99999994, 1.0000001, 2.0**-24, -(2.0**-13) * 1.001])
+    x = x.to(place.device)
+    value, y = x.to(dtype), torch.empty_like(x)
+    there_and_back[(4,)](x, value, y, BLOCK=256)
+    # half a 254th of the spacing of the 16-bit numbers there, which in float16 is at least 2^-24
+    spacing = torch.exp2(torch.frexp(value.float()).exponent.float() - bits)
+    spacing = spacing.clamp(min=2.0**-24) if dtype == torch.float16 else spacing
+    assert ((y - x).abs() <= spacing * (0.501 / 254) + 1e-7 * x.abs() + 2.0**-130).all()
+
+
+SIXTEEN_BITS = [Place(p.backend, p.device, torch.float16) for p in KERNELS if p.dtype == torch.float32]
+SIXTEEN_BITS += [p for p in KERNELS if p.dtype == torch.bfloat16]
+
+
+@pytest.mark.parametrize("place", SIXTEEN_BITS, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_sums_carried_in_16_bits_and_a_byte_round_as_those_of_one_wave(place, scale, monkeypatch):
+    p = problem(place, (1, 100), 40, 1200, bias=False)
+    settings = {"filter_eps": None, "logit_scale": scale, "reduction": "sum"}
+    whole = gradients(place, p, **settings)[1]
+    tighten(monkeypatch)
+    carried, rounded = (gradients(place, p, memory=m, **settings)[1] for m in ("balanced", "lean"))
+    # ten sums: with a byte beyond its dtype one in a hundred comes out on the other side of a rounding boundary
+    assert (carried == whole).float().mean() > 0.97 > (rounded == whole).float().mean()
+    assert relative(carried, whole) < 0.1 * relative(rounded, whole) + 2e-5
 
 
 @pytest.mark.parametrize(
@@ -68,6 +113,22 @@ def test_the_waves_cover_the_vocabulary_and_each_fits(groups, row_blocks, slots,
         assert end > first
         first, waves = end, waves + 1
     assert wave_count(groups, row_blocks, slots, row_slots) == waves
+
+
+@pytest.mark.parametrize("tokens,vocab,width", [
+    (8192, 256000, 2304), (32768, 50257, 768), (131072, 32000, 2048), (131072, 128256, 4096), (100, 300, 16),
+])  # fmt: skip
+@pytest.mark.parametrize("memory,exact,most", [("balanced", False, 32), ("balanced", True, 16), ("fast", False, 16)])
+def test_long_batches_take_few_waves_and_a_small_share_of_the_logits(tokens, vocab, width, memory, exact, most):
+    pytest.importorskip("triton")
+    from paperlm_kernels.cross_entropy.launch import MIB, SLOT, spare_slots, wave_count
+
+    row_blocks, groups, row_slots = -(-tokens // 128), -(-vocab // 128), width / 128
+    bound = 2 * (tokens + vocab) * width
+    spare = spare_slots(memory, exact, bound, 0, row_blocks, groups, row_slots, 2)
+    assert wave_count(groups, row_blocks, spare + -int(-groups * row_slots // 1), row_slots) <= most
+    logits = 2 * tokens * vocab
+    assert 2 * SLOT * spare <= max(0.25 * bound, 128 * MIB, 0.06 * logits)
 
 
 @kernels

@@ -13,6 +13,32 @@ from paperlm_kernels.cross_entropy.tiles import gather_block, load_block, place_
 
 
 @triton.jit
+def _spacing(value):
+    """Bits of the float32 that is the distance of a 16-bit number from its neighbours, at least float32's smallest
+    normal number."""
+    kind: tl.constexpr = value.dtype
+    exponent = value.to(tl.float32).to(tl.int32, bitcast=True) & 0x7F800000
+    if kind == tl.bfloat16:
+        return tl.maximum(exponent - (7 << 23), 1 << 23)
+    else:
+        return tl.maximum(exponent - (10 << 23), 103 << 23)
+
+
+@triton.jit
+def _unsplit(value, remainder):
+    """float32 from a 16-bit number and a byte: 254ths of the distance to its neighbours."""
+    step = _spacing(value).to(tl.float32, bitcast=True)
+    return value.to(tl.float32) + remainder.to(tl.float32) * (step * (1.0 / 254.0))
+
+
+@triton.jit
+def _remainder(x, value):
+    """The byte that `_unsplit` makes x of again, from its rounded value: 8 significant bits more."""
+    inverse = (0x7F000000 - _spacing(value)).to(tl.float32, bitcast=True)
+    return tl.floor((x - value.to(tl.float32)) * inverse * 254.0 + 0.5).to(tl.int8)
+
+
+@triton.jit
 def _hidden_unit(
     unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder,
     row_blocks,
@@ -23,8 +49,8 @@ def _hidden_unit(
 ):  # fmt: skip
     """Adds q C of the wave to (128 tokens, BD columns) of dE.
 
-    Between waves the sum is carried in d_hidden; PAIR: what its dtype rounds off goes to `remainder`, so that 16
-    significant bits survive the waves and the final value is rounded once.
+    Between waves the sum is carried in d_hidden; PAIR: what its dtype rounds off goes to `remainder` as a byte, so that
+    16 significant bits survive the waves and the final value is rounded once.
     """
     block, column = place_of(unit, row_blocks, columns, CHUNK)
     column *= BD
@@ -42,7 +68,20 @@ def _hidden_unit(
         group = first
         slot = block
     if n > 0 or FIRST:
+        packed = block * 128 + tl.arange(0, 128)
+        row = tl.load(rows + packed)
+        d = column + tl.arange(0, BD)
+        mask = (row >= 0)[:, None] & (d < D)[None, :]
+        out = d_hidden + row.to(tl.int64)[:, None] * D + d[None, :]
+        rest = remainder + packed.to(tl.int64)[:, None] * D + d[None, :]
         acc = tl.zeros([128, BD], tl.float32)
+        if not FIRST:
+            carried = tl.load(out, mask=mask, other=0.0)
+            if PAIR:
+                acc = _unsplit(carried, tl.load(rest, mask=mask, other=0))
+            else:
+                acc = carried.to(tl.float32)
+            acc *= 1.0 / tl.where(scale == 0.0, 1.0, scale)
         for t in range(n * STEPS):
             inner = t % STEPS * BK
             q = load_block(scratch, (base + slot) * 128, inner, (base + slot + 1) * 128, 128, 128, 128, BK, TMA)
@@ -64,21 +103,11 @@ def _hidden_unit(
             else:
                 group = first + following
                 slot = following * row_blocks + block
-        packed = block * 128 + tl.arange(0, 128)
-        row = tl.load(rows + packed)
-        c = column + tl.arange(0, BD)
-        mask = (row >= 0)[:, None] & (c < D)[None, :]
-        out = d_hidden + row.to(tl.int64)[:, None] * D + c[None, :]
-        rest = remainder + packed.to(tl.int64)[:, None] * D + c[None, :]
-        acc = acc * scale
-        if not FIRST:
-            acc += tl.load(out, mask=mask, other=0.0).to(tl.float32)
-            if PAIR:
-                acc += tl.load(rest, mask=mask, other=0.0).to(tl.float32)
+        acc *= scale
         value = acc.to(d_hidden.dtype.element_ty)
         tl.store(out, value, mask=mask)
         if PAIR:
-            tl.store(rest, (acc - value.to(tl.float32)).to(remainder.dtype.element_ty), mask=mask)
+            tl.store(rest, _remainder(acc, value), mask=mask)
 
 
 @triton.jit
