@@ -22,13 +22,28 @@ if KERNELS:
     import triton
     import triton.language as tl
     from paperlm_kernels.cross_entropy import launch
-    from paperlm_kernels.cross_entropy.products import _remainder, _unsplit
+    from paperlm_kernels.cross_entropy.products import _lead, _remainder, _turns, _unit_of, _unsplit
 
     @triton.jit
     def there_and_back(x, value, y, BLOCK: tl.constexpr):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         short = tl.load(value + at)  # the interpreter's own conversion to bfloat16 cuts off instead of rounding
         tl.store(y + at, _unsplit(short, _remainder(tl.load(x + at), short)))
+
+    @triton.jit
+    def share_out(done, long_units, long_length, short_units, short_length):
+        program = tl.program_id(0)
+        programs = tl.num_programs(0)
+        heavy, lead = _lead(long_units, long_length, short_units, short_length, programs)
+        for turn in range(_turns(long_units, programs, 0, 0)):
+            unit = _unit_of(turn, program, programs, 0, 0)
+            if unit < long_units:
+                tl.store(done + unit * programs + program, tl.load(done + unit * programs + program) + 1)
+        for turn in range(_turns(short_units, programs, heavy, lead)):
+            unit = _unit_of(turn, program, programs, heavy, lead)
+            if unit < short_units:
+                at = done + (long_units + unit) * programs + program
+                tl.store(at, tl.load(at) + 1)
 
 
 MEMORY = ("fast", "balanced", "lean")
@@ -115,20 +130,42 @@ def test_the_waves_cover_the_vocabulary_and_each_fits(groups, row_blocks, slots,
     assert wave_count(groups, row_blocks, slots, row_slots) == waves
 
 
-@pytest.mark.parametrize("tokens,vocab,width", [
-    (8192, 256000, 2304), (32768, 50257, 768), (131072, 32000, 2048), (131072, 128256, 4096), (100, 300, 16),
+@pytest.mark.parametrize("tokens,vocab,width,waves", [
+    (8192, 256000, 2304, 32), (32768, 50257, 768, 17), (65536, 32000, 768, 11), (131072, 128256, 4096, 32),
+    (100, 300, 16, 4),
 ])  # fmt: skip
-@pytest.mark.parametrize("memory,exact,most", [("balanced", False, 32), ("balanced", True, 16), ("fast", False, 16)])
-def test_long_batches_take_few_waves_and_a_small_share_of_the_logits(tokens, vocab, width, memory, exact, most):
+@pytest.mark.parametrize("memory,exact,limit", [("balanced", False, 32), ("balanced", True, 16), ("fast", False, 16)])
+def test_long_batches_take_few_waves_and_a_small_share_of_the_logits(tokens, vocab, width, waves, memory, exact, limit):
     pytest.importorskip("triton")
-    from paperlm_kernels.cross_entropy.launch import MIB, SLOT, spare_slots, wave_count
+    from paperlm_kernels.cross_entropy.launch import MIB, SLOT, most_waves, spare_slots, wave_count
 
     row_blocks, groups, row_slots = -(-tokens // 128), -(-vocab // 128), width / 128
     bound = 2 * (tokens + vocab) * width
-    spare = spare_slots(memory, exact, bound, 0, row_blocks, groups, row_slots, 2)
+    most = most_waves(memory, exact, groups, -(-width // 256), 132)
+    assert most == min(waves, limit)
+    spare = spare_slots(memory, exact, bound, 0, row_blocks, groups, row_slots, 2, most)
     assert wave_count(groups, row_blocks, spare + -int(-groups * row_slots // 1), row_slots) <= most
     logits = 2 * tokens * vocab
-    assert 2 * SLOT * spare <= max(0.25 * bound, 128 * MIB, 0.06 * logits)
+    assert 2 * SLOT * spare <= max(0.25 * bound, 128 * MIB, logits / most)
+
+
+@kernels
+@pytest.mark.parametrize("programs,long_units,long_length,short_units,short_length", [
+    (132, 66, 256, 768, 22), (132, 576, 333, 2997, 64), (132, 36, 256, 768, 12), (4, 3, 10, 40, 2), (4, 8, 10, 5, 2),
+    (7, 0, 5, 3, 1), (132, 5, 1, 3, 1),
+])  # fmt: skip
+def test_programs_do_every_unit_once_and_end_together(
+    place, programs, long_units, long_length, short_units, short_length
+):
+    if place.dtype != torch.float32:
+        pytest.skip("one dtype is enough")
+    turns = torch.zeros(long_units + short_units, programs, dtype=torch.int32, device=place.device)
+    share_out[(programs,)](turns, long_units, long_length, short_units, short_length)
+    assert (turns.sum(1) == 1).all()
+    load = turns[:long_units].sum(0) * long_length + turns[long_units:].sum(0) * short_length
+    fair = max(load.sum().item() / programs, long_length if long_units else 0)
+    slack = short_length if short_units * short_length >= programs * long_length else long_length
+    assert load.max() <= fair + 2 * slack
 
 
 @kernels

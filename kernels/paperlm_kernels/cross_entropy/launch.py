@@ -7,9 +7,9 @@
 | lean     | 0.4 % or 4 MiB                           | LSE, row index                      | dtype              |
 
 The larger of the two figures holds. A buffer that a call cannot do without (one group's slots, the maxima, the
-remainder) counts even where it is larger, and so does what `fast` and `balanced` need to be done in MOST_WAVES waves:
-each wave reads and writes dE, so many thousand tokens beside small gradients (32,768 tokens, 50,257 ids, width 768)
-would spend their time on that. 32 waves hold about 2 % of the logits, 16 about 5 %.
+remainder) counts even where it is larger, and so does what `fast` and `balanced` need to be done in `most_waves`: each
+wave reads and writes dE and lasts as long as its longest unit, so many thousand tokens beside small gradients (32,768
+tokens, 50,257 ids, width 768) would spend their time on that. 32 waves hold about 2 % of the logits, 16 about 5 %.
 """
 
 from __future__ import annotations
@@ -209,20 +209,27 @@ MOST_WAVES = {"fast": 16, "balanced": 32}
 UNFILTERED_WAVES = 16
 
 
+def most_waves(memory: str, exact: bool, groups: int, columns: int, programs: int) -> int | None:
+    """Waves that a preset allows, None for any number. `columns`: units that the gradient of a group is divided into;
+    a wave needs about one for every second program, which multiply for dE in the meantime."""
+    if memory not in MOST_WAVES:
+        return None
+    most = UNFILTERED_WAVES if exact else MOST_WAVES[memory]
+    return min(most, max(4, 2 * groups * columns // programs))
+
+
 def spare_slots(
-    memory: str, exact: bool, bound: int, other: int, n_blocks: int, groups: int, row_slots: float, itemsize: int
-) -> int:
+    memory: str, exact: bool, bound: int, other: int, n_blocks: int, groups: int, row_slots: float, itemsize: int,
+    most: int | None,
+) -> int:  # fmt: skip
     """Slots of scratch beside those that lie in dC: what the preset affords beside its other buffers, or what it needs
-    for its number of waves; at least those of one group, at most all. `row_slots` as in `wave_count`."""
+    for `most` waves; at least those of one group, at most all. `row_slots` as in `wave_count`."""
     share, floor = BUDGETS[memory]
     if memory == "balanced" and exact:
         share = UNFILTERED_BALANCED
     spare = max(share * bound, floor * MIB) - other
     affordable = min(max(int(spare / (SLOT * itemsize)), n_blocks), groups * n_blocks)
-    if memory not in MOST_WAVES:
-        return affordable
-    most = UNFILTERED_WAVES if exact else MOST_WAVES[memory]
-    return max(affordable, _slots_for(most, groups, n_blocks, row_slots))
+    return affordable if most is None else max(affordable, _slots_for(most, groups, n_blocks, row_slots))
 
 
 @functools.lru_cache(maxsize=256)
@@ -281,7 +288,8 @@ def run_backward(
     other = sum(t.numel() * t.element_size() for t in kept) + carry + ROUNDING
     bound = (N + V) * D * dtype.itemsize
     row_size = D / 128 if need_weight else 0.0
-    slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, row_size, dtype.itemsize)
+    most = most_waves(memory, not filtered, groups, triton.cdiv(D, config.products[0]), programs_of(device))
+    slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, row_size, dtype.itemsize, most)
     slots += math.ceil(groups * row_size)
     waves = wave_count(groups, n_blocks, slots, row_size)
     pair = pair and waves > 1

@@ -171,15 +171,38 @@ def _weight_unit(
 
 
 @triton.jit
-def _turn(turn, turns, cycle, program, programs, heavy, first, last, columns, CHUNK: tl.constexpr):
-    """Group and column that a program computes in its turn; group >= last in the turns that it sits out."""
-    unit = turn // turns * cycle + turn % turns * programs + program
-    mine = True
-    if turn % turns == turns - 1:
-        mine = program >= heavy
-        unit -= heavy
-    group, column = place_of(tl.minimum(unit, (last - first) * columns), last - first, columns, CHUNK)
-    return tl.where(mine & (unit < (last - first) * columns), first + group, last), column
+def _lead(long_units, long_length, short_units, short_length, programs):
+    """How the programs share two kinds of units so that all end together: (heavy, lead).
+
+    The first `heavy` programs have one long unit more than the others, which meanwhile do `lead` short ones each.
+    """
+    heavy = long_units % programs
+    lead = (2 * long_length + short_length) // tl.maximum(2 * short_length, 1)
+    lead = tl.minimum(lead, short_units // (programs - heavy))
+    return heavy, tl.where(heavy > 0, lead, 0)
+
+
+@triton.jit
+def _unit_of(turn, program, programs, heavy, lead):
+    """Unit that a program does in its turn; the heavy programs are left out of the first `lead` turns of the others."""
+    light = programs - heavy
+    ahead = (program >= heavy) & (turn < lead)
+    later = tl.where(program >= heavy, turn - lead, turn)
+    return tl.where(ahead, turn * light + program - heavy, lead * light + later * programs + program)
+
+
+@triton.jit
+def _turns(units, programs, heavy, lead):
+    """Turns after which no program has a unit left."""
+    return lead + tl.cdiv(tl.maximum(units - lead * (programs - heavy), 0), programs)
+
+
+@triton.jit
+def _group_and_column(unit, first, last, columns, CHUNK: tl.constexpr):
+    """What a unit of dC computes; group = last for units beyond it."""
+    units = (last - first) * columns
+    group, column = place_of(tl.minimum(unit, units), last - first, columns, CHUNK)
+    return tl.where(unit < units, first + group, last), column
 
 
 @triton.jit
@@ -208,44 +231,48 @@ def products_kernel(
     columns = tl.cdiv(D, BD)
     program = tl.program_id(0)
     programs = tl.num_programs(0)
-    turns = 1
-    heavy = 0
-    if HIDDEN:
-        units = row_blocks * columns
+    # A unit is a row block (dE) or a group (dC) and some columns. The tiles of the wave are its work in both cases, so
+    # the units of dE are the longer ones where the wave has more groups than row blocks.
+    groups_here = last - first
+    hidden_units = row_blocks * columns
+    weight_units = groups_here * columns
+    hidden_heavy = 0
+    hidden_lead = 0
+    weight_heavy = 0
+    weight_lead = 0
+    if HIDDEN and WEIGHT:
+        if groups_here >= row_blocks:
+            weight_heavy, weight_lead = _lead(hidden_units, groups_here, weight_units, row_blocks, programs)
+        else:
+            hidden_heavy, hidden_lead = _lead(weight_units, row_blocks, hidden_units, groups_here, programs)
+    if HIDDEN:  # noqa: SIM102 (known when compiling; the other is not)
         if last > first or FIRST:
-            for unit in range(program, units, programs):
-                _hidden_unit(
-                    unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last,
-                    listed if SOME else base, q_rows,
-                    d_hidden,
-                    remainder, row_blocks, V, D, stride_c, scale, groups, columns,
-                    BD, BK, TMA, SOME, VISIT == "listed", ORDERED, FIRST, PAIR, ROUND, PRECISION, CHUNK,
-                )  # fmt: skip
-        # `heavy` programs had one unit more than the others. Both products cost the same in total, so a unit of dE is
-        # 1 / row_blocks of the work on dC: the heavy programs sit out one turn in `turns` of the dC units.
-        heavy = units % programs
-        spare = 2 * units - units // programs * programs
-        turns = tl.maximum(1, (spare + programs // 2) // programs)
-        if heavy == 0:
-            turns = 1
+            for turn in range(_turns(hidden_units, programs, hidden_heavy, hidden_lead)):
+                unit = _unit_of(turn, program, programs, hidden_heavy, hidden_lead)
+                if unit < hidden_units:
+                    _hidden_unit(
+                        unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last,
+                        listed if SOME else base, q_rows, d_hidden, remainder, row_blocks, V, D, stride_c, scale,
+                        groups, columns,
+                        BD, BK, TMA, SOME, VISIT == "listed", ORDERED, FIRST, PAIR, ROUND, PRECISION, CHUNK,
+                    )  # fmt: skip
     if WEIGHT:
         dense = False
         if TMA:
             dense = tl.load(control + 3) > 0
-        units = (last - first) * columns
-        cycle = turns * programs - heavy
-        if units > 0:
+        if weight_units > 0:
             # what the next two units need is read ahead
-            group, column = _turn(0, turns, cycle, program, programs, heavy, first, last, columns, CHUNK)
+            unit = _unit_of(0, program, programs, weight_heavy, weight_lead)
+            group, column = _group_and_column(unit, first, last, columns, CHUNK)
             start, n = _group_range(group, first, last, offsets, group_counts, row_blocks, VISIT)
             block = _entry(group, start, n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
-            next_group, next_column = _turn(1, turns, cycle, program, programs, heavy, first, last, columns, CHUNK)
+            unit = _unit_of(1, program, programs, weight_heavy, weight_lead)
+            next_group, next_column = _group_and_column(unit, first, last, columns, CHUNK)
             next_start, next_n = _group_range(next_group, first, last, offsets, group_counts, row_blocks, VISIT)
-            for turn in range(tl.cdiv(units, cycle) * turns):
+            for turn in range(_turns(weight_units, programs, weight_heavy, weight_lead)):
                 next_block = _entry(next_group, next_start, next_n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
-                far_group, far_column = _turn(
-                    turn + 2, turns, cycle, program, programs, heavy, first, last, columns, CHUNK
-                )
+                unit = _unit_of(turn + 2, program, programs, weight_heavy, weight_lead)
+                far_group, far_column = _group_and_column(unit, first, last, columns, CHUNK)
                 far_start, far_n = _group_range(far_group, first, last, offsets, group_counts, row_blocks, VISIT)
                 if group < last:
                     if dense:
