@@ -103,14 +103,13 @@ SIXTEEN_BITS += [p for p in KERNELS if p.dtype == torch.bfloat16]
 
 
 @pytest.mark.parametrize("place", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_sums_carried_in_16_bits_and_a_byte_round_as_those_of_one_wave(place, scale, monkeypatch):
-    p = problem(place, (1, 100), 40, 1200, bias=False)
-    settings = {"filter_eps": None, "logit_scale": scale, "reduction": "sum"}
+def test_sums_carried_in_16_bits_and_a_byte_round_as_those_of_one_wave(place, monkeypatch):
+    p = problem(place, (1, 100), 40, 1000, bias=False)
+    settings = {"filter_eps": None, "logit_scale": 0.3, "reduction": "sum"}
     whole = gradients(place, p, **settings)[1]
     tighten(monkeypatch)
     carried, rounded = (gradients(place, p, memory=m, **settings)[1] for m in ("balanced", "lean"))
-    # ten sums: with a byte beyond its dtype one in a hundred comes out on the other side of a rounding boundary
+    # eight sums: with a byte beyond its dtype one in a hundred comes out on the other side of a rounding boundary
     assert (carried == whole).float().mean() > 0.97 > (rounded == whole).float().mean()
     assert relative(carried, whole) < 0.1 * relative(rounded, whole) + 2e-5
 
@@ -151,8 +150,8 @@ def test_long_batches_take_few_waves_and_a_small_share_of_the_logits(tokens, voc
 
 @kernels
 @pytest.mark.parametrize("programs,long_units,long_length,short_units,short_length", [
-    (132, 66, 256, 768, 22), (132, 576, 333, 2997, 64), (132, 36, 256, 768, 12), (4, 3, 10, 40, 2), (4, 8, 10, 5, 2),
-    (7, 0, 5, 3, 1), (132, 5, 1, 3, 1),
+    (12, 6, 32, 96, 2), (12, 52, 31, 270, 6), (12, 3, 24, 70, 1), (4, 3, 10, 40, 2), (4, 8, 10, 5, 2), (7, 0, 5, 3, 1),
+    (12, 5, 1, 3, 1),
 ])  # fmt: skip
 def test_programs_do_every_unit_once_and_end_together(
     place, programs, long_units, long_length, short_units, short_length
@@ -176,7 +175,7 @@ def test_three_runs_and_three_grids_give_the_same_bits(place, filter_eps, tight,
     monkeypatch.setattr(launch, "MAX_SPLITS", 1)  # strips are summed in their order, and their number follows the grid
     one_strip = gradients(place, p, filter_eps=filter_eps)
     assert all(relative(a, b) <= 1e-2 for a, b in zip(one_strip, first, strict=True))
-    for programs in (1, 3, 7, 7):
+    for programs in (3, 7) if place.device == "cpu" else (1, 3, 7, 7):
         monkeypatch.setattr(launch, "programs_of", lambda device, programs=programs: programs)
         monkeypatch.setattr(launch, "L2_BYTES", 0 if programs == 3 else 20 * 2**20)
         again = gradients(place, p, filter_eps=filter_eps)
