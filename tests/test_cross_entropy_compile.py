@@ -30,15 +30,13 @@ POINTERS = {
     "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order",
     "*i16": "row_groups row_starts slot_blocks group_blocks",
     "*i8": "alive maxima remainder",
-    "fp32": "scale cap eps",
+    "fp32": "scale cap eps log_eps",
 }
 LOGIT = {"HAS_BIAS": False, "HAS_CAP": True, "PRECISION": "ieee", "DTYPE": tl.bfloat16}
 
 
 def compiled(kernel, blocks, constants, descriptors, architecture):
     types = {name: kind for kind, names in POINTERS.items() for name in names.split()}
-    if kernel is forward.forward_kernel:
-        types["units"] = "fp32"
     types |= {name: f"tensordesc<bf16[{r}, {c}]>" for name, (r, c) in descriptors.items()}
     names = kernel.arg_names
     aligned = {"D", "V", "stride_e", "stride_c", "N_PAD"}

@@ -5,9 +5,10 @@ maximum and sum in registers, and writes one pair a row; a second kernel combine
 tile of logits is in registers its largest entry per row and group of 128 ids is kept as a byte, so that the backward
 pass knows which tiles the gradient filter drops before it recomputes anything.
 
-The byte is ceil(units * (maximum - base)), clamped to [-127, 127], with base the largest logit of the row among its
-target and the first 128 ids: log-sum-exp, which the filter compares with, is not known yet, but it is not far above
-that. 127 stands for "always kept", -127 for its lower end, which keeps too much and never too little, and -128 for rows
+The byte is ceil(UNITS * (maximum - base - ln eps)) + LOWEST, clamped to [-127, 127], with base the largest logit of the
+row among its target and the first 128 ids: log-sum-exp, which the filter compares with, is not known yet, but it is
+never below the base and seldom far above it. 253 steps of 1/20 nat reach 12.6 nats above, the logarithm of 300,000 ids;
+127 stands for "always kept", -127 for its lower end, which is dropped whatever log-sum-exp will be, and -128 for rows
 and groups outside the matrix.
 """
 
@@ -18,6 +19,8 @@ from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gathe
 
 ALWAYS = tl.constexpr(127)
 NEVER = tl.constexpr(-128)
+UNITS = tl.constexpr(20.0)
+LOWEST = tl.constexpr(-126.0)
 
 
 @triton.jit
@@ -93,7 +96,7 @@ def base_kernel(
 @triton.jit
 def _strips(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-    N_PAD, V, D, stride_e, stride_c, scale, cap, units,
+    N_PAD, V, D, stride_e, stride_c, scale, cap, log_eps,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, DTYPE: tl.constexpr,
@@ -111,7 +114,7 @@ def _strips(
         m = tl.full([128], float("-inf"), tl.float32)
         s = tl.zeros([128], tl.float32)
         if MAXIMA:
-            origin = tl.load(base + packed)
+            origin = tl.load(base + packed) + log_eps
         first = split * tiles // splits
         steps = tl.cdiv(D, BK)
         z = tl.zeros([128, BN], tl.float32)
@@ -142,7 +145,7 @@ def _strips(
                     tl.store(target_logit + row, own * LN2, mask=hit)
                 group_max = tl.max(tl.reshape(z, [128, BN // 128, 128]), 2)
                 if MAXIMA:
-                    byte = tl.ceil((group_max * LN2 - origin[:, None]) * units)
+                    byte = tl.ceil((group_max * LN2 - origin[:, None]) * UNITS) + LOWEST
                     byte = tl.minimum(tl.maximum(byte, -127.0), 127.0)
                     byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
                     group = tile * (BN // 128) + tl.arange(0, BN // 128)
@@ -160,7 +163,7 @@ def _strips(
 @triton.jit
 def forward_kernel(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-    N_PAD, V, D, stride_e, stride_c, scale, cap, units,
+    N_PAD, V, D, stride_e, stride_c, scale, cap, log_eps,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, DTYPE: tl.constexpr,
@@ -179,13 +182,13 @@ def forward_kernel(
         if TMA:
             _strips(
                 E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-                N_PAD, V, D, stride_e, stride_c, scale, cap, units,
+                N_PAD, V, D, stride_e, stride_c, scale, cap, log_eps,
                 BN, BK, TMA, False, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _strips(
             E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-            N_PAD, V, D, stride_e, stride_c, scale, cap, units,
+            N_PAD, V, D, stride_e, stride_c, scale, cap, log_eps,
             BN, BK, TMA, True, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
         )  # fmt: skip
 

@@ -131,7 +131,8 @@ def run_forward(
 ) -> Saved:  # fmt: skip
     """Log-sum-exp and target logit of every counting token. Shapes as in `ops.linear_cross_entropy_core`.
 
-    maxima: units of the byte maxima (see `maxima_units`), 0 for none. keep: also the logits (see kept.py).
+    maxima: logarithm of the filter's threshold, which is negative, for byte maxima; 0 for none. keep: also the logits
+    (see kept.py).
     """
     if keep and not use_tma(hidden, weight):
         hidden, weight = hidden.clone(), weight.clone()
@@ -166,19 +167,13 @@ def run_forward(
         parts[0], parts[1], target_logit, max_bytes, base, operand(kept, [128, BN], keep), n_pad, V, D,
         hidden.stride(0), weight.stride(0),
         float(logit_scale), float(softcap or 1.0), float(maxima),
-        BN=BN, BK=BK, TMA=tma, MAXIMA=maxima > 0, KEEP=keep, DTYPE=triton_dtype(hidden.dtype), **logit, num_warps=warps,
+        BN=BN, BK=BK, TMA=tma, MAXIMA=maxima < 0, KEEP=keep, DTYPE=triton_dtype(hidden.dtype), **logit, num_warps=warps,
         num_stages=min(stages, 3) if keep else stages,  # the logits pass through shared memory too
     )  # fmt: skip
     forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
     if keep:
         lse.masked_fill_(target < 0, 0.0)
     return Saved(lse, target_logit, rows, targets, control, max_bytes, base, kept)
-
-
-def maxima_units(eps: float) -> float:
-    """Units of the byte maxima: an eighth of a nat where the threshold lies within 12 nats of log-sum-exp, else a
-    quarter."""
-    return 8.0 if math.log(eps) > -12 else 4.0
 
 
 @functools.lru_cache(maxsize=256)
@@ -305,9 +300,8 @@ def run_backward(
 
     if filtered and not flag:
         liveness.alive_kernel[(n_blocks, triton.cdiv(groups, 32))](
-            saved.maxima, saved.base, saved.lse, rows, targets, control, alive, n_blocks * 128, groups,
-            math.log(filter_eps),
-            maxima_units(filter_eps), GROUPS=32, num_warps=4,
+            saved.maxima, saved.base, saved.lse, rows, targets, control, alive, n_blocks * 128, groups, GROUPS=32,
+            num_warps=4,
         )  # fmt: skip
     if listed:
         liveness.rank_kernel[(triton.cdiv(groups, 16),)](

@@ -11,23 +11,24 @@ Everything stays on the device: counts, prefix sums, lists and the plan of the w
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.forward import ALWAYS, NEVER
+from paperlm_kernels.cross_entropy.forward import ALWAYS, LOWEST, NEVER, UNITS
 
 
 @triton.jit
-def alive_kernel(maxima, base, lse, rows, targets, control, alive, N_PAD, groups, log_eps, units, GROUPS: tl.constexpr):
+def alive_kernel(maxima, base, lse, rows, targets, control, alive, N_PAD, groups, GROUPS: tl.constexpr):
     """alive (row blocks, groups) = 1 where the filter keeps the tile. Grid: row blocks x group chunks."""
     block = tl.program_id(0)
     if block < tl.load(control + 1):
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
         target = tl.load(targets + packed)
-        threshold = tl.load(lse + row, mask=row >= 0, other=float("inf")) + log_eps - tl.load(base + packed)
+        above = tl.load(lse + row, mask=row >= 0, other=float("inf")) - tl.load(base + packed)
+        # a fiftieth of a step for the rounding of the logits, which the byte and log-sum-exp saw in another order
+        threshold = above * UNITS + (LOWEST - 0.02)
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         at = group.to(tl.int64)[:, None] * N_PAD + packed[None, :]
         byte = tl.load(maxima + at, mask=(group < groups)[:, None], other=-128)
-        # a hundredth of a unit for the rounding of the logits, which the byte and log-sum-exp saw in another order
-        keep = (byte.to(tl.float32) >= (threshold * units - 0.01)[None, :]) | (byte == ALWAYS)
+        keep = (byte.to(tl.float32) >= threshold[None, :]) | (byte == ALWAYS)
         keep = keep & (byte > NEVER) & (row >= 0)[None, :]
         own = (target >= 0)[None, :] & ((target // 128)[None, :] == group[:, None])
         any_kept = tl.max((keep | own).to(tl.int32), 1)

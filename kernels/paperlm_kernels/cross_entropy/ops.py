@@ -6,12 +6,14 @@ capture them.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from paperlm_kernels.cross_entropy.kept import kept_backward
-from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, is_hopper, maxima_units, run_backward, run_forward
+from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, is_hopper, run_backward, run_forward
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
@@ -88,7 +90,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         softcap, scale, eps, _, _, memory, keep, group, vocab_start = settings
         # The byte maxima are of groups in the natural order, and lean does without: then the backward pass recomputes
         # all tiles.
-        maxima = 0.0 if eps is None or memory == "lean" or vocab_order is not None else maxima_units(eps)
+        maxima = 0.0 if eps is None or memory == "lean" or vocab_order is not None else math.log(eps)
         lse, target_logit, rows, targets, control, max_bytes, base, kept = forward_op(
             hidden, weight, bias, target, softcap, scale, maxima, keep, vocab_start
         )
