@@ -26,7 +26,7 @@ SHARED = {90: 232448, 80: 101376}
 "Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
 POINTERS = {
     "*bf16": "E E_rows C C_rows bias scratch q_rows q_columns d_hidden d_weight kept",
-    "*fp32": "lse d_lse d_target part_max part_sum target_logit base",
+    "*fp32": "upstream part_max part_sum target_logit base",
     "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order",
     "*i16": "row_groups row_starts slot_blocks group_blocks",
     "*i8": "alive maxima remainder",

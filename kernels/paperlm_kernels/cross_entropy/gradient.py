@@ -16,6 +16,19 @@ from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gathe
 
 
 @triton.jit
+def upstream_kernel(rows, lse, d_lse, d_target, upstream, N_PAD, BLOCK: tl.constexpr):
+    """What the gradient needs of every counting token, packed in their order: (3, N_PAD) of log-sum-exp in base 2 and
+    the two upstream gradients, so that no address waits for a row number. Padding: inf, 0, 0. Grid: chunks of tokens."""
+    packed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = packed < N_PAD
+    row = tl.load(rows + packed, mask=inside, other=-1)
+    real = row >= 0
+    tl.store(upstream + packed, tl.load(lse + row, mask=real, other=float("inf")) * LOG2E, mask=inside)
+    tl.store(upstream + N_PAD + packed, tl.load(d_lse + row, mask=real, other=0.0), mask=inside)
+    tl.store(upstream + 2 * N_PAD + packed, tl.load(d_target + row, mask=real, other=0.0), mask=inside)
+
+
+@triton.jit
 def _store_slot(scratch, slot, q, TMA: tl.constexpr):
     if TMA:
         scratch.store([slot * 128, 0], q)
@@ -88,7 +101,7 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, chunk, gr
 
 @triton.jit
 def _gradient_tiles(
-    E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units,
+    E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
     unit_counts,
     plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
@@ -129,12 +142,12 @@ def _gradient_tiles(
                 ahead = tl.load(units + beyond, mask=beyond < n_units, other=-1)
             if left_group < groups:
                 packed = block * 128 + tl.arange(0, 128)
-                row = tl.load(rows + packed)
-                real = row >= 0
+                if GATHER:
+                    row = tl.load(rows + packed)
                 target = tl.load(targets + packed)
-                log_sum = tl.load(lse + row, mask=real, other=float("inf")) * LOG2E
-                a = tl.load(d_lse + row, mask=real, other=0.0)
-                b = tl.load(d_target + row, mask=real, other=0.0)
+                log_sum = tl.load(upstream + packed)
+                a = tl.load(upstream + n_blocks * 128 + packed)
+                b = tl.load(upstream + n_blocks * 256 + packed)
                 left_ids = _ids(order, left_group, V, ORDERED)
                 right_ids = _ids(order, right_group, V, ORDERED)
                 left_z = tl.zeros([128, 128], tl.float32)
@@ -169,7 +182,7 @@ def _gradient_tiles(
 
 @triton.jit
 def gradient_kernel(
-    E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups, units,
+    E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
     unit_counts,
     plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
@@ -186,7 +199,7 @@ def gradient_kernel(
     if dense:
         if TMA:
             _gradient_tiles(
-                E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots,
+                E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots,
                 row_groups, units,
                 unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
                 n_blocks, chunk,
@@ -194,7 +207,7 @@ def gradient_kernel(
             )  # fmt: skip
     else:
         _gradient_tiles(
-            E, E_rows, C, C_rows, bias, order, rows, targets, control, lse, d_lse, d_target, row_slots, row_groups,
+            E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups,
             units,
             unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
             n_blocks, chunk,

@@ -328,6 +328,10 @@ def run_backward(
             BLOCKS=triton.next_power_of_2(n_blocks), WINDOW=WINDOW, num_warps=4,
         )  # fmt: skip
 
+    upstream = empty((3, n_blocks * 128), dtype=torch.float32)
+    gradient.upstream_kernel[(triton.cdiv(n_blocks, 8),)](
+        rows, saved.lse, d_lse, d_target, upstream, n_blocks * 128, BLOCK=1024, num_warps=4
+    )  # fmt: skip
     tma = use_tma(hidden, weight, scratch)
     scale, cap = float(logit_scale), float(softcap or 1.0)
     BK, warps, stages = config.gradient
@@ -340,8 +344,7 @@ def run_backward(
     q_rows, q_columns = operand(scratch, [128, BKP], tma), operand(scratch, [BKP, 128], tma)
     for wave in range(waves):
         gradient.gradient_kernel[(programs_of(device),)](
-            hidden_in, hidden, weight_in, weight, bias, order, rows, targets, control, saved.lse, d_lse, d_target,
-            row_slots, row_groups,
+            hidden_in, hidden, weight_in, weight, bias, order, rows, targets, control, upstream, row_slots, row_groups,
             units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale,
             cap,
             filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden),
