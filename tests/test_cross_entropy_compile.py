@@ -71,7 +71,7 @@ def case(name, blocks, tma):
     BD, PK, *product_rest = blocks.products
     of_q = {"TMA": tma, "BK": GK, "ORDERED": False, **LOGIT}
     of_sums = {
-        "TMA": tma, "BD": BD, "BK": PK, "HIDDEN": True, "WEIGHT": True, "ORDERED": False, "FIRST": False, "PAIR": True,
+        "TMA": tma, "BD": BD, "BK": PK, "HIDDEN": True, "WEIGHT": True, "ORDERED": False, "PAIR": True,
         "ROUND": False, "PRECISION": "ieee", "CHUNK": 3,
     }  # fmt: skip
     strips = {"TMA": tma, "BN": BN, "BK": BK, **LOGIT}

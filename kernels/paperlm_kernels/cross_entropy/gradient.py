@@ -12,13 +12,21 @@ unit before they are used, so that no block waits for its own address.
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gather_block, load_block, place_of
+from paperlm_kernels.cross_entropy.tiles import (
+    COUNTS,
+    LN2,
+    LOG2E,
+    finish_logits,
+    gather_block,
+    load_block,
+    place_of,
+)
 
 
 @triton.jit
 def upstream_kernel(rows, lse, d_lse, d_target, upstream, N_PAD, BLOCK: tl.constexpr):
     """What the gradient needs of every counting token, packed in their order: (3, N_PAD) of log-sum-exp in base 2 and
-    the two upstream gradients, so that no address waits for a row number. Padding: inf, 0, 0. Grid: chunks of tokens."""
+    the two upstream gradients, so that no address waits for a row number. Padding: inf, 0, 0. Grid: token chunks."""
     packed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = packed < N_PAD
     row = tl.load(rows + packed, mask=inside, other=-1)
@@ -180,7 +188,7 @@ def _gradient_tiles(
             block, left_group, left_slot, right_group, right_slot = next_block, a_group, a_slot, b_group, b_slot
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradient_kernel(
     E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
     unit_counts,

@@ -361,9 +361,8 @@ def run_backward(
             hidden.stride(0),
             weight.stride(0), scale, groups, n_blocks,
             BD=BD, BK=BKP, TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered,
-            VISIT=visit, FIRST=wave == 0,
-            PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps,
-            num_stages=product_stages,
+            VISIT=visit, PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK,
+            num_warps=product_warps, num_stages=product_stages,
         )  # fmt: skip
         if need_bias:
             products.bias_kernel[(groups,)](

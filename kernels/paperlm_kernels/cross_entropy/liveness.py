@@ -103,7 +103,7 @@ def plan_kernel(
     tl.store(plan + n_waves, first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["wave"])
 def lists_kernel(
     alive, rank, offsets, control, plan, wave, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
     group_counts,

@@ -9,7 +9,7 @@ that no block waits for its own address.
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.tiles import gather_block, load_block, place_of
+from paperlm_kernels.cross_entropy.tiles import COUNTS, gather_block, load_block, place_of
 
 
 @triton.jit
@@ -42,9 +42,9 @@ def _remainder(x, value):
 def _hidden_unit(
     unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder,
     row_blocks,
-    V, D, stride_c, scale, groups, columns,
+    V, D, stride_c, scale, groups, columns, wave,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, LISTED: tl.constexpr,
-    ORDERED: tl.constexpr, FIRST: tl.constexpr,
+    ORDERED: tl.constexpr,
     PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds q C of the wave to (128 tokens, BD columns) of dE.
@@ -67,7 +67,7 @@ def _hidden_unit(
         n = last - first
         group = first
         slot = block
-    if n > 0 or FIRST:
+    if n > 0 or wave == 0:
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
         d = column + tl.arange(0, BD)
@@ -75,7 +75,7 @@ def _hidden_unit(
         out = d_hidden + row.to(tl.int64)[:, None] * D + d[None, :]
         rest = remainder + packed.to(tl.int64)[:, None] * D + d[None, :]
         acc = tl.zeros([128, BD], tl.float32)
-        if not FIRST:
+        if wave > 0:
             carried = tl.load(out, mask=mask, other=0.0)
             if PAIR:
                 acc = _unsplit(carried, tl.load(rest, mask=mask, other=0))
@@ -205,7 +205,7 @@ def _group_and_column(unit, first, last, columns, CHUNK: tl.constexpr):
     return tl.where(unit < units, first + group, last), column
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[name for name in COUNTS if name != "chunk"])
 def products_kernel(
     E, E_rows, C, C_rows, order, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
     group_counts, offsets,
@@ -213,7 +213,7 @@ def products_kernel(
     n_blocks,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HIDDEN: tl.constexpr, WEIGHT: tl.constexpr,
     SOME: tl.constexpr,
-    ORDERED: tl.constexpr, VISIT: tl.constexpr, FIRST: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr,
+    ORDERED: tl.constexpr, VISIT: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr,
     PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Both products of a wave. q_rows, q_columns: the scratch buffer, read in blocks of tokens (dE) and of ids (dC).
@@ -246,15 +246,15 @@ def products_kernel(
         else:
             hidden_heavy, hidden_lead = _lead(weight_units, row_blocks, hidden_units, groups_here, programs)
     if HIDDEN:  # noqa: SIM102 (known when compiling; the other is not)
-        if last > first or FIRST:
+        if last > first or wave == 0:
             for turn in range(_turns(hidden_units, programs, hidden_heavy, hidden_lead)):
                 unit = _unit_of(turn, program, programs, hidden_heavy, hidden_lead)
                 if unit < hidden_units:
                     _hidden_unit(
                         unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last,
                         listed if SOME else base, q_rows, d_hidden, remainder, row_blocks, V, D, stride_c, scale,
-                        groups, columns,
-                        BD, BK, TMA, SOME, VISIT == "listed", ORDERED, FIRST, PAIR, ROUND, PRECISION, CHUNK,
+                        groups, columns, wave,
+                        BD, BK, TMA, SOME, VISIT == "listed", ORDERED, PAIR, ROUND, PRECISION, CHUNK,
                     )  # fmt: skip
     if WEIGHT:
         dense = False
@@ -292,7 +292,7 @@ def products_kernel(
                 next_group, next_column, next_start, next_n = far_group, far_column, far_start, far_n
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["wave", "n_waves", "n_blocks"])
 def bias_kernel(
     control, group_blocks, group_counts, offsets, plan, wave, n_waves, scratch, d_bias, V, n_blocks, VISIT: tl.constexpr
 ):
