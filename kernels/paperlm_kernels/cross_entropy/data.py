@@ -153,8 +153,8 @@ TILES = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 128))
 def describe(inputs: Inputs, softcap: float | None, *, chunk: int = 512, tiles: tuple = TILES) -> Description:
     """Measure the softmax of `inputs` against the gradient filter's threshold for their dtype (2^-12 for bfloat16).
 
-    It holds the logits of `chunk` tokens at a time, a multiple of every tile's. Products of bfloat16 entries are
-    exact in float32 and TF32, so the fastest float32 product of the device will do.
+    It holds the logits of `chunk` tokens at a time, a multiple of every tile's. Products of bfloat16 entries are exact
+    in float32 and TF32, so the fastest float32 product of the device will do.
     """
     eps = auto_filter_eps(inputs.weight.dtype)
     counting = inputs.counting

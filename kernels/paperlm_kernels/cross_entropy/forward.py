@@ -95,11 +95,10 @@ def base_kernel(
 
 @triton.jit
 def _strips(
-    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-    N_PAD, V, D, stride_e, stride_c, scale, cap, log_eps,
-    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V, D,
+    stride_e, stride_c, scale, cap, log_eps,
+    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
     splits = tl.load(control + 2)
@@ -162,11 +161,10 @@ def _strips(
 
 @triton.jit
 def forward_kernel(
-    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-    N_PAD, V, D, stride_e, stride_c, scale, cap, log_eps,
-    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
-    PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+    E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V, D,
+    stride_e, stride_c, scale, cap, log_eps,
+    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Running (maximum, sum) in base 2 of every strip, the target logits, and the byte maxima (groups, N_PAD).
 
@@ -181,15 +179,15 @@ def forward_kernel(
     if dense:
         if TMA:
             _strips(
-                E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-                N_PAD, V, D, stride_e, stride_c, scale, cap, log_eps,
-                BN, BK, TMA, False, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
+                E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD,
+                V, D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, False, HAS_BIAS, HAS_CAP, MAXIMA, KEEP,
+                PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _strips(
-            E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept,
-            N_PAD, V, D, stride_e, stride_c, scale, cap, log_eps,
-            BN, BK, TMA, True, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION, DTYPE,
+            E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V,
+            D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, True, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
+            DTYPE,
         )  # fmt: skip
 
 

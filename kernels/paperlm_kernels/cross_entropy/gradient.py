@@ -25,8 +25,9 @@ from paperlm_kernels.cross_entropy.tiles import (
 
 @triton.jit
 def upstream_kernel(rows, lse, d_lse, d_target, upstream, N_PAD, BLOCK: tl.constexpr):
-    """What the gradient needs of every counting token, packed in their order: (3, N_PAD) of log-sum-exp in base 2 and
-    the two upstream gradients, so that no address waits for a row number. Padding: inf, 0, 0. Grid: token chunks."""
+    """What the gradient needs of every counting token, packed in their order: (3, N_PAD) of log-sum-exp in base 2
+    and the two upstream gradients, so that no address waits for a row number. Padding: inf, 0, 0. Grid: token
+    chunks."""
     packed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = packed < N_PAD
     row = tl.load(rows + packed, mask=inside, other=-1)
@@ -109,13 +110,10 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, chunk, gr
 
 @triton.jit
 def _gradient_tiles(
-    E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
-    unit_counts,
+    E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts,
     plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
-    ORDERED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
-    DTYPE: tl.constexpr,
+    ORDERED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
     first = tl.load(plan + wave)
@@ -175,8 +173,8 @@ def _gradient_tiles(
                     right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
                 flags = alive + block.to(tl.int64) * groups
                 q = _finish_tile(
-                    left_z, bias, left_ids, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps,
-                    FLAG, HAS_BIAS, HAS_CAP, DTYPE,
+                    left_z, bias, left_ids, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps, FLAG,
+                    HAS_BIAS, HAS_CAP, DTYPE,
                 )  # fmt: skip
                 _store_slot(scratch, base + left_slot, q, TMA)
                 if right_group < groups:
@@ -190,12 +188,10 @@ def _gradient_tiles(
 
 @triton.jit(do_not_specialize=COUNTS)
 def gradient_kernel(
-    E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
-    unit_counts,
+    E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts,
     plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
-    DTYPE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q of the wave's tiles into its slots. LISTED: the tiles of the row lists; else all of them.
 
@@ -207,17 +203,13 @@ def gradient_kernel(
     if dense:
         if TMA:
             _gradient_tiles(
-                E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots,
-                row_groups, units,
+                E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
                 unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
-                n_blocks, chunk,
-                BK, TMA, False, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+                n_blocks, chunk, BK, TMA, False, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _gradient_tiles(
-            E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups,
-            units,
+            E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
             unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
-            n_blocks, chunk,
-            BK, TMA, True, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+            n_blocks, chunk, BK, TMA, True, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
         )  # fmt: skip

@@ -58,8 +58,7 @@ def kept_backward(
     if N:
         kept_gradient_kernel[(N, triton.cdiv(V, 4096))](
             kept, q, target, target.stride(0), lse, d_lse, d_target, V, vocab_start, float(softcap or 1.0),
-            float(logit_scale),
-            HAS_CAP=softcap is not None, BLOCK=4096, num_warps=8,
+            float(logit_scale), HAS_CAP=softcap is not None, BLOCK=4096, num_warps=8,
         )  # fmt: skip
     d_hidden = q @ weight if need[0] else hidden.new_empty(0)
     d_weight = q.T @ hidden if need[1] else hidden.new_empty(0)

@@ -144,8 +144,8 @@ def run_forward(
     rows, targets = (torch.empty(n_pad, dtype=torch.int32, device=device) for _ in range(2))
     control = torch.empty(4, dtype=torch.int32, device=device)
     forward.compact_kernel[(1,)](
-        target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs,
-                EVERY_ROW=keep, MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
+        target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs, EVERY_ROW=keep,
+        MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
     lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
@@ -154,8 +154,7 @@ def run_forward(
     kept = torch.empty((N, V) if keep else (0,), dtype=hidden.dtype, device=device)
     tma = use_tma(hidden, weight)
     logit = dict(
-        HAS_BIAS=bias is not None, HAS_CAP=softcap is not None,
-        PRECISION=precision_of(hidden.dtype),
+        HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision_of(hidden.dtype),
     )  # fmt: skip
     if maxima:
         forward.base_kernel[(n_blocks,)](
@@ -180,8 +179,8 @@ def run_forward(
 def wave_count(groups: int, row_blocks: int, slots: int, row_slots: float) -> int:
     """Waves that the plan needs at most, i.e. if the filter drops nothing.
 
-    `row_slots`: slots that the weight gradient's rows of one group occupy in the buffer (D / 128),
-    0 if it is a buffer of its own.
+    `row_slots`: slots that the weight gradient's rows of one group occupy in the buffer (D / 128), 0 if it is a buffer
+    of its own.
     """
     first = waves = 0
     while first < groups:
@@ -205,8 +204,8 @@ UNFILTERED_WAVES = 16
 
 
 def most_waves(memory: str, exact: bool, groups: int, columns: int, programs: int) -> int | None:
-    """Waves that a preset allows, None for any number. `columns`: units that the gradient of a group is divided into;
-    a wave needs about one for every second program, which multiply for dE in the meantime."""
+    """Waves that a preset allows, None for any number. `columns`: units that the gradient of a group is divided
+    into; a wave needs about one for every second program, which multiply for dE in the meantime."""
     if memory not in MOST_WAVES:
         return None
     most = UNFILTERED_WAVES if exact else MOST_WAVES[memory]
@@ -217,8 +216,8 @@ def spare_slots(
     memory: str, exact: bool, bound: int, other: int, n_blocks: int, groups: int, row_slots: float, itemsize: int,
     most: int | None,
 ) -> int:  # fmt: skip
-    """Slots of scratch beside those that lie in dC: what the preset affords beside its other buffers, or what it needs
-    for `most` waves; at least those of one group, at most all. `row_slots` as in `wave_count`."""
+    """Slots of scratch beside those that lie in dC: what the preset affords beside its other buffers, or what it
+    needs for `most` waves; at least those of one group, at most all. `row_slots` as in `wave_count`."""
     share, floor = BUDGETS[memory]
     if memory == "balanced" and exact:
         share = UNFILTERED_BALANCED
@@ -231,10 +230,8 @@ def spare_slots(
 def _slots_for(waves: int, groups: int, n_blocks: int, row_slots: float) -> int:
     """Fewest slots beside those in dC with which `waves` waves are enough."""
     in_rows = math.ceil(groups * row_slots)
-    return bisect.bisect_left(
-        range(groups * n_blocks), True, lo=n_blocks,
-        key=lambda slots: wave_count(groups, n_blocks, slots + in_rows, row_slots) <= waves,
-    )  # fmt: skip
+    enough = lambda slots: wave_count(groups, n_blocks, slots + in_rows, row_slots) <= waves  # noqa: E731
+    return bisect.bisect_left(range(groups * n_blocks), True, lo=n_blocks, key=enough)
 
 
 @on_its_device
@@ -315,8 +312,7 @@ def run_backward(
     def lists(wave: int | None) -> None:
         liveness.lists_kernel[(n_blocks + triton.cdiv(groups, 256),)](
             alive, rank, offsets, control, plan, wave or 0, row_slots, row_groups, row_starts, slot_blocks,
-            group_blocks,
-            group_counts, groups, n_blocks, WAVE=wave is not None, LISTED=listed, ROW_LISTS=drop_hidden,
+            group_blocks, group_counts, groups, n_blocks, WAVE=wave is not None, LISTED=listed, ROW_LISTS=drop_hidden,
             GROUP_LISTS=visit == "some", BLOCK=256, num_warps=4,
         )  # fmt: skip
 
@@ -346,29 +342,24 @@ def run_backward(
         gradient.gradient_kernel[(programs_of(device),)](
             hidden_in, hidden, weight_in, weight, bias, order, rows, targets, control, upstream, row_slots, row_groups,
             units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale,
-            cap,
-            filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden),
-            BK=BK, TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered,
-            HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision, DTYPE=triton_dtype(dtype),
-            num_warps=warps, num_stages=stages,
+            cap, filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden), BK=BK, TMA=tma, LISTED=listed,
+            FLAG=flag, ORDERED=ordered, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision,
+            DTYPE=triton_dtype(dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if flag:
             lists(wave)
         products.products_kernel[(programs_of(device),)](
             hidden_block, hidden, weight_block, weight, order, rows, control, row_slots, row_groups, row_starts,
-            slot_blocks, group_blocks,
-            group_counts, offsets, plan, wave, waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D,
-            hidden.stride(0),
-            weight.stride(0), scale, groups, n_blocks,
-            BD=BD, BK=BKP, TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered,
-            VISIT=visit, PAIR=pair, ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK,
-            num_warps=product_warps, num_stages=product_stages,
+            slot_blocks, group_blocks, group_counts, offsets, plan, wave, waves, q_rows, q_columns, d_hidden, remainder,
+            d_weight, V, D, hidden.stride(0), weight.stride(0), scale, groups, n_blocks, BD=BD, BK=BKP, TMA=tma,
+            HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered, VISIT=visit, PAIR=pair,
+            ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps,
+            num_stages=product_stages,
         )  # fmt: skip
         if need_bias:
             products.bias_kernel[(groups,)](
                 control, group_blocks, group_counts, offsets, plan, wave, waves, scratch, d_bias, V, n_blocks,
-                VISIT=visit,
-                num_warps=4,
+                VISIT=visit, num_warps=4,
             )  # fmt: skip
     if ordered:
         del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept

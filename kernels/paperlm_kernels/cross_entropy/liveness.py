@@ -65,10 +65,10 @@ def plan_kernel(
 ):
     """Slot offsets of the groups (in the order of all tiles), and the waves.
 
-    plan[w] = first group of wave w (w <= n_waves), plan[n_waves + 1 + w] = its first slot in the buffer,
-    plan[2 n_waves + 1 + w] = its first slot in the order of all tiles. A slot holds the gradient of one tile
-    (128 x 128). ALIASED: the buffer is the weight gradient itself and the slots of a wave lie behind the rows that the
-    wave completes, so a wave ends before its slots would not fit there.
+    plan[w] = first group of wave w (w <= n_waves), plan[n_waves + 1 + w] = its first slot in the buffer, plan[2 n_waves
+    + 1 + w] = its first slot in the order of all tiles. A slot holds the gradient of one tile (128 x 128). ALIASED: the
+    buffer is the weight gradient itself and the slots of a wave lie behind the rows that the wave completes, so a wave
+    ends before its slots would not fit there.
     """
     total = 0
     row_blocks = tl.load(control + 1)
@@ -106,20 +106,17 @@ def plan_kernel(
 @triton.jit(do_not_specialize=["wave"])
 def lists_kernel(
     alive, rank, offsets, control, plan, wave, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
-    group_counts,
-    groups, n_blocks, WAVE: tl.constexpr, LISTED: tl.constexpr, ROW_LISTS: tl.constexpr, GROUP_LISTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    group_counts, groups, n_blocks,
+    WAVE: tl.constexpr, LISTED: tl.constexpr, ROW_LISTS: tl.constexpr, GROUP_LISTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The kept tiles, row block by row block (for dE) and group by group (for dC): of one wave (WAVE), else of all
     groups.
 
-    row_groups (row blocks, groups): the kept groups of a row block; those of groups [f,
-    l) are the entries row_starts[block, f] to
-    row_starts[block, l]. LISTED, i.e. only kept tiles are computed: row_slots (row blocks,
-    groups) are their slots in the order of
-    all tiles, and slot_blocks[slot] is the row block of a slot. Otherwise group_blocks (groups,
-    row blocks) and group_counts are the kept row
-    blocks of a group. Grid: row blocks, then chunks of groups.
+    row_groups (row blocks, groups): the kept groups of a row block; those of groups [f, l) are the entries
+    row_starts[block, f] to row_starts[block, l]. LISTED, i.e. only kept tiles are computed: row_slots (row blocks,
+    groups) are their slots in the order of all tiles, and slot_blocks[slot] is the row block of a slot. Otherwise
+    group_blocks (groups, row blocks) and group_counts are the kept row blocks of a group. Grid: row blocks, then chunks
+    of groups.
     """
     program = tl.program_id(0)
     row_blocks = tl.load(control + 1)
@@ -176,10 +173,9 @@ def units_kernel(
     """The order in which `gradient_kernel` computes the kept tiles: pairs of a row block's groups, window by window of
     WINDOW groups.
 
-    Within a window all row blocks work on the same rows of C,
-    which then stay in L2. units[u] = 2 * (entry of the row lists) + 1 if the
-    pair is whole; the units of a wave begin at offsets[first] // 2 + wave * n_blocks, and there are unit_counts[wave]
-    of them. Grid: waves x windows.
+    Within a window all row blocks work on the same rows of C, which then stay in L2. units[u] = 2 * (entry of the row
+    lists) + 1 if the pair is whole; the units of a wave begin at offsets[first] // 2 + wave * n_blocks, and there are
+    unit_counts[wave] of them. Grid: waves x windows.
     """
     wave = tl.program_id(0)
     first = tl.load(plan + wave)

@@ -55,8 +55,8 @@ def _(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_st
 def backward_op(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, lse: Tensor, rows: Tensor, targets: Tensor,
     control: Tensor, maxima: Tensor, base: Tensor, kept: Tensor, order: Tensor | None, d_lse: Tensor, d_target: Tensor,
-    softcap: float | None, logit_scale: float, filter_eps: float | None, filter_grads: str, accumulate: str, memory:
-    str, vocab_start: int, need: list[bool], hidden_fp32: bool,
+    softcap: float | None, logit_scale: float, filter_eps: float | None, filter_grads: str, accumulate: str,
+    memory: str, vocab_start: int, need: list[bool], hidden_fp32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias; empty where `need` says no."""
     if kept.numel():
@@ -66,9 +66,8 @@ def backward_op(
         )  # fmt: skip
     saved = Saved(lse, lse, rows, targets, control, maxima, base, kept)
     return run_backward(
-        hidden, weight, bias, saved, order, d_lse, d_target, softcap, logit_scale, filter_eps, filter_grads,
-        accumulate, memory,
-        tuple(need), hidden_fp32,
+        hidden, weight, bias, saved, order, d_lse, d_target, softcap, logit_scale, filter_eps, filter_grads, accumulate,
+        memory, tuple(need), hidden_fp32,
     )  # fmt: skip
 
 
@@ -142,8 +141,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 order = mean_logit_order(hidden, weight, bias, target, scale).to(torch.int32)
             d_hidden, d_weight, d_bias = backward_op(
                 hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target,
-                softcap, scale, eps,
-                grads, accumulate, memory, vocab_start, need, parallel,
+                softcap, scale, eps, grads, accumulate, memory, vocab_start, need, parallel,
             )  # fmt: skip
         if parallel and need[0]:
             d_hidden = reduce_hidden_gradient(d_hidden, group).to(hidden.dtype)
@@ -161,14 +159,13 @@ def linear_cross_entropy_core(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, softcap: float | None = None,
     logit_scale: float = 1.0, filter_eps: float | None = None, filter_grads: str = "none", accumulate: str = "fp32",
     memory: str = "balanced", vocab_order: str | Tensor | None = None, keep_logits: bool = False,
-    process_group: object = None,
-    vocab_start: int = 0,
+    process_group: object = None, vocab_start: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-sum-exp and target logit of every token, (N,) float32 each, 0 for ignored tokens; both differentiable once.
 
-    hidden (N, D), weight (V, D), bias (V,) or None: bfloat16, float16 or float32,
-    on one device; target (N,) int32 or int64, -1
-    for ignored tokens. The other keywords are those of `linear_cross_entropy`. Raises TypeError for another dtype.
+    hidden (N, D), weight (V, D), bias (V,) or None: bfloat16, float16 or float32, on one device; target (N,) int32 or
+    int64, -1 for ignored tokens. The other keywords are those of `linear_cross_entropy`. Raises TypeError for another
+    dtype.
     """
     if hidden.dtype not in DTYPES:
         raise TypeError(f'the kernels take bfloat16, float16 and float32, not {hidden.dtype}; use backend="reference"')

@@ -41,11 +41,9 @@ def _remainder(x, value):
 @triton.jit
 def _hidden_unit(
     unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder,
-    row_blocks,
-    V, D, stride_c, scale, groups, columns, wave,
+    row_blocks, V, D, stride_c, scale, groups, columns, wave,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, LISTED: tl.constexpr,
-    ORDERED: tl.constexpr,
-    PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+    ORDERED: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds q C of the wave to (128 tokens, BD columns) of dE.
 
@@ -138,11 +136,10 @@ def _entry(group, start, n, j, slot_blocks, group_blocks, n_blocks, VISIT: tl.co
 
 @triton.jit
 def _weight_unit(
-    group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, base, scratch, d_weight,
-    V, D, stride_e, scale, n_blocks,
+    group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, base, scratch, d_weight, V, D, stride_e,
+    scale, n_blocks,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, VISIT: tl.constexpr,
-    ROUND: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q^T E over the n visited tiles of a group: (128 ids, BD columns) of dC; zeros for a group without tiles."""
     column *= BD
@@ -208,19 +205,16 @@ def _group_and_column(unit, first, last, columns, CHUNK: tl.constexpr):
 @triton.jit(do_not_specialize=[name for name in COUNTS if name != "chunk"])
 def products_kernel(
     E, E_rows, C, C_rows, order, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
-    group_counts, offsets,
-    plan, wave, n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e, stride_c, scale, groups,
-    n_blocks,
+    group_counts, offsets, plan, wave, n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e,
+    stride_c, scale, groups, n_blocks,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HIDDEN: tl.constexpr, WEIGHT: tl.constexpr,
-    SOME: tl.constexpr,
-    ORDERED: tl.constexpr, VISIT: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr,
+    SOME: tl.constexpr, ORDERED: tl.constexpr, VISIT: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr,
     PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Both products of a wave. q_rows, q_columns: the scratch buffer, read in blocks of tokens (dE) and of ids (dC).
 
-    SOME: dE visits the row lists, else every group of the wave. VISIT,
-    for dC: all = every row block; listed = the computed tiles,
-    which are the kept ones; some = the kept ones among all computed.
+    SOME: dE visits the row lists, else every group of the wave. VISIT, for dC: all = every row block; listed = the
+    computed tiles, which are the kept ones; some = the kept ones among all computed.
     """
     row_blocks = tl.load(control + 1)
     first = tl.load(plan + wave)
@@ -253,8 +247,8 @@ def products_kernel(
                     _hidden_unit(
                         unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last,
                         listed if SOME else base, q_rows, d_hidden, remainder, row_blocks, V, D, stride_c, scale,
-                        groups, columns, wave,
-                        BD, BK, TMA, SOME, VISIT == "listed", ORDERED, PAIR, ROUND, PRECISION, CHUNK,
+                        groups, columns, wave, BD, BK, TMA, SOME, VISIT == "listed", ORDERED, PAIR, ROUND, PRECISION,
+                        CHUNK,
                     )  # fmt: skip
     if WEIGHT:
         dense = False
@@ -279,14 +273,14 @@ def products_kernel(
                         if TMA:
                             _weight_unit(
                                 group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, listed,
-                                q_columns,
-                                d_weight, V, D, stride_e, scale, n_blocks, BD, BK, TMA, False, VISIT, ROUND, PRECISION,
+                                q_columns, d_weight, V, D, stride_e, scale, n_blocks, BD, BK, TMA, False, VISIT, ROUND,
+                                PRECISION,
                             )  # fmt: skip
                     else:
                         _weight_unit(
                             group, column, start, n, block, E, E_rows, rows, slot_blocks, group_blocks, listed,
-                            q_columns,
-                            d_weight, V, D, stride_e, scale, n_blocks, BD, BK, TMA, True, VISIT, ROUND, PRECISION,
+                            q_columns, d_weight, V, D, stride_e, scale, n_blocks, BD, BK, TMA, True, VISIT, ROUND,
+                            PRECISION,
                         )  # fmt: skip
                 group, column, start, n, block = next_group, next_column, next_start, next_n, next_block
                 next_group, next_column, next_start, next_n = far_group, far_column, far_start, far_n
