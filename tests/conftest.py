@@ -16,12 +16,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from support import job_environment, smoke_run
 
 from paperlm.data.prepare import prepare
+from paperlm.spec.paper import PaperSpec
+from paperlm.spec.project import Project
 
 
 @pytest.fixture(scope="session")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared tokens of the smoke scale."""
     return prepare(smoke_run().data_settings(), tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def project() -> Project:
+    """What the repository declares, at the scale of the committed GPU records."""
+    return Project({"scale": "gpu"})
+
+
+@pytest.fixture(scope="session")
+def paper(project: Project) -> PaperSpec:
+    """Cut Cross-Entropy as declared in workflow/papers/cce.yaml."""
+    return project.papers["cce"]
 
 
 @pytest.fixture

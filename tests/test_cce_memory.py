@@ -20,17 +20,6 @@ from paperlm.tables.build import sibling, table_contents, write_table
 from paperlm.tables.published import half_a_digit, number
 from paperlm.tables.verdicts import claim_rows
 
-
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return Project({"scale": "gpu"})
-
-
-@pytest.fixture(scope="module")
-def paper(project: Project):
-    return project.papers["cce"]
-
-
 # -- Table A3: arithmetic ----
 
 

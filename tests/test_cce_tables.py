@@ -17,16 +17,6 @@ from paperlm.tables.contents import Contents
 from paperlm.tables.verdicts import claim_rows, holds_in_print
 
 
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return Project({"scale": "gpu"})
-
-
-@pytest.fixture(scope="module")
-def paper(project: Project):
-    return project.papers["cce"]
-
-
 @pytest.fixture
 def as_printed(project, paper, tmp_path) -> Contents:
     """Table 1 of the ICLR edition, measured here to the printed digit (row 8 is measured as `ours`)."""
