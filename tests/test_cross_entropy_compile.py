@@ -38,6 +38,8 @@ LOGIT = {"HAS_BIAS": False, "HAS_CAP": True, "PRECISION": "ieee", "DTYPE": tl.bf
 def compiled(kernel, blocks, constants, descriptors, architecture):
     types = {name: kind for kind, names in POINTERS.items() for name in names.split()}
     types |= {name: f"tensordesc<bf16[{r}, {c}]>" for name, (r, c) in descriptors.items()}
+    if constants.get("PAIR") is False:
+        types["d_hidden"] = "*fp32"
     names = kernel.arg_names
     aligned = {"D", "V", "stride_e", "stride_c", "N_PAD"}
     source = ASTSource(
@@ -107,6 +109,8 @@ def case(name, blocks, tma):
         )
         for which, visit in (("kept", "listed"), ("some", "some"), ("all", "all"))
     }
+    in_float32 = of_sums | {"SOME": True, "VISIT": "listed", "PAIR": False}
+    cases["products, float32 sums"] = (products.products_kernel, product_rest, in_float32, of_products)
     kernel, rest, constants, descriptors = cases[name]
     return kernel, rest, constants, descriptors if tma else {}
 
@@ -121,6 +125,7 @@ def case(name, blocks, tma):
         ("gradient, all tiles", 512),
         ("products, kept tiles", 512),
         ("products, some tiles", 512),
+        ("products, float32 sums", 512),
     ],
 )
 def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):

@@ -7,6 +7,7 @@ They run under the interpreter (TRITON_INTERPRET=1) and on a GPU; without either
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -101,15 +102,56 @@ SIXTEEN_BITS += [p for p in KERNELS if p.dtype == torch.bfloat16]
 
 
 @pytest.mark.parametrize("place", SIXTEEN_BITS, ids=str)
-def test_sums_carried_in_16_bits_and_a_byte_round_as_those_of_one_wave(place, monkeypatch):
-    p = problem(place, (1, 100), 40, 1000, bias=False)
-    settings = {"filter_eps": None, "logit_scale": 0.3, "reduction": "sum"}
+@pytest.mark.parametrize("filter_eps", [None, 2.0**-7])
+def test_sums_carried_in_16_bits_and_a_byte_round_as_those_of_one_wave(place, filter_eps, monkeypatch):
+    if place.device == "cpu" and filter_eps is None:
+        pytest.skip("the interpreter is slow")
+    p = problem(place, (1, 150), 40, 800, bias=False, ignore="some")
+    settings = {"filter_eps": filter_eps, "logit_scale": 0.3, "reduction": "sum"}
     whole = gradients(place, p, **settings)[1]
     tighten(monkeypatch)
     carried, rounded = (gradients(place, p, memory=m, **settings)[1] for m in ("balanced", "lean"))
-    # eight sums: with a byte beyond its dtype one in a hundred comes out on the other side of a rounding boundary
+    # seven sums: with a byte beyond its dtype one in a hundred comes out on the other side of a rounding boundary
     assert (carried == whole).float().mean() > 0.97 > (rounded == whole).float().mean()
     assert relative(carried, whole) < 0.1 * relative(rounded, whole) + 2e-5
+
+
+@pytest.mark.parametrize("place", SIXTEEN_BITS, ids=str)
+def test_sums_rounded_to_the_inputs_dtype_are_those_of_the_reference(place, tight):
+    p = problem(place, (1, 130), 16, 900, bias=False)
+    settings = {"filter_eps": None, "reduction": "sum"}
+    mine = gradients(place, p, accumulate="input", **settings)[1]
+    same, other = (
+        gradients(place._replace(backend="reference"), p, accumulate=how, **settings)[1] for how in ("input", "fp32")
+    )
+    assert relative(mine, same) < 0.6 * relative(mine, other)
+
+
+@kernels
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_no_tile_with_a_probability_above_the_threshold_is_dropped_and_few_below_it_stay(place, softcap):
+    from paperlm_kernels.cross_entropy import liveness
+
+    if place.dtype != torch.float32:
+        pytest.skip("one dtype is enough")
+    p = problem(place, (1, 128), 16, 1280, spread=2.0)
+    with torch.no_grad():
+        p.target.fill_(5)
+    hidden, weight, bias = (t.detach().double().cpu() for t in p[:3])
+    logits = hidden[0] @ weight.T + bias
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    top = logits.softmax(1).amax(0).view(-1, 128).amax(1)
+    for eps in top[1::3].tolist():
+        saved = launch.run_forward(
+            p.hidden[0], p.weight, p.bias, p.target[0], softcap, 1.0, math.log(eps), False, 0
+        )  # fmt: skip
+        alive = torch.zeros(1, 10, dtype=torch.int8, device=place.device)
+        liveness.alive_kernel[(1, 1)](
+            saved.maxima, saved.base, saved.lse, saved.rows, saved.targets, saved.control, alive, 128, 10, GROUPS=32
+        )  # fmt: skip
+        kept = alive[0].bool().cpu()
+        assert kept[0] and kept[top >= eps * (1 + 1e-4)].all()
+        assert not kept[1:][top[1:] < eps * math.exp(-0.06)].any()
 
 
 @pytest.mark.parametrize(
@@ -129,10 +171,10 @@ def test_the_waves_cover_the_vocabulary_and_each_fits(groups, row_blocks, slots,
 
 @pytest.mark.parametrize("tokens,vocab,width,waves", [
     (8192, 256000, 2304, 32), (32768, 50257, 768, 17), (65536, 32000, 768, 11), (131072, 128256, 4096, 32),
-    (100, 300, 16, 4),
+    (131072, 32000, 256, 4), (100, 300, 16, 4),
 ])  # fmt: skip
 @pytest.mark.parametrize("memory,exact,limit", [("balanced", False, 32), ("balanced", True, 16), ("fast", False, 16)])
-def test_long_batches_take_few_waves_and_a_small_share_of_the_logits(tokens, vocab, width, waves, memory, exact, limit):
+def test_long_batches_take_few_waves_or_256_mib(tokens, vocab, width, waves, memory, exact, limit):
     pytest.importorskip("triton")
     from paperlm_kernels.cross_entropy.launch import MIB, SLOT, most_waves, spare_slots, wave_count
 
@@ -141,9 +183,9 @@ def test_long_batches_take_few_waves_and_a_small_share_of_the_logits(tokens, voc
     most = most_waves(memory, exact, groups, -(-width // 256), 132)
     assert most == min(waves, limit)
     spare = spare_slots(memory, exact, bound, 0, row_blocks, groups, row_slots, 2, most)
-    assert wave_count(groups, row_blocks, spare + -int(-groups * row_slots // 1), row_slots) <= most
-    logits = 2 * tokens * vocab
-    assert 2 * SLOT * spare <= max(0.25 * bound, 128 * MIB, logits / most)
+    waves = wave_count(groups, row_blocks, spare + -int(-groups * row_slots // 1), row_slots)
+    assert waves <= most or spare >= 256 * MIB // (2 * SLOT)
+    assert 2 * SLOT * spare <= max(0.25 * bound, 256 * MIB)
 
 
 @kernels
@@ -173,7 +215,7 @@ def test_three_runs_and_three_grids_give_the_same_bits(place, filter_eps, tight,
     monkeypatch.setattr(launch, "MAX_SPLITS", 1)  # strips are summed in their order, and their number follows the grid
     one_strip = gradients(place, p, filter_eps=filter_eps)
     assert all(relative(a, b) <= 1e-2 for a, b in zip(one_strip, first, strict=True))
-    for programs in (3, 7) if place.device == "cpu" else (1, 3, 7, 7):
+    for programs in (3,) if place.device == "cpu" else (1, 3, 7, 7):
         monkeypatch.setattr(launch, "programs_of", lambda device, programs=programs: programs)
         monkeypatch.setattr(launch, "L2_BYTES", 0 if programs == 3 else 20 * 2**20)
         again = gradients(place, p, filter_eps=filter_eps)
@@ -370,8 +412,10 @@ def test_a_token_whose_target_is_not_among_the_first_ids_keeps_few_tiles(place):
 
 @kernels
 @pytest.mark.parametrize("need", [(True, True, True), (True, False, False), (False, True, False)])
-@pytest.mark.parametrize("maxima,keep", [(-3.5, False), (0.0, False), (0.0, True)])
-def test_the_operators_are_what_their_fake_kernels_say(place, need, maxima, keep):
+@pytest.mark.parametrize("maxima,keep,memory", [
+    (-3.5, False, "balanced"), (-3.5, False, "fast"), (0.0, False, "balanced"), (0.0, True, "balanced"),
+])  # fmt: skip
+def test_the_operators_are_what_their_fake_kernels_say(place, need, maxima, keep, memory):
     from paperlm_kernels.cross_entropy.ops import backward_op, forward_op
 
     p = problem(place, (1, 40), 16, 264)
@@ -382,7 +426,7 @@ def test_the_operators_are_what_their_fake_kernels_say(place, need, maxima, keep
     lse, _, *saved = forward_op(*arguments)
     eps = 2.0**-5 if maxima else None
     gradient = torch.ones_like(lse)
-    settings = (5.0, 1.0, eps, "both" if maxima else "none", "fp32", "balanced", 0, list(need), False)
+    settings = (5.0, 1.0, eps, "both" if maxima else "none", "fp32", memory, 0, list(need), False)
     arguments = (hidden, weight, bias, target, lse, *saved, None, gradient, -gradient, *settings)
     torch.library.opcheck(backward_op, arguments, test_utils=checks)
 

@@ -8,8 +8,8 @@ pass knows which tiles the gradient filter drops before it recomputes anything.
 The byte is ceil(UNITS * (maximum - base - ln eps)) + LOWEST, clamped to [-127, 127], with base the largest logit of the
 row among its target and the first 128 ids: log-sum-exp, which the filter compares with, is not known yet, but it is
 never below the base and seldom far above it. 253 steps of 1/20 nat reach 12.6 nats above, the logarithm of 300,000 ids;
-127 stands for "always kept", -127 for its lower end, which is dropped whatever log-sum-exp will be, and -128 for rows
-and groups outside the matrix.
+127 stands for "always kept", -127 for its lower end, which is dropped unless rounding puts log-sum-exp below the base,
+and -128 for rows and groups outside the matrix.
 """
 
 import triton

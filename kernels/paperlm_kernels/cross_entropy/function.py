@@ -76,7 +76,8 @@ def linear_cross_entropy(
         filter_eps: drop 128 x 128 tiles of the logits' gradient in which every probability is below it and that hold no
             target. "auto": 2^-12 in bf16, 2^-15 in fp16, 2^-28 in fp32; None: exact. A number of 0 or more, below 1.
         filter_grads: which gradient the filter touches: "both", "hidden", "weight" (with the bias) or "none".
-        accumulate: "fp32", or "input": running sums of the gradients in the input's dtype, as published (for study).
+        accumulate: "fp32", or "input": running sums of the gradients in the input's dtype, as published. For study;
+            with a logit_scale the sum of hidden's gradient is rounded before it and after it, once more a wave.
         memory: what the kernels may hold: "fast", "balanced" or "lean".
         vocab_order: order in which ids are grouped into tiles: None (natural), "mean_logit" (ascending), or a
             permutation.

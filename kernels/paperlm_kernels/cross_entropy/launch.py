@@ -7,9 +7,9 @@
 | lean     | 0.4 % or 4 MiB                           | LSE, row index                      | dtype              |
 
 The larger of the two figures holds. A buffer that a call cannot do without (one group's slots, the maxima, the
-remainder) counts even where it is larger, and so does what `fast` and `balanced` need to be done in `most_waves`: each
-wave reads and writes dE and lasts as long as its longest unit, so many thousand tokens beside small gradients (32,768
-tokens, 50,257 ids, width 768) would spend their time on that. 32 waves hold about 2 % of the logits, 16 about 5 %.
+remainder) counts even where it is larger. `fast` and `balanced` may use up to 256 MiB more in long batches, to be done
+in `most_waves`: each wave reads and writes dE and lasts as long as its longest unit, so that many thousand tokens
+beside small gradients (32,768 tokens, 50,257 ids, width 768) would spend their time on that.
 """
 
 from __future__ import annotations
@@ -201,6 +201,7 @@ UNFILTERED_BALANCED = 0.25
 # with a filter that drops nothing; lean takes as many as it must
 MOST_WAVES = {"fast": 16, "balanced": 32}
 UNFILTERED_WAVES = 16
+WAVE_SCRATCH = 256 * MIB  # but no more than this for their sake: the scratch stays with the gradient
 
 
 def most_waves(memory: str, exact: bool, groups: int, columns: int, programs: int) -> int | None:
@@ -223,7 +224,9 @@ def spare_slots(
         share = UNFILTERED_BALANCED
     spare = max(share * bound, floor * MIB) - other
     affordable = min(max(int(spare / (SLOT * itemsize)), n_blocks), groups * n_blocks)
-    return affordable if most is None else max(affordable, _slots_for(most, groups, n_blocks, row_slots))
+    if most is None:
+        return affordable
+    return max(affordable, min(_slots_for(most, groups, n_blocks, row_slots), WAVE_SCRATCH // (SLOT * itemsize)))
 
 
 @functools.lru_cache(maxsize=256)
@@ -278,6 +281,7 @@ def run_backward(
     kept = (alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, saved.maxima)
     carry = N * D * (4 if as_float and dtype != torch.float32 else 1 if pair else 0)
     other = sum(t.numel() * t.element_size() for t in kept) + carry + ROUNDING
+    other += 2 * groups * n_blocks * listed + 40 * N  # units, and vectors of one number a token
     bound = (N + V) * D * dtype.itemsize
     row_size = D / 128 if need_weight else 0.0
     most = most_waves(memory, not filtered, groups, triton.cdiv(D, config.products[0]), programs_of(device))
@@ -291,7 +295,8 @@ def run_backward(
     # The slots of a wave lie in the part of dC that no wave has written yet, then in a tail behind it.
     scratch = empty((slots * 128, 128), dtype=dtype)
     d_weight = scratch.view(-1)[: V * D].view(V, D) if need_weight else empty(0, dtype=dtype)
-    d_hidden = torch.zeros((N, D) if need_hidden else 0, dtype=torch.float32 if as_float else dtype, device=device)
+    carried_as = torch.float32 if as_float and need_hidden else dtype
+    d_hidden = torch.zeros((N, D) if need_hidden else 0, dtype=carried_as, device=device)
     remainder = empty((n_blocks * 128, D) if pair else 0, dtype=torch.int8)
     d_bias = empty(V if need_bias else 0, dtype=torch.float32)
 

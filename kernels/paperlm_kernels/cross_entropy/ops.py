@@ -72,9 +72,10 @@ def backward_op(
 
 
 @backward_op.register_fake
-def _(hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target, softcap,
-logit_scale,
-      filter_eps, filter_grads, accumulate, memory, vocab_start, need, hidden_fp32):  # fmt: skip
+def _(
+    hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order, d_lse, d_target, softcap,
+    logit_scale, filter_eps, filter_grads, accumulate, memory, vocab_start, need, hidden_fp32,
+):  # fmt: skip
     new = hidden.new_empty
     return (
         new(hidden.shape, dtype=torch.float32 if hidden_fp32 else hidden.dtype) if need[0] else new(0),

@@ -83,7 +83,8 @@ class Options(NamedTuple):
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Message for an unknown name: the nearest known one first, then all of them.
 
-    >>> unknown("reduction", "avg", ["mean", "sum"]) "unknown reduction 'avg'; known: mean, sum"
+    >>> unknown("reduction", "avg", ["mean", "sum"])
+    "unknown reduction 'avg'; known: mean, sum"
     """
     names = [str(k) for k in known]
     near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)

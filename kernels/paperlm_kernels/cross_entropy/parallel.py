@@ -16,7 +16,8 @@ from torch import Tensor
 def vocab_slice(rank: int, world: int, vocab: int) -> tuple[int, int]:
     """Ids [start, stop) of a rank: equal slices, the first `vocab % world` ranks one id longer.
 
-    >>> [vocab_slice(rank, 3, 8) for rank in range(3)] [(0, 3), (3, 6), (6, 8)]
+    >>> [vocab_slice(rank, 3, 8) for rank in range(3)]
+    [(0, 3), (3, 6), (6, 8)]
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} is not one of a group of {world}")

@@ -225,8 +225,9 @@ def products_kernel(
     columns = tl.cdiv(D, BD)
     program = tl.program_id(0)
     programs = tl.num_programs(0)
-    # A unit is a row block (dE) or a group (dC) and some columns. The tiles of the wave are its work in both cases, so
-    # the units of dE are the longer ones where the wave has more groups than row blocks.
+    # A unit is a row block (dE) or a group (dC) and some columns. Both products visit the tiles of the wave (all, and
+    # the kept ones, if only one is filtered), so the units of dE are the longer ones where the wave has more groups
+    # than row blocks.
     groups_here = last - first
     hidden_units = row_blocks * columns
     weight_units = groups_here * columns

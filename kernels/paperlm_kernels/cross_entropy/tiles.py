@@ -7,7 +7,7 @@ stride; the bodies are the same for both. Row blocks and vocabulary groups, the 
 import triton
 import triton.language as tl
 
-# arguments whose value must not make a kernel of its own: it would be compiled again for wave 0, 1, 2 and 16
+# arguments whose value must not make a kernel of its own: it would be compiled again for wave 1 and wave 2
 COUNTS = ("wave", "n_waves", "groups", "n_blocks", "chunk")
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
