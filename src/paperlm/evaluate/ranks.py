@@ -50,15 +50,13 @@ def probe_ranks(run: RunConfig, manifest: Path, folder: Path, tokens: int, devic
     for state, model in models.items():
         model.to(device).eval()
         curves[state], counted = rank_curve(_hidden(model, shards, tokens, run.numerics), model.lm_head.weight)
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name() if on_gpu else "CPU"
     return RankRecord(
         run_id=run.run_id,
         run=run,
         threshold=THRESHOLD,
         tokens=counted,
         states=curves,
-        environment=capture(name, torch.version.cuda if on_gpu else None, torch.get_num_threads()),
+        environment=capture(device),
     )
 
 

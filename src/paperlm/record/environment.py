@@ -8,15 +8,22 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paperlm.record.record import Environment
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
 
 
-def capture(device_name: str, driver: str | None, threads: int) -> Environment:
-    """Environment of this process."""
+def capture(device: torch.device) -> Environment:
+    """Environment of this process, which computes on `device`."""
+    import torch  # records are read without it
+
     commit, modified = _git()
+    on_gpu = device.type == "cuda"
     return Environment(
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         commit=commit,
@@ -24,9 +31,9 @@ def capture(device_name: str, driver: str | None, threads: int) -> Environment:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu(),
-        device=device_name,
-        driver=driver,
-        threads=threads,
+        device=torch.cuda.get_device_name() if on_gpu else "CPU",
+        driver=torch.version.cuda if on_gpu else None,
+        threads=torch.get_num_threads(),
         packages={name: version for name in PACKAGES if (version := _version(name))},
     )
 

@@ -59,7 +59,6 @@ def make_record(trainer: Trainer, outcome: Outcome) -> Record:
         world_size=trainer.world.size,
         resumed_from=trainer.resumed_from,
     )
-    device = torch.cuda.get_device_name() if on_gpu else "CPU"
     labels = ["leaks the future: this preset's statistics span the sequence"] if run.method().leaks_future else []
     return Record(
         run_id=run.run_id,
@@ -70,7 +69,7 @@ def make_record(trainer: Trainer, outcome: Outcome) -> Record:
         curve=_curve(trainer),
         data={k: manifest[k] for k in ("data_id", "dataset", "licence", "checksums")},
         cost=cost,
-        environment=capture(device, torch.version.cuda if on_gpu else None, torch.get_num_threads()),
+        environment=capture(trainer.world.device),
         labels=labels,
     )
 
