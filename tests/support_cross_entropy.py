@@ -45,6 +45,9 @@ PLACES = _places()
 DENSE = [Place("eager", "cpu", torch.float64)]
 everywhere = pytest.mark.parametrize("place", PLACES, ids=str)
 also_dense = pytest.mark.parametrize("place", PLACES + DENSE, ids=str)
+KERNELS = [p for p in PLACES if p.backend == "triton"]
+kernels = pytest.mark.parametrize("place", KERNELS, ids=str)
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Problem(NamedTuple):
@@ -177,3 +180,18 @@ def pairwise(choices):
         picked.append(best)
         missing -= covers(best)
     return picked
+
+
+def gradients(place, p, **keywords):
+    """The loss and the gradients of the leaves."""
+    loss = run(place, p, **keywords)
+    return [loss.detach(), *torch.autograd.grad(loss, p.leaves)]
+
+
+def tighten(monkeypatch):
+    """No scratch beyond one group of tiles, so that there are as many waves as can be."""
+    from paperlm_kernels.cross_entropy import launch
+
+    monkeypatch.setattr(launch, "BUDGETS", {k: (0.0, 0) for k in launch.BUDGETS})
+    monkeypatch.setattr(launch, "UNFILTERED_BALANCED", 0.0)
+    monkeypatch.setattr(launch, "MOST_WAVES", {})

@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from paperlm_kernels.bench import accuracy, chart, measure, rows
+from paperlm_kernels.bench import accuracy, chart, measure, rows, worker
 from paperlm_kernels.bench.__main__ import main
 from paperlm_kernels.bench.methods import METHODS, label
 from paperlm_kernels.bench.report import tables
@@ -261,6 +261,8 @@ def test_rows_become_a_table_of_memory_and_time_and_one_of_accuracy():
     text = tables([
         _row("lower_bound", "peak_memory", 4 / 2**20, measure="loss"),
         _row("lower_bound", "alive_share", 0.271, tiles="128x128"),
+        _row("lower_bound", "product", 14.02, measure="logits"),
+        _row("lower_bound", "product", 9.876, measure="dE"),
         _row("ours", "time", 99.0, measure="both", over_floor=9.0, **speed),
         _row("ours", "time", 24.94, measure="both", over_floor=2.039, **speed),
         _row("ours", "peak_memory", 1219.4, measure="both", over_bound=1.0503),
@@ -274,7 +276,8 @@ def test_rows_become_a_table_of_memory_and_time_and_one_of_accuracy():
         == """\
 **toy**: 8 tokens, 36% of them counting, 16 ids, width 4, softcap 30, bfloat16, synthetic data with ids in natural \
 order, 27% of the 128 x 128 tiles alive. Both gradients take 1,161 MiB, one matrix product 12.23 ms at 790 TFLOP/s \
-(measured beside: 800 TFLOP/s). Times: median (20th-80th percentile) of 50 repetitions. Card, torch 2, triton 3, \
+(measured beside: 800 TFLOP/s). The products of these data by cuBLAS alone, ms: logits 14.0, dE 9.88. \
+Times: median (20th-80th percentile) of 50 repetitions. Card, torch 2, triton 3, \
 2026-01-02.
 
 | method | loss, MiB | loss+gradient, MiB | loss+gradient, ms | memory / gradients | time / product |
@@ -364,6 +367,16 @@ def test_a_run_on_a_cpu_measures_each_method_in_a_process_and_appends_its_rows(t
         assert found[name, "determinism", ""]["value"] == 1
     assert main(["show", str(out)]) == 0
     assert capsys.readouterr().out.strip() == tables(rows.read(out))
+
+
+def test_the_products_alone_are_timed_over_the_counting_tokens():
+    task = Task("tiny_cpu", "lower_bound", small=True, device="cpu", repeats=2, warmup=1)
+    data = make_inputs(dataclasses.replace(task.sizes, counting=0.5))
+    found = list(worker._products(task, data, CPU))
+    assert [(row["metric"], row["measure"], row["n"]) for row in found] == [
+        ("product", "logits", 2), ("product", "dE", 2), ("product", "dC", 2)
+    ]  # fmt: skip
+    assert all(row["value"] > 0 for row in found)
 
 
 def test_a_method_that_fails_leaves_a_row_with_the_reason():

@@ -14,117 +14,27 @@ import torch
 from paperlm_kernels.bench import accuracy
 from paperlm_kernels.bench.methods import METHODS
 from paperlm_kernels.cross_entropy.data import CASES, make_inputs
-from support_cross_entropy import PLACES, Place, check_gradients, problem, relative, run, truth
+from support_cross_entropy import (
+    KERNELS,
+    gpu,
+    gradients,
+    kernels,
+    problem,
+    relative,
+    run,
+    tighten,
+    truth,
+)
 
-KERNELS = [p for p in PLACES if p.backend == "triton"]
-kernels = pytest.mark.parametrize("place", KERNELS, ids=str)
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 if KERNELS:
-    import triton
-    import triton.language as tl
     from paperlm_kernels.cross_entropy import launch
-    from paperlm_kernels.cross_entropy.products import _lead, _remainder, _turns, _unit_of, _unsplit
-
-    @triton.jit
-    def there_and_back(x, value, y, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        short = tl.load(value + at)  # the interpreter's own conversion to bfloat16 cuts off instead of rounding
-        tl.store(y + at, _unsplit(short, _remainder(tl.load(x + at), short)))
-
-    @triton.jit
-    def share_out(done, long_units, long_length, short_units, short_length):
-        program = tl.program_id(0)
-        programs = tl.num_programs(0)
-        heavy, lead = _lead(long_units, long_length, short_units, short_length, programs)
-        for turn in range(_turns(long_units, programs, 0, 0)):
-            unit = _unit_of(turn, program, programs, 0, 0)
-            if unit < long_units:
-                tl.store(done + unit * programs + program, tl.load(done + unit * programs + program) + 1)
-        for turn in range(_turns(short_units, programs, heavy, lead)):
-            unit = _unit_of(turn, program, programs, heavy, lead)
-            if unit < short_units:
-                at = done + (long_units + unit) * programs + program
-                tl.store(at, tl.load(at) + 1)
-
 
 MEMORY = ("fast", "balanced", "lean")
-FILTERS = ("both", "hidden", "weight")
-
-
-def gradients(place, p, **keywords):
-    loss = run(place, p, **keywords)
-    return [loss.detach(), *torch.autograd.grad(loss, p.leaves)]
-
-
-def tighten(monkeypatch):
-    """No scratch beyond one group of tiles, so that there are as many waves as can be."""
-    monkeypatch.setattr(launch, "BUDGETS", {k: (0.0, 0) for k in launch.BUDGETS})
-    monkeypatch.setattr(launch, "UNFILTERED_BALANCED", 0.0)
-    monkeypatch.setattr(launch, "MOST_WAVES", {})
 
 
 @pytest.fixture
 def tight(monkeypatch):
     tighten(monkeypatch)
-
-
-@kernels
-@pytest.mark.parametrize("memory", MEMORY)
-def test_many_waves_give_what_one_gives(place, memory, monkeypatch):
-    p = problem(place, (1, 140), 16, 500, ignore="some", spread=4.0)
-    settings = [{"filter_eps": 2.0**-5, "filter_grads": f} for f in FILTERS] + [{"filter_eps": None}]
-    if place.device == "cpu":  # the interpreter is slow, and the presets differ in the scratch and in how dE is carried
-        settings = settings[1::2] if memory == "balanced" else settings[:1]
-    roomy = [gradients(place, p, memory=memory, **s) for s in settings]
-    tighten(monkeypatch)
-    for setting, right in zip(settings, roomy, strict=True):
-        mine = gradients(place, p, memory=memory, **setting)
-        check_gradients(place, mine[1:], right[1:], {0: 1e-2 if place.dtype.itemsize == 2 else 1e-5})
-
-
-@kernels
-@pytest.mark.parametrize("dtype,bits", [(torch.bfloat16, 8), (torch.float16, 11)])
-def test_a_triton_byte_holds_eight_bits_more_than_a_16_bit_number(place, dtype, bits):
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(1024, generator=g) * torch.exp2(torch.randint(-30, 15, (1024,), generator=g))
-    x[:8] = torch.tensor([0.0, -0.0, 1.0, -2.0, 0.99999994, 1.0000001, 2.0**-24, -(2.0**-13) * 1.001])
-    x = x.to(place.device)
-    value, y = x.to(dtype), torch.empty_like(x)
-    there_and_back[(4,)](x, value, y, BLOCK=256)
-    # half a 254th of the spacing of the 16-bit numbers there, which in float16 is at least 2^-24
-    spacing = torch.exp2(torch.frexp(value.float()).exponent.float() - bits)
-    spacing = spacing.clamp(min=2.0**-24) if dtype == torch.float16 else spacing
-    assert ((y - x).abs() <= spacing * (0.501 / 254) + 1e-7 * x.abs() + 2.0**-130).all()
-
-
-SIXTEEN_BITS = [Place(p.backend, p.device, torch.float16) for p in KERNELS if p.dtype == torch.float32]
-SIXTEEN_BITS += [p for p in KERNELS if p.dtype == torch.bfloat16]
-
-
-@pytest.mark.parametrize("place", SIXTEEN_BITS, ids=str)
-@pytest.mark.parametrize("filter_eps", [None, 2.0**-7])
-def test_sums_carried_in_16_bits_and_a_byte_round_as_those_of_one_wave(place, filter_eps, monkeypatch):
-    if place.device == "cpu" and filter_eps is None:
-        pytest.skip("the interpreter is slow")
-    p = problem(place, (1, 150), 40, 800, bias=False, ignore="some")
-    settings = {"filter_eps": filter_eps, "logit_scale": 0.3, "reduction": "sum"}
-    whole = gradients(place, p, **settings)[1]
-    tighten(monkeypatch)
-    carried, rounded = (gradients(place, p, memory=m, **settings)[1] for m in ("balanced", "lean"))
-    # seven sums: with a byte beyond its dtype one in a hundred comes out on the other side of a rounding boundary
-    assert (carried == whole).float().mean() > 0.97 > (rounded == whole).float().mean()
-    assert relative(carried, whole) < 0.1 * relative(rounded, whole) + 2e-5
-
-
-@pytest.mark.parametrize("place", SIXTEEN_BITS, ids=str)
-def test_sums_rounded_to_the_inputs_dtype_are_those_of_the_reference(place, tight):
-    p = problem(place, (1, 130), 16, 900, bias=False)
-    settings = {"filter_eps": None, "reduction": "sum"}
-    mine = gradients(place, p, accumulate="input", **settings)[1]
-    same, other = (
-        gradients(place._replace(backend="reference"), p, accumulate=how, **settings)[1] for how in ("input", "fp32")
-    )
-    assert relative(mine, same) < 0.6 * relative(mine, other)
 
 
 @kernels
@@ -152,59 +62,6 @@ def test_no_tile_with_a_probability_above_the_threshold_is_dropped_and_few_below
         kept = alive[0].bool().cpu()
         assert kept[0] and kept[top >= eps * (1 + 1e-4)].all()
         assert not kept[1:][top[1:] < eps * math.exp(-0.06)].any()
-
-
-@pytest.mark.parametrize(
-    "groups,row_blocks,slots,row_slots", [(2000, 64, 36128, 18.0), (7, 3, 3, 0.0), (9, 2, 33, 3.2)]
-)
-def test_the_waves_cover_the_vocabulary_and_each_fits(groups, row_blocks, slots, row_slots):
-    pytest.importorskip("triton")
-    from paperlm_kernels.cross_entropy.launch import wave_count
-
-    first, waves = 0, 0
-    while first < groups:
-        end = max(e for e in range(first, groups + 1) if -(-e * row_slots // 1) + (e - first) * row_blocks <= slots)
-        assert end > first
-        first, waves = end, waves + 1
-    assert wave_count(groups, row_blocks, slots, row_slots) == waves
-
-
-@pytest.mark.parametrize("tokens,vocab,width,waves", [
-    (8192, 256000, 2304, 32), (32768, 50257, 768, 17), (65536, 32000, 768, 11), (131072, 128256, 4096, 32),
-    (131072, 32000, 256, 4), (100, 300, 16, 4),
-])  # fmt: skip
-@pytest.mark.parametrize("memory,exact,limit", [("balanced", False, 32), ("balanced", True, 16), ("fast", False, 16)])
-def test_long_batches_take_few_waves_or_256_mib(tokens, vocab, width, waves, memory, exact, limit):
-    pytest.importorskip("triton")
-    from paperlm_kernels.cross_entropy.launch import MIB, SLOT, most_waves, spare_slots, wave_count
-
-    row_blocks, groups, row_slots = -(-tokens // 128), -(-vocab // 128), width / 128
-    bound = 2 * (tokens + vocab) * width
-    most = most_waves(memory, exact, groups, -(-width // 256), 132)
-    assert most == min(waves, limit)
-    spare = spare_slots(memory, exact, bound, 0, row_blocks, groups, row_slots, 2, most)
-    waves = wave_count(groups, row_blocks, spare + -int(-groups * row_slots // 1), row_slots)
-    assert waves <= most or spare >= 256 * MIB // (2 * SLOT)
-    assert 2 * SLOT * spare <= max(0.25 * bound, 256 * MIB)
-
-
-@kernels
-@pytest.mark.parametrize("programs,long_units,long_length,short_units,short_length", [
-    (12, 6, 32, 96, 2), (12, 52, 31, 270, 6), (12, 3, 24, 70, 1), (4, 3, 10, 40, 2), (4, 8, 10, 5, 2), (7, 0, 5, 3, 1),
-    (12, 5, 1, 3, 1),
-])  # fmt: skip
-def test_programs_do_every_unit_once_and_end_together(
-    place, programs, long_units, long_length, short_units, short_length
-):
-    if place.dtype != torch.float32:
-        pytest.skip("one dtype is enough")
-    turns = torch.zeros(long_units + short_units, programs, dtype=torch.int32, device=place.device)
-    share_out[(programs,)](turns, long_units, long_length, short_units, short_length)
-    assert (turns.sum(1) == 1).all()
-    load = turns[:long_units].sum(0) * long_length + turns[long_units:].sum(0) * short_length
-    fair = max(load.sum().item() / programs, long_length if long_units else 0)
-    slack = short_length if short_units * short_length >= programs * long_length else long_length
-    assert load.max() <= fair + 2 * slack
 
 
 @kernels

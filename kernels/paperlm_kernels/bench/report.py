@@ -64,6 +64,8 @@ def _caption(methods: dict[str, Cells]) -> str:
             f", one matrix product {floors[-1]:.2f} ms at 790 TFLOP/s (measured beside: {rate:.0f} TFLOP/s)"
         )
     sentences[-1] += "."
+    if products := [f"{row['measure']} {row['value']:.{_digits(row)}f}" for row in every if row["metric"] == "product"]:
+        sentences.append(f"The products of these data by cuBLAS alone, ms: {', '.join(products)}.")
     if timed:
         numbers = sorted({row["n"] for row in timed})
         count = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
@@ -139,8 +141,12 @@ def _memory(value: float) -> str:
 def _time_cell(row: Row | None) -> str:
     if row is None:
         return ""
-    digits = 1 if row["value"] >= 10 else 2
+    digits = _digits(row)
     return f"{row['value']:.{digits}f} ({row['low']:.{digits}f}-{row['high']:.{digits}f})"
+
+
+def _digits(row: Row) -> int:
+    return 1 if row["value"] >= 10 else 2
 
 
 def _ratio(cells: Cells, metric: str, key: str) -> str:

@@ -20,7 +20,7 @@ import torch
 from paperlm_kernels.bench import accuracy, measure
 from paperlm_kernels.bench.methods import METHODS, AbsentError, label
 from paperlm_kernels.bench.rows import cpu_name, percentiles, row, short
-from paperlm_kernels.cross_entropy.data import CASES, Case, Inputs, describe, make_inputs
+from paperlm_kernels.cross_entropy.data import CASES, IGNORED, Case, Inputs, describe, make_inputs
 
 OP = "cross_entropy"
 BOUND = "lower_bound"
@@ -30,7 +30,8 @@ RATE = 790e12
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What to measure. `method` is a name of METHODS, or BOUND for the arithmetic and the description of the data."""
+    """What to measure. `method` is a name of METHODS, or BOUND for the arithmetic, the description of the data and the
+    matrix products alone."""
 
     case: str
     method: str
@@ -89,6 +90,8 @@ def run(task: Task) -> Iterator[dict[str, Any]]:
     inputs = make_inputs(task.sizes, device=device, seed=task.seed, permute=task.permute)
     if task.method == BOUND:
         yield from _arithmetic(task, inputs, device_name(device))
+        if device.type == "cuda":
+            yield from _products(task, inputs, device)
         return
     try:
         contender = METHODS[task.method][0](task.sizes, device)
@@ -125,6 +128,18 @@ def _arithmetic(task: Task, inputs: Inputs, device: str) -> Iterator[dict[str, A
     yield make_row(task, device, "softmax_rank", "ids", [facts.rank], at_least=facts.eps)
     for tiles, share in facts.alive.items():
         yield make_row(task, device, "alive_share", "share", [share], tiles=tiles, at_least=facts.eps)
+
+
+def _products(task: Task, inputs: Inputs, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Times of the three matrix products of the loss by cuBLAS, on these data: what a method can hope for."""
+    kept = inputs.target != IGNORED
+    hidden, weight = inputs.hidden[kept], inputs.weight
+    logits = hidden @ weight.T
+    products = {"logits": lambda: hidden @ weight.T, "dE": lambda: logits @ weight, "dC": lambda: logits.T @ hidden}
+    for name, product in products.items():
+        step = measure.Step(lambda: None, lambda _, product=product: product())
+        taken = measure.times(step, device, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds)
+        yield make_row(task, device_name(device), "product", "ms", taken, measure=name)
 
 
 @cache
