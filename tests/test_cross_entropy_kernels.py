@@ -39,6 +39,23 @@ def tight(monkeypatch):
 
 @kernels
 @pytest.mark.parametrize("softcap", [None, 3.0])
+def test_the_byte_maxima_start_from_the_largest_logit_of_the_target_and_the_first_ids(place, softcap):
+    p = problem(place, (1, 300), 40 if place.device == "cpu" else 2304, 500, spread=2.0)
+    hidden, weight, bias = (t.detach().double().cpu() for t in p[:3])
+    logits = hidden[0] @ weight.T + bias
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    own = logits.gather(1, p.target[0].cpu()[:, None])[:, 0]
+    right = torch.maximum(logits[:, :128].amax(1), own)
+    for _ in range(1 if place.device == "cpu" else 5):
+        saved = launch.run_forward(
+            p.hidden[0], p.weight, p.bias, p.target[0], softcap, 1.0, math.log(2.0**-7), False, 0
+        )  # fmt: skip
+        torch.testing.assert_close(saved.base[:300].double().cpu(), right, rtol=1e-4, atol=1e-4)
+        assert (saved.lse.cpu() >= saved.base[:300].cpu() - 1e-4).all()
+
+
+@kernels
+@pytest.mark.parametrize("softcap", [None, 3.0])
 def test_no_tile_with_a_probability_above_the_threshold_is_dropped_and_few_below_it_stay(place, softcap):
     from paperlm_kernels.cross_entropy import liveness
 

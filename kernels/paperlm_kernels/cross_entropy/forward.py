@@ -86,7 +86,11 @@ def base_kernel(
             e = gather_block(E, row, k, D, stride_e, BK)
             c = load_block(C, 0, k, V, D, stride_c, 128, BK, False)
             z = tl.dot(e, c.T, z, input_precision=PRECISION)
-            own += tl.sum(e.to(tl.float32) * gather_block(C, target, k, D, stride_c, BK).to(tl.float32), 1)
+        # A loop of its own: for a block that a product and registers read, Triton 3.6 and 3.7 keep too few buffers, and
+        # the next block overwrites what wgmma still reads.
+        for k in range(0, D, BK):
+            e = gather_block(E, row, k, D, stride_e, BK).to(tl.float32)
+            own += tl.sum(e * gather_block(C, target, k, D, stride_c, BK).to(tl.float32), 1)
         z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
         largest = tl.max(tl.where((ids < V)[None, :], z, float("-inf")), 1)
         own = tl.max(finish_logits(own[None, :], bias, target, V, scale, cap, HAS_BIAS, HAS_CAP), 0)
