@@ -39,6 +39,36 @@ def _remainder(x, value):
 
 
 @triton.jit
+def _halves(x):
+    """The left and the right half of the columns of a block."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
+
+
+@triton.jit
+def _add_to_hidden(x, packed, row, column, D, d_hidden, remainder, wave, PAIR: tl.constexpr, ROUND: tl.constexpr):
+    """Stores the sum of x (tokens, columns) and what earlier waves left in dE; ROUND: x holds that already.
+
+    The sum of earlier waves is not where x starts, because wgmma cuts the low bits of what it adds to a large sum: an
+    error that grows with the number of ids.
+    """
+    d = column + tl.arange(0, x.shape[1])
+    mask = (row >= 0)[:, None] & (d < D)[None, :]
+    out = d_hidden + row.to(tl.int64)[:, None] * D + d[None, :]
+    rest = remainder + packed.to(tl.int64)[:, None] * D + d[None, :]
+    if not ROUND:  # noqa: SIM102 (known when compiling; the other is not)
+        if wave > 0:
+            carried = tl.load(out, mask=mask, other=0.0)
+            if PAIR:
+                x += _unsplit(carried, tl.load(rest, mask=mask, other=0))
+            else:
+                x += carried.to(tl.float32)
+    value = x.to(d_hidden.dtype.element_ty)
+    tl.store(out, value, mask=mask)
+    if PAIR:
+        tl.store(rest, _remainder(x, value), mask=mask)
+
+
+@triton.jit
 def _hidden_unit(
     unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder,
     row_blocks, V, D, stride_c, scale, groups, columns, wave,
@@ -47,8 +77,9 @@ def _hidden_unit(
 ):  # fmt: skip
     """Adds q C of the wave to (128 tokens, BD columns) of dE.
 
-    Between waves the sum is carried in d_hidden; PAIR: what its dtype rounds off goes to `remainder` as a byte, so that
-    16 significant bits survive the waves and the final value is rounded once.
+    Between waves the sum is carried in d_hidden. ROUND: it is rounded to the dtype of the inputs after every tile.
+    PAIR: what the dtype of d_hidden rounds off goes to `remainder` as a byte, so that 16 significant bits survive the
+    waves and the final value is rounded once.
     """
     block, column = place_of(unit, row_blocks, columns, CHUNK)
     column *= BD
@@ -68,18 +99,13 @@ def _hidden_unit(
     if n > 0 or wave == 0:
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
-        d = column + tl.arange(0, BD)
-        mask = (row >= 0)[:, None] & (d < D)[None, :]
-        out = d_hidden + row.to(tl.int64)[:, None] * D + d[None, :]
-        rest = remainder + packed.to(tl.int64)[:, None] * D + d[None, :]
         acc = tl.zeros([128, BD], tl.float32)
-        if wave > 0:
-            carried = tl.load(out, mask=mask, other=0.0)
-            if PAIR:
-                acc = _unsplit(carried, tl.load(rest, mask=mask, other=0))
-            else:
-                acc = carried.to(tl.float32)
-            acc *= 1.0 / tl.where(scale == 0.0, 1.0, scale)
+        if ROUND:  # noqa: SIM102 (known when compiling; the other is not)
+            if wave > 0:
+                d = column + tl.arange(0, BD)
+                out = d_hidden + row.to(tl.int64)[:, None] * D + d[None, :]
+                carried = tl.load(out, mask=(row >= 0)[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+                acc = carried * (1.0 / tl.where(scale == 0.0, 1.0, scale))
         for t in range(n * STEPS):
             inner = t % STEPS * BK
             q = load_block(scratch, (base + slot) * 128, inner, (base + slot + 1) * 128, 128, 128, 128, BK, TMA)
@@ -101,11 +127,15 @@ def _hidden_unit(
             else:
                 group = first + following
                 slot = following * row_blocks + block
-        acc *= scale
-        value = acc.to(d_hidden.dtype.element_ty)
-        tl.store(out, value, mask=mask)
-        if PAIR:
-            tl.store(rest, _remainder(acc, value), mask=mask)
+        # a part of the columns at a time, for want of registers
+        left, right = _halves(acc * scale)
+        for half in tl.static_range(2):
+            first_part, second_part = _halves(left if half == 0 else right)
+            for part in tl.static_range(2):
+                _add_to_hidden(
+                    first_part if part == 0 else second_part, packed, row, column + (2 * half + part) * (BD // 4), D,
+                    d_hidden, remainder, wave, PAIR, ROUND,
+                )  # fmt: skip
 
 
 @triton.jit
