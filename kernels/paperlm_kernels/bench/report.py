@@ -71,7 +71,8 @@ def _caption(methods: dict[str, Cells]) -> str:
         count = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
         sentences.append(f"Times: median (20th-80th percentile) of {count} repetitions.")
     versions = [f"{name} {last['versions'][name]}" for name in ("torch", "triton") if name in last["versions"]]
-    sentences.append(f"{', '.join([last['device'], *versions, last['date']])}.")
+    dates = " and ".join(sorted({row["date"] for row in every}))
+    sentences.append(f"{', '.join([last['device'], *versions, dates])}.")
     return " ".join(sentences)
 
 
