@@ -18,7 +18,7 @@ table: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(CORES) --dist loadscope -m "not slow"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(CORES) -k triton tests/test_cross_entropy*.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup -k triton tests/test_cross_entropy*.py
 
 slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -10,6 +10,10 @@ from support_cross_entropy import CPU, Place, relative
 from support_cross_entropy_parallel import CASES, case_problem, rank_main, results
 
 
+# One worker starts the ranks once; elsewhere they would start again for their share of the cases.
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
 def places():
     """(place, ranks) that can run here: processes on the CPU, and as many GPUs as there are."""
     found = [(CPU, 2), (CPU, 4), (Place("reference", "cpu", torch.bfloat16), 2)]
