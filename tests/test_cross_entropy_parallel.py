@@ -9,7 +9,6 @@ from paperlm_kernels.cross_entropy import vocab_slice
 from support_cross_entropy import CPU, Place, relative
 from support_cross_entropy_parallel import CASES, case_problem, rank_main, results
 
-
 # One worker starts the ranks once; elsewhere they would start again for their share of the cases.
 pytestmark = pytest.mark.xdist_group("ranks")
 
