@@ -105,6 +105,7 @@ def test_an_absent_filter_is_one_thing(change):
 
 BAD_KEYWORDS = [
     ({"reduction": "avg"}, "unknown reduction 'avg'.*mean, sum, none"),
+    ({"keep_logits": "yes"}, "keep_logits is True, False or None .*'yes'"),
     ({"reduction": "means"}, "did you mean 'mean'"),
     ({"backend": "tritn"}, "did you mean 'triton'"),
     ({"preset": "cce_full_c"}, "did you mean 'cce_kahan_full_c'.*cce_exact"),

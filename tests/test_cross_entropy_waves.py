@@ -126,12 +126,25 @@ def test_long_batches_take_few_waves_or_256_mib(tokens, vocab, width, waves, mem
 
     row_blocks, groups, row_slots = -(-tokens // 128), -(-vocab // 128), width / 128
     bound = 2 * (tokens + vocab) * width
-    most = most_waves(memory, exact, groups, -(-width // 256), 132)
+    most = most_waves(memory, exact, False, groups, -(-width // 256), 132)
     assert most == min(waves, limit)
     spare = spare_slots(memory, exact, bound, 0, row_blocks, groups, row_slots, 2, most)
     waves = wave_count(groups, row_blocks, spare + -int(-groups * row_slots // 1), row_slots)
     assert waves <= most or spare >= 256 * MIB // (2 * SLOT)
     assert 2 * SLOT * spare <= max(0.25 * bound, 256 * MIB)
+
+
+def test_a_frozen_classifier_costs_scratch_and_not_a_wave_for_each_group():
+    pytest.importorskip("triton")
+    from paperlm_kernels.cross_entropy.launch import MIB, SLOT, most_waves, spare_slots, wave_count
+
+    assert most_waves("lean", False, False, 2000, 9, 132) is None
+    for exact, limit in ((False, 32), (True, 16)):
+        most = most_waves("lean", exact, True, 2000, 9, 132)
+        assert most == limit
+        slots = spare_slots("lean", exact, 1161 * MIB, 0, 64, 2000, 0.0, 2, most)
+        assert wave_count(2000, 64, slots, 0.0) <= limit
+        assert 2 * SLOT * slots <= 256 * MIB
 
 
 @kernels
@@ -151,3 +164,15 @@ def test_programs_do_every_unit_once_and_end_together(
     fair = max(load.sum().item() / programs, long_length if long_units else 0)
     slack = short_length if short_units * short_length >= programs * long_length else long_length
     assert load.max() <= fair + 2 * slack
+
+
+@pytest.mark.parametrize(
+    "tokens,vocab,named", [(2**20 + 1, 8, "at most 1048576"), (2**20, 2**25, "tiles of 128 x 128")]
+)
+def test_more_than_the_kernels_can_index_is_refused(tokens, vocab, named):
+    pytest.importorskip("triton")
+    from paperlm_kernels.cross_entropy.ops import linear_cross_entropy_core
+
+    hidden, weight = torch.zeros(1, 8).expand(tokens, 8), torch.zeros(1, 8).expand(vocab, 8)
+    with pytest.raises(ValueError, match=f"split.*{named}"):
+        linear_cross_entropy_core(hidden, weight, None, torch.zeros(1, dtype=torch.int64).expand(tokens))

@@ -80,7 +80,7 @@ def linear_cross_entropy(
             with a logit_scale the sum of hidden's gradient is rounded before it and after it, once more a wave.
         memory: what the kernels may hold: "fast", "balanced" or "lean".
         vocab_order: order in which ids are grouped into tiles: None (natural), "mean_logit" (ascending), or a
-            permutation.
+            permutation. With an order every tile is recomputed: it pays only where it saves more tiles than that.
         process_group, vocab_range: vocabulary parallel. weight and bias are the rows [start, stop) = vocab_range of
             this rank (`vocab_slice` gives them), targets are global ids, all ranks see the same tokens; a vocab_order
             tensor permutes the local rows. The loss and the gradient of hidden are those of the whole vocabulary, on
@@ -90,9 +90,10 @@ def linear_cross_entropy(
         backend: "triton", "reference" (chunked PyTorch), "eager" or "compile" (both hold the logits, have exact
             gradients under "auto", and refuse an explicit filter), or "auto": Triton on GPUs of compute capability 8.0
             or newer, the reference elsewhere.
-        keep_logits: let the Triton forward pass store its logits for the backward pass; None decides by their size, and
-            only without a filter. The logits are rounded then, as in every loss that holds them, and ignored tokens
-            take part in the products with gradients of zero. The reference ignores it.
+        keep_logits: let the Triton forward pass store its logits for the backward pass; None decides by their size
+            beside the memory that is free at the first call of that size, and only without a filter. The logits are
+            rounded then, as in every loss that holds them, and ignored tokens take part in the products with gradients
+            of zero. The reference ignores it.
 
     Returns:
         The loss in fp32 (float64 for float64 inputs), also under autocast: a scalar, or with reduction "none" of the
@@ -105,6 +106,7 @@ def linear_cross_entropy(
     """
     checks.check_tensors(hidden, weight, target, bias)
     checks.check_choice("reduction", reduction)
+    checks.check_keep_logits(keep_logits)
     if not torch.compiler.is_compiling():  # there they may be symbols
         checks.check_numbers(softcap, logit_scale, z_loss, shift, ignore_index)
     hidden, weight, bias = _autocast(hidden, weight, bias)
@@ -185,6 +187,7 @@ class LinearCrossEntropyLoss(nn.Module):
                 raise TypeError(checks.unknown("keyword", name, known))
         full = {**known, **keywords}
         checks.check_choice("reduction", full["reduction"])
+        checks.check_keep_logits(full["keep_logits"])
         checks.check_numbers(*(full[k] for k in ("softcap", "logit_scale", "z_loss", "shift", "ignore_index")))
         order = full["vocab_order"]
         rows = order.numel() if isinstance(order, Tensor) else 1
@@ -356,7 +359,7 @@ def _triton_core(hidden: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
 def _keep(keep_logits: bool | None, filter_eps: float | None, hidden: Tensor, weight: Tensor) -> bool:
     """Whether the forward pass may store its logits: as told, else when unfiltered and they are small."""
     if keep_logits is not None:
-        return bool(keep_logits)
+        return keep_logits
     if filter_eps is not None or not hidden.is_cuda:
         return False
     size = hidden.element_size() * hidden.shape[0] * weight.shape[0]

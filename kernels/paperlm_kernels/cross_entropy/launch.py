@@ -7,9 +7,10 @@
 | lean     | 0.4 % or 4 MiB                           | LSE, row index                      | dtype              |
 
 The larger of the two figures holds. A buffer that a call cannot do without (one group's slots, the maxima, the
-remainder) counts even where it is larger. `fast` and `balanced` may use up to 256 MiB more in long batches, to be done
-in `most_waves`: each wave reads and writes dE and lasts as long as its longest unit, so that many thousand tokens
-beside small gradients (32,768 tokens, 50,257 ids, width 768) would spend their time on that.
+remainder) counts even where it is larger, and an order of the ids takes up to 2 MiB beside them. `fast` and `balanced`
+may use up to 256 MiB in long batches, to be done in `most_waves`: each wave reads and writes dE and lasts as long as
+its longest unit, so that many thousand tokens beside small gradients (32,768 tokens, 50,257 ids, width 768) would spend
+their time on that. So may every preset if `weight` has no gradient, whose storage the waves otherwise share.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 import triton
 
 from paperlm_kernels.cross_entropy import forward, gradient, liveness, products
+from paperlm_kernels.cross_entropy.unsort import unsort_rows
 
 SLOT = 128 * 128  # elements of a slot: the gradient of one tile
 MIB = 2**20
@@ -68,8 +70,7 @@ def on_its_device(function: Callable) -> Callable:
 
 
 def blocks_of(hidden: torch.Tensor) -> Blocks:
-    """Tiles for the dtype and device of a tensor: measured on Hopper; made to fit 99 KiB of shared memory on older
-    cards."""
+    """Tiles for the dtype and device of a tensor: HOPPER are measured, the others made to fit 99 KiB of shared memory."""
     if hidden.dtype.itemsize == 4:
         return THIRTY_TWO_BIT
     return HOPPER if is_hopper(hidden.device) else AMPERE
@@ -82,13 +83,21 @@ def programs_of(device: torch.device, a_multiprocessor: int = 1) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count * a_multiprocessor
 
 
-def use_tma(*matrices: torch.Tensor) -> bool:
+def can_use_tma(*matrices: torch.Tensor) -> bool:
     """Whether descriptors apply: a card with TMA, 16-byte aligned bases and row pitches."""
     aligned = (
         m.data_ptr() % 16 == 0 and m.stride(0) * m.element_size() % 16 == 0 and m.stride(0) >= m.shape[1]
         for m in matrices
     )
     return is_hopper(matrices[0].device) and all(aligned)
+
+
+def use_tma(*matrices: torch.Tensor) -> bool:
+    """`can_use_tma`, but for IEEE products of float32 on a GPU: they are no matter of tensor cores, and ptxas compiles
+    the kernels' two bodies (rows in place, rows gathered) to code that lives in local memory."""
+    first = matrices[0]
+    slow = first.is_cuda and first.dtype == torch.float32 and precision_of(first.dtype) == "ieee"
+    return not slow and can_use_tma(*matrices)
 
 
 def operand(matrix: torch.Tensor, block: list[int], tma: bool):
@@ -112,7 +121,7 @@ def precision_of(dtype: torch.dtype) -> str:
 
 @dataclass
 class Saved:
-    """What the forward pass leaves for the backward pass. No tensor here has a side N and a side V or D."""
+    """What the forward pass leaves for the backward pass. No tensor here but `kept` has a side N and a side V or D."""
 
     lse: torch.Tensor
     target_logit: torch.Tensor
@@ -134,7 +143,7 @@ def run_forward(
     maxima: logarithm of the filter's threshold, which is negative, for byte maxima; 0 for none. keep: also the logits
     (see kept.py).
     """
-    if keep and not use_tma(hidden, weight):
+    if keep and not can_use_tma(hidden, weight):
         hidden, weight = hidden.clone(), weight.clone()
     (N, D), V, device = hidden.shape, weight.shape[0], hidden.device
     BN, BK, warps, stages = blocks_of(hidden).forward
@@ -152,7 +161,7 @@ def run_forward(
     base = torch.empty(n_pad if maxima else 0, dtype=torch.float32, device=device)
     max_bytes = torch.empty((tiles * BN // 128, n_pad) if maxima else (0,), dtype=torch.int8, device=device)
     kept = torch.empty((N, V) if keep else (0,), dtype=hidden.dtype, device=device)
-    tma = use_tma(hidden, weight)
+    tma = can_use_tma(hidden, weight) if keep else use_tma(hidden, weight)
     logit = dict(
         HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision_of(hidden.dtype),
     )  # fmt: skip
@@ -204,12 +213,13 @@ UNFILTERED_WAVES = 16
 WAVE_SCRATCH = 256 * MIB  # but no more than this for their sake: the scratch stays with the gradient
 
 
-def most_waves(memory: str, exact: bool, groups: int, columns: int, programs: int) -> int | None:
+def most_waves(memory: str, exact: bool, frozen: bool, groups: int, columns: int, programs: int) -> int | None:
     """Waves that a preset allows, None for any number. `columns`: units that the gradient of a group is divided
-    into; a wave needs about one for every second program, which multiply for dE in the meantime."""
-    if memory not in MOST_WAVES:
+    into; a wave needs about one for every second program, which multiply for dE in the meantime. frozen: the classifier
+    has no gradient, whose storage the waves would share."""
+    if memory not in MOST_WAVES and not frozen:
         return None
-    most = UNFILTERED_WAVES if exact else MOST_WAVES[memory]
+    most = UNFILTERED_WAVES if exact else MOST_WAVES.get(memory, 32)
     return min(most, max(4, 2 * groups * columns // programs))
 
 
@@ -284,7 +294,8 @@ def run_backward(
     other += 2 * groups * n_blocks * listed + 40 * N  # units, and vectors of one number a token
     bound = (N + V) * D * dtype.itemsize
     row_size = D / 128 if need_weight else 0.0
-    most = most_waves(memory, not filtered, groups, triton.cdiv(D, config.products[0]), programs_of(device))
+    columns = triton.cdiv(D, config.products[0])
+    most = most_waves(memory, not filtered, not need_weight, groups, columns, programs_of(device))
     slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, row_size, dtype.itemsize, most)
     slots += math.ceil(groups * row_size)
     waves = wave_count(groups, n_blocks, slots, row_size)
@@ -306,8 +317,10 @@ def run_backward(
             num_warps=4,
         )  # fmt: skip
     if listed:
-        liveness.rank_kernel[(triton.cdiv(groups, 16),)](
-            alive, rank, group_counts, control, groups, BLOCKS=triton.next_power_of_2(n_blocks), GROUPS=16, num_warps=4
+        BLOCKS = triton.next_power_of_2(n_blocks)
+        at_once = max(1, min(16, 4096 // BLOCKS))
+        liveness.rank_kernel[(triton.cdiv(groups, at_once),)](
+            alive, rank, group_counts, control, groups, BLOCKS=BLOCKS, GROUPS=at_once, num_warps=4
         )
     liveness.plan_kernel[(1,)](
         group_counts, control, offsets, plan, groups, D, slots, waves, LISTED=listed, ALIASED=need_weight,
@@ -325,8 +338,8 @@ def run_backward(
         lists(None)
     if listed:
         liveness.units_kernel[(waves, triton.cdiv(groups, WINDOW))](
-            row_starts, offsets, control, plan, waves, units, unit_counts, groups, n_blocks,
-            BLOCKS=triton.next_power_of_2(n_blocks), WINDOW=WINDOW, num_warps=4,
+            row_starts, offsets, control, plan, waves, units, unit_counts, groups, n_blocks, BLOCKS=BLOCKS,
+            WINDOW=WINDOW, num_warps=4,
         )  # fmt: skip
 
     upstream = empty((3, n_blocks * 128), dtype=torch.float32)
@@ -375,20 +388,6 @@ def run_backward(
     if need_hidden and not hidden_fp32:
         d_hidden = d_hidden.to(dtype)
     return d_hidden, d_weight, d_bias.to(bias.dtype) if need_bias else d_bias
-
-
-def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, room: int) -> None:
-    """Move row i of the matrix to row order[i], in place, a few columns at a time: `room` bytes, at least 8 a row."""
-    rows, columns = matrix.shape
-    width = max(8, room // max(rows, 1)) // matrix.element_size()
-    width = min(64, 1 << (width.bit_length() - 1))
-    part = torch.empty(rows, width, dtype=matrix.dtype, device=matrix.device)
-    grid = (triton.cdiv(rows, 256),)
-    for start in range(0, columns, width):
-        products.copy_columns_kernel[grid](
-            matrix, part, order, rows, columns, start, WIDTH=width, BACK=False, BLOCK=256
-        )
-        products.copy_columns_kernel[grid](matrix, part, order, rows, columns, start, WIDTH=width, BACK=True, BLOCK=256)
 
 
 def triton_dtype(dtype: torch.dtype):

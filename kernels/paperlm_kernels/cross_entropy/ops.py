@@ -17,7 +17,8 @@ from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, is_hopper, ru
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
-MOST_TOKENS = 128 * (2**15 - 1)
+MOST_TOKENS = 2**20
+MOST_TILES = 2**30  # of 128 tokens x 128 ids
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -172,6 +173,11 @@ def linear_cross_entropy_core(
         raise TypeError(f'the kernels take bfloat16, float16 and float32, not {hidden.dtype}; use backend="reference"')
     if hidden.shape[0] > MOST_TOKENS:
         raise ValueError(f"{hidden.shape[0]} tokens in one call; split them: the kernels index at most {MOST_TOKENS}")
+    if math.ceil(hidden.shape[0] / 128) * math.ceil(weight.shape[0] / 128) > MOST_TILES:
+        raise ValueError(
+            f"{hidden.shape[0]} tokens and {weight.shape[0]} ids in one call; split the tokens: the kernels index at "
+            f"most {MOST_TILES} tiles of 128 x 128"
+        )
     if filter_grads == "none":
         filter_eps = None
     if keep_logits and filter_eps is not None:

@@ -177,6 +177,12 @@ def _refuse_for_dense(merged: Mapping[str, object]) -> None:
         )
 
 
+def check_keep_logits(keep_logits: object) -> None:
+    """Refuse what is neither None nor a truth value."""
+    if keep_logits not in (None, True, False):
+        raise ValueError(f"keep_logits is True, False or None (decided by size), not {keep_logits!r}")
+
+
 def check_numbers(softcap: float | None, logit_scale: float, z_loss: float, shift: int, ignore_index: int) -> None:
     """Refuse scalars that cannot be meant."""
     if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):

@@ -342,27 +342,3 @@ def bias_kernel(
             total += tl.sum(tl.load(scratch + at.to(tl.int64) * 16384 + cell).to(tl.float32), 0)
         ids = group * 128 + tl.arange(0, 128)
         tl.store(d_bias + ids, total, mask=ids < V)
-
-
-@triton.jit
-def copy_columns_kernel(
-    matrix, part, order, rows, columns, start, WIDTH: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
-):
-    """part = columns [start, start + WIDTH) of the matrix; BACK: those columns, row i of the part at row order[i]."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.arange(0, WIDTH)
-    mask = (row < rows)[:, None] & (start + column < columns)[None, :]
-    inside = part + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    if BACK:
-        target = tl.load(order + row, mask=row < rows, other=0)
-        tl.store(
-            matrix + target.to(tl.int64)[:, None] * columns + start + column[None, :],
-            tl.load(inside, mask=mask),
-            mask=mask,
-        )
-    else:
-        tl.store(
-            inside,
-            tl.load(matrix + row.to(tl.int64)[:, None] * columns + start + column[None, :], mask=mask),
-            mask=mask,
-        )
