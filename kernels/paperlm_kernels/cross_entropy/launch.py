@@ -70,7 +70,7 @@ def on_its_device(function: Callable) -> Callable:
 
 
 def blocks_of(hidden: torch.Tensor) -> Blocks:
-    """Tiles for the dtype and device of a tensor: HOPPER are measured, the others made to fit 99 KiB of shared memory."""
+    """Tiles for a dtype and device: HOPPER are measured, the others made to fit 99 KiB of shared memory."""
     if hidden.dtype.itemsize == 4:
         return THIRTY_TWO_BIT
     return HOPPER if is_hopper(hidden.device) else AMPERE
