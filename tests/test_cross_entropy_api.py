@@ -306,7 +306,7 @@ def test_the_compiled_backend_equals_pytorch(keywords):
 # --- training ---
 
 
-def losses_of(loss_function, place, steps=10):
+def losses_of(loss_function, place, steps):
     """Losses of a two-layer network that predicts the next of random ids, AdamW."""
     g = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -333,6 +333,7 @@ def test_training_with_it_follows_pytorchs_loss(place):
     def mine(hidden, weight, ids):
         return linear_cross_entropy(hidden, weight, ids, shift=1, backend=place.backend)
 
-    golden = losses_of(stock, place)
+    steps = 5 if (place.backend, place.device) == ("triton", "cpu") else 10  # the interpreter is slow
+    golden = losses_of(stock, place, steps)
     assert golden[-1] < golden[0] - 0.1
-    assert losses_of(mine, place) == pytest.approx(golden, abs=2e-5)
+    assert losses_of(mine, place, steps) == pytest.approx(golden, abs=2e-5)
