@@ -7,10 +7,11 @@
 | lean     | 0.4 % or 4 MiB                           | LSE, row index                      | dtype              |
 
 The larger of the two figures holds. A buffer that a call cannot do without (one group's slots, the maxima, the
-remainder) counts even where it is larger, and an order of the ids takes up to 2 MiB beside them. `fast` and `balanced`
-may use up to 256 MiB in long batches, to be done in `most_waves`: each wave reads and writes dE and lasts as long as
-its longest unit, so that many thousand tokens beside small gradients (32,768 tokens, 50,257 ids, width 768) would spend
-their time on that. So may every preset if `weight` has no gradient, whose storage the waves otherwise share.
+remainder) counts even where it is larger, and an order of 256,000 ids takes up to 2 MiB beside them. `fast` and
+`balanced` may use up to 256 MiB in long batches, to be done in `most_waves`: each wave reads and writes dE and lasts as
+long as its longest unit, so that many thousand tokens beside small gradients (32,768 tokens, 50,257 ids, width 768)
+would spend their time on that. So may every preset if `weight` has no gradient, whose storage the waves
+otherwise share.
 """
 
 from __future__ import annotations
