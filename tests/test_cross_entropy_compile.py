@@ -25,7 +25,7 @@ from triton.compiler import ASTSource  # noqa: E402
 SHARED = {90: 232448, 80: 101376}
 "Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
 POINTERS = {
-    "*bf16": "E E_rows C C_rows bias scratch q_rows q_columns d_hidden d_weight kept",
+    "*bf16": "E E_rows C C_wide C_rows bias scratch q_rows q_columns d_hidden d_weight kept",
     "*fp32": "upstream part_max part_sum target_logit base",
     "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order",
     "*i16": "row_groups row_starts slot_blocks group_blocks",
@@ -106,18 +106,24 @@ def case(name, blocks, tma):
         "TMA": tma, "BD": BD, "BK": PK, "HIDDEN": True, "WEIGHT": True, "ORDERED": False, "PAIR": True,
         "ROUND": False, "PRECISION": "ieee", "CHUNK": 3,
     }  # fmt: skip
-    strips = {"TMA": tma, "BN": BN, "BK": BK, **LOGIT}
+    strips = {"TMA": tma, "FLAT": False, "BN": BN, "BK": BK, **LOGIT}
     of_forward = {"E": (128, BK), "C": (BN, BK)}
-    of_gradient = {"E": (128, GK), "C": (128, GK), "scratch": (128, 128)}
+    of_gradient = {"E": (128, GK), "C": (128, GK), "C_wide": (256, GK), "scratch": (128, 128)}
     of_products = {"E": (PK, BD), "C": (PK, BD), "q_rows": (128, PK), "q_columns": (PK, 128)}
     of_base = {n: LOGIT[n] for n in ("HAS_BIAS", "HAS_CAP", "PRECISION")} | {"BK": BK}
     cases = {
         "base": (forward.base_kernel, (8, 3), of_base, {}),
         "forward": (forward.forward_kernel, forward_rest, strips | {"MAXIMA": True, "KEEP": False}, of_forward),
+        "forward, one loop": (
+            forward.forward_kernel,
+            forward_rest,
+            strips | {"MAXIMA": True, "KEEP": False, "FLAT": True},
+            of_forward,
+        ),
         "forward, kept logits": (
             forward.forward_kernel,
-            [forward_rest[0], 3],
-            strips | {"MAXIMA": False, "KEEP": True},
+            forward_rest,
+            strips | {"MAXIMA": False, "KEEP": True, "FLAT": True},
             of_forward | {"kept": (128, BN)},
         ),
         "gradient, kept tiles": (
@@ -160,8 +166,9 @@ PRODUCTS = ["products, kept tiles", "products, some tiles", "products, all tiles
     "name,spill",
     [
         ("forward", 0),
+        ("forward, one loop", 0),
         ("forward, kept logits", 64),
-        ("gradient, kept tiles", 0),
+        ("gradient, kept tiles", 16),
         # in the epilogue, once a unit: the filter's test beside two accumulators
         ("gradient, all tiles", 512),
         ("gradient, all tiles in an order", 512),
@@ -183,7 +190,7 @@ def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):
 
 BY_POINTERS = [
     (name, constant)
-    for name in ["base", "forward", "gradient, kept tiles", "gradient, all tiles", *PRODUCTS]
+    for name in ["base", "forward", "forward, one loop", "gradient, kept tiles", "gradient, all tiles", *PRODUCTS]
     for constant in (None, "ORDERED", "HAS_BIAS", "ROUND")
     if constant is None or constant in case(name, HOPPER, False)[2]
 ]

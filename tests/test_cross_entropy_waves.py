@@ -12,7 +12,9 @@ from support_cross_entropy import KERNELS, Place, check_gradients, gradients, ke
 if KERNELS:
     import triton
     import triton.language as tl
-    from paperlm_kernels.cross_entropy.products import _lead, _remainder, _turns, _unit_of, _unsplit
+    from paperlm_kernels.cross_entropy import launch
+    from paperlm_kernels.cross_entropy.products import _remainder, _unsplit
+    from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS, UNIT_COST, delays, unit_of_turn
 
     @triton.jit
     def there_and_back(x, value, y, BLOCK: tl.constexpr):
@@ -21,16 +23,23 @@ if KERNELS:
         tl.store(y + at, _unsplit(short, _remainder(tl.load(x + at), short)))
 
     @triton.jit
-    def share_out(done, long_units, long_length, short_units, short_length):
+    def share_out(done, lengths, long_units, short_length, short_units):
+        """Counts in done (units, programs) who does what: the long units in turns, then the short ones."""
         program = tl.program_id(0)
         programs = tl.num_programs(0)
-        heavy, lead = _lead(long_units, long_length, short_units, short_length, programs)
-        for turn in range(_turns(long_units, programs, 0, 0)):
-            unit = _unit_of(turn, program, programs, 0, 0)
-            if unit < long_units:
-                tl.store(done + unit * programs + program, tl.load(done + unit * programs + program) + 1)
-        for turn in range(_turns(short_units, programs, heavy, lead)):
-            unit = _unit_of(turn, program, programs, heavy, lead)
+        q = tl.arange(0, MOST_PROGRAMS)
+        load = tl.zeros([MOST_PROGRAMS], tl.int32)
+        for begin in range(0, long_units, programs):
+            there = (q < programs) & (begin + q < long_units)
+            load += tl.where(there, tl.load(lengths + begin + q, mask=there, other=0) + UNIT_COST, 0)
+            if begin + program < long_units:
+                tl.store(done + (begin + program) * programs + program, 1)
+        delay, own, longest = delays(load, short_length + UNIT_COST, programs)
+        turn = 0
+        given = 0
+        while given < short_units:
+            unit, given = unit_of_turn(turn, given, short_units, delay, own, longest, programs)
+            turn += 1
             if unit < short_units:
                 at = done + (long_units + unit) * programs + program
                 tl.store(at, tl.load(at) + 1)
@@ -67,6 +76,20 @@ def test_a_triton_byte_holds_eight_bits_more_than_a_16_bit_number(place, dtype, 
     spacing = torch.exp2(torch.frexp(value.float()).exponent.float() - bits)
     spacing = spacing.clamp(min=2.0**-24) if dtype == torch.float16 else spacing
     assert ((y - x).abs() <= spacing * (0.501 / 254) + 1e-7 * x.abs() + 2.0**-130).all()
+
+
+@kernels
+@pytest.mark.parametrize("setting,value", [("L2_BYTES", 1), ("WINDOW", 1), ("FLAT_WIDTH", 0)])
+def test_the_order_of_the_work_and_the_shape_of_the_loops_change_rounding_at_most(place, setting, value, monkeypatch):
+    p = problem(place, (1, 300), 40, 700, ignore="some", spread=4.0)
+    settings = {"filter_eps": 2.0**-5, "reduction": "sum"}
+    before = gradients(place, p, **settings)
+    monkeypatch.setattr(launch, setting, value)
+    after = gradients(place, p, **settings)
+    bound = 1e-5 if place.dtype == torch.float32 else 2e-3
+    assert all(relative(a, b) <= bound for a, b in zip(after, before, strict=True))
+    if setting == "WINDOW":
+        assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
 SIXTEEN_BITS = [Place(p.backend, p.device, torch.float16) for p in KERNELS if p.dtype == torch.float32]
@@ -150,20 +173,28 @@ def test_a_frozen_classifier_costs_scratch_and_not_a_wave_for_each_group():
 @kernels
 @pytest.mark.parametrize("programs,long_units,long_length,short_units,short_length", [
     (12, 6, 32, 96, 2), (12, 52, 31, 270, 6), (12, 3, 24, 70, 1), (4, 3, 10, 40, 2), (4, 8, 10, 5, 2), (7, 0, 5, 3, 1),
-    (12, 5, 1, 3, 1),
+    (12, 5, 1, 3, 1), (132, 576, 396, 6075, 40),
 ])  # fmt: skip
+@pytest.mark.parametrize("uneven", [False, True])
 def test_programs_do_every_unit_once_and_end_together(
-    place, programs, long_units, long_length, short_units, short_length
+    place, programs, long_units, long_length, short_units, short_length, uneven
 ):
     if place.dtype != torch.float32:
         pytest.skip("one dtype is enough")
+    if place.device == "cpu" and programs > 12:
+        pytest.skip("the interpreter is slow")
+    lengths = torch.full((long_units,), long_length, dtype=torch.int32)
+    if uneven:
+        lengths = (lengths * (0.7 + 0.6 * torch.rand(long_units, generator=torch.Generator().manual_seed(0)))).int()
     turns = torch.zeros(long_units + short_units, programs, dtype=torch.int32, device=place.device)
-    share_out[(programs,)](turns, long_units, long_length, short_units, short_length)
+    share_out[(programs,)](turns, lengths.to(place.device), long_units, short_length, short_units)
+    turns = turns.cpu()
     assert (turns.sum(1) == 1).all()
-    load = turns[:long_units].sum(0) * long_length + turns[long_units:].sum(0) * short_length
-    fair = max(load.sum().item() / programs, long_length if long_units else 0)
-    slack = short_length if short_units * short_length >= programs * long_length else long_length
-    assert load.max() <= fair + 2 * slack
+    first = (turns[:long_units] * (lengths[:, None] + 2)).sum(0)
+    load = first + turns[long_units:].sum(0) * (short_length + 2)
+    # none ends later than fair by more than a short unit, unless the long ones alone take longer
+    fair = max(load.sum().item() / programs, first.max().item())
+    assert load.max() <= fair + 2 * (short_length + 2)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ and -128 for rows and groups outside the matrix.
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gather_block, load_block
+from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gather_block, load_block, place_of
 
 ALWAYS = tl.constexpr(127)
 NEVER = tl.constexpr(-128)
@@ -25,7 +25,7 @@ LOWEST = tl.constexpr(-126.0)
 
 @triton.jit
 def compact_kernel(
-    target, target_stride, rows, targets, control, N, N_PAD, V, vocab_start, tiles, programs,
+    target, target_stride, rows, targets, control, N, N_PAD, V, vocab_start, tiles, programs, most_together,
     EVERY_ROW: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Index of the counting tokens (target >= 0), their local ids (-1: another rank's), and the shape of the forward
@@ -33,7 +33,8 @@ def compact_kernel(
 
     EVERY_ROW: ignored tokens count too, with the local id -1.
 
-    control: [counting tokens, row blocks, strips a row block, 1 if every token counts].
+    control: [counting tokens, row blocks, strips a row block, 1 if every token counts, row blocks done together]. The
+    last are at most `most_together`, so that their embeddings stay in L2 while all programs work on them.
     """
     count = 0
     for start in range(0, N, BLOCK):
@@ -51,9 +52,10 @@ def compact_kernel(
         tl.store(rows + i, -1, mask=(i >= count) & (i < N_PAD))
         tl.store(targets + i, -1, mask=(i >= count) & (i < N_PAD))
     row_blocks = tl.cdiv(count, 128)
+    together = tl.maximum(tl.cdiv(row_blocks, tl.maximum(tl.cdiv(row_blocks, most_together), 1)), 1)
     splits = 1
     best = 1e30
-    for s in range(1, MAX_SPLITS + 1):
+    for s in range(tl.minimum(tl.maximum(programs // together, 1), MAX_SPLITS), MAX_SPLITS + 1):
         # rounds of programs times the length of a strip; a strip costs about one tile to start
         cost = tl.cdiv(row_blocks * s, programs) * (tl.cdiv(tiles, s) + 1.0)
         if cost < best:
@@ -63,6 +65,7 @@ def compact_kernel(
     tl.store(control + 1, row_blocks)
     tl.store(control + 2, splits)
     tl.store(control + 3, (count == N).to(tl.int32))
+    tl.store(control + 4, together)
 
 
 @triton.jit
@@ -98,67 +101,98 @@ def base_kernel(
 
 
 @triton.jit
+def _sum_up(
+    z, m, s, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD, V, scale, cap,
+    BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Running (maximum, sum) with one more tile, given its product; stores its target logits, maxima and logits."""
+    ids = tile * BN + tl.arange(0, BN)
+    z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
+    if KEEP:
+        # as in every loss that holds its logits: the backward pass must not see others than the log-sum-exp did
+        rounded = (z * LN2).to(DTYPE)
+        kept.store([block * 128, tile * BN], rounded)
+        z = rounded.to(tl.float32) * LOG2E
+    if (tile + 1) * BN > V:
+        z = tl.where((ids < V)[None, :], z, float("-inf"))
+    hit = (target >= tile * BN) & (target < tile * BN + BN)
+    if tl.max(hit.to(tl.int32), 0) > 0:
+        own = tl.sum(tl.where(ids[None, :] == target[:, None], z, 0.0), 1)
+        tl.store(target_logit + row, own * LN2, mask=hit)
+    by_group = tl.reshape(z, [128, BN // 128, 128])
+    group_max = tl.max(by_group, 2)
+    if MAXIMA:
+        byte = tl.ceil((group_max * LN2 - origin[:, None]) * UNITS) + LOWEST
+        byte = tl.minimum(tl.maximum(byte, -127.0), 127.0)
+        byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
+        group = tile * (BN // 128) + tl.arange(0, BN // 128)
+        tl.store(maxima + group.to(tl.int64)[None, :] * N_PAD + packed[:, None], byte.to(tl.int8))
+    new_m = tl.maximum(m, tl.max(group_max, 1))
+    # a row whose logits are all -inf so far has no maximum to subtract
+    shift = tl.where(new_m == float("-inf"), 0.0, new_m)
+    s = s * tl.exp2(m - shift) + tl.sum(tl.sum(tl.exp2(by_group - shift[:, None, None]), 2), 1)
+    return new_m, s
+
+
+@triton.jit
 def _strips(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V, D,
     stride_e, stride_c, scale, cap, log_eps,
-    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, FLAT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
     splits = tl.load(control + 2)
+    together = tl.load(control + 4)
     tiles = tl.cdiv(V, BN)
+    steps = tl.cdiv(D, BK)
     for unit in range(tl.program_id(0), row_blocks * splits, tl.num_programs(0)):
-        # every row block walks its strip in step with the others: a tile of C comes from memory once and then from L2
-        block = unit % row_blocks
-        split = unit // row_blocks
+        # the row blocks done together walk their strips in step: a tile of C comes from memory once for all of them
+        split, block = place_of(unit, splits, row_blocks, together)
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
         target = tl.load(targets + packed)
         m = tl.full([128], float("-inf"), tl.float32)
         s = tl.zeros([128], tl.float32)
+        origin = m
         if MAXIMA:
             origin = tl.load(base + packed) + log_eps
         first = split * tiles // splits
-        steps = tl.cdiv(D, BK)
-        z = tl.zeros([128, BN], tl.float32)
-        # one loop over tiles and columns, so that the next tile's blocks are on their way while this one is summed up
-        for i in range(((split + 1) * tiles // splits - first) * steps):
-            tile = first + i // steps
-            k = i % steps * BK
-            if GATHER:
-                e = gather_block(E_rows, row, k, D, stride_e, BK)
-            else:
-                e = E.load([block * 128, k])
-            c = load_block(C, tile * BN, k, V, D, stride_c, BN, BK, TMA)
-            z = tl.dot(e, c.T, z, input_precision=PRECISION)
-            if i % steps == steps - 1:
-                ids = tile * BN + tl.arange(0, BN)
-                z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
-                if KEEP:
-                    # as in every loss that holds its logits: the backward pass must not see others than the
-                    # log-sum-exp did
-                    rounded = (z * LN2).to(DTYPE)
-                    kept.store([block * 128, tile * BN], rounded)
-                    z = rounded.to(tl.float32) * LOG2E
-                if (tile + 1) * BN > V:
-                    z = tl.where((ids < V)[None, :], z, float("-inf"))
-                hit = (target >= tile * BN) & (target < tile * BN + BN)
-                if tl.max(hit.to(tl.int32), 0) > 0:
-                    own = tl.sum(tl.where(ids[None, :] == target[:, None], z, 0.0), 1)
-                    tl.store(target_logit + row, own * LN2, mask=hit)
-                group_max = tl.max(tl.reshape(z, [128, BN // 128, 128]), 2)
-                if MAXIMA:
-                    byte = tl.ceil((group_max * LN2 - origin[:, None]) * UNITS) + LOWEST
-                    byte = tl.minimum(tl.maximum(byte, -127.0), 127.0)
-                    byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
-                    group = tile * (BN // 128) + tl.arange(0, BN // 128)
-                    tl.store(maxima + group.to(tl.int64)[None, :] * N_PAD + packed[:, None], byte.to(tl.int8))
-                new_m = tl.maximum(m, tl.max(group_max, 1))
-                # a row whose logits are all -inf so far has no maximum to subtract
-                shift = tl.where(new_m == float("-inf"), 0.0, new_m)
-                s = s * tl.exp2(m - shift) + tl.sum(tl.exp2(z - shift[:, None]), 1)
-                m = new_m
+        last = (split + 1) * tiles // splits
+        if FLAT:
+            # one loop over tiles and columns: the next tile's blocks are on their way while this one is summed up
+            z = tl.zeros([128, BN], tl.float32)
+            for i in range((last - first) * steps):
+                tile = first + i // steps
+                k = i % steps * BK
+                if GATHER:
+                    e = gather_block(E_rows, row, k, D, stride_e, BK)
+                else:
+                    e = E.load([block * 128, k])
+                c = load_block(C, tile * BN, k, V, D, stride_c, BN, BK, TMA)
+                z = tl.dot(e, c.T, z, input_precision=PRECISION)
+                if i % steps == steps - 1:
+                    m, s = _sum_up(
+                        z, m, s, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD, V,
+                        scale, cap, BN, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, DTYPE,
+                    )  # fmt: skip
+                    z = tl.zeros([128, BN], tl.float32)
+        else:
+            for tile in range(first, last):
                 z = tl.zeros([128, BN], tl.float32)
+                for k in range(0, D, BK):
+                    if GATHER:
+                        e = gather_block(E_rows, row, k, D, stride_e, BK)
+                    else:
+                        e = E.load([block * 128, k])
+                    c = load_block(C, tile * BN, k, V, D, stride_c, BN, BK, TMA)
+                    z = tl.dot(e, c.T, z, input_precision=PRECISION)
+                m, s = _sum_up(
+                    z, m, s, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD, V,
+                    scale, cap, BN, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, DTYPE,
+                )  # fmt: skip
         tl.store(part_max + split * N_PAD + packed, m)
         tl.store(part_sum + split * N_PAD + packed, s)
 
@@ -167,12 +201,15 @@ def _strips(
 def forward_kernel(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V, D,
     stride_e, stride_c, scale, cap, log_eps,
-    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
-    MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, FLAT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Running (maximum, sum) in base 2 of every strip, the target logits, and the byte maxima (groups, N_PAD).
 
     KEEP: also the logits, rounded to the inputs' dtype, through a descriptor of (N, V); needs every row and TMA.
+
+    FLAT: one loop instead of a loop over columns within one over tiles. It hides the start of a tile, which matters
+    where a row has few columns; with many, the plain loops take less power, which is what bounds the product.
 
     With descriptors (TMA) the rows of E are read in place when every token counts, else gathered; which of the two is
     known on the device only, and reading it on the host would stop the queue.
@@ -184,14 +221,14 @@ def forward_kernel(
         if TMA:
             _strips(
                 E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD,
-                V, D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, False, HAS_BIAS, HAS_CAP, MAXIMA, KEEP,
-                PRECISION, DTYPE,
+                V, D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, False, FLAT, HAS_BIAS, HAS_CAP, MAXIMA,
+                KEEP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _strips(
             E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V,
-            D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, True, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, PRECISION,
-            DTYPE,
+            D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, True, FLAT, HAS_BIAS, HAS_CAP, MAXIMA, KEEP,
+            PRECISION, DTYPE,
         )  # fmt: skip
 
 

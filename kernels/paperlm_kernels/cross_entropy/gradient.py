@@ -18,6 +18,7 @@ from paperlm_kernels.cross_entropy.tiles import (
     LOG2E,
     finish_logits,
     gather_block,
+    halves,
     load_block,
     place_of,
 )
@@ -86,6 +87,15 @@ def _ids(order, group, V, ORDERED: tl.constexpr):
 
 
 @triton.jit
+def _embeddings(E, E_rows, row, block, k, D, stride_e, BK: tl.constexpr, GATHER: tl.constexpr):
+    """Columns k to k + BK of a row block."""
+    if GATHER:
+        return gather_block(E_rows, row, k, D, stride_e, BK)
+    else:
+        return E.load([block * 128, k])
+
+
+@triton.jit
 def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, chunk, groups, LISTED: tl.constexpr):
     """Row block, two groups and their slots of a unit; `groups`, where a descriptor reads zeros, for a group that is
     not there."""
@@ -109,9 +119,31 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, chunk, gr
 
 
 @triton.jit
+def _finish_pair(
+    left_z, right_z, left_group, right_group, left_slot, right_slot, left_ids, right_ids, block, bias, target, log_sum,
+    a, b, scratch, base, alive, last, V, scale, cap, eps, groups,
+    TMA: tl.constexpr, FLAG: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Stores q of a unit's tiles."""
+    flags = alive + block.to(tl.int64) * groups
+    q = _finish_tile(
+        left_z, bias, left_ids, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps, FLAG, HAS_BIAS,
+        HAS_CAP, DTYPE,
+    )  # fmt: skip
+    _store_slot(scratch, base + left_slot, q, TMA)
+    if right_group < groups:
+        q = _finish_tile(
+            right_z, bias, right_ids, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps, FLAG,
+            HAS_BIAS, HAS_CAP, DTYPE,
+        )  # fmt: skip
+        _store_slot(scratch, base + right_slot, q, TMA)
+
+
+@triton.jit
 def _gradient_tiles(
-    E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts,
-    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
+    E, E_rows, C, C_wide, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
+    unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+    chunk,
     BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
     ORDERED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -148,6 +180,7 @@ def _gradient_tiles(
                 ahead = tl.load(units + beyond, mask=beyond < n_units, other=-1)
             if left_group < groups:
                 packed = block * 128 + tl.arange(0, 128)
+                row = packed
                 if GATHER:
                     row = tl.load(rows + packed)
                 target = tl.load(targets + packed)
@@ -156,40 +189,51 @@ def _gradient_tiles(
                 b = tl.load(upstream + n_blocks * 256 + packed)
                 left_ids = _ids(order, left_group, V, ORDERED)
                 right_ids = _ids(order, right_group, V, ORDERED)
-                left_z = tl.zeros([128, 128], tl.float32)
-                right_z = tl.zeros([128, 128], tl.float32)
-                for k in range(0, D, BK):
-                    if GATHER:
-                        e = gather_block(E_rows, row, k, D, stride_e, BK)
-                    else:
-                        e = E.load([block * 128, k])
-                    if ORDERED:
-                        left_c = gather_block(C_rows, left_ids, k, D, stride_c, BK)
-                        right_c = gather_block(C_rows, right_ids, k, D, stride_c, BK)
-                    else:
-                        left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
-                        right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
-                    left_z = tl.dot(e, left_c.T, left_z, input_precision=PRECISION)
-                    right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
-                flags = alive + block.to(tl.int64) * groups
-                q = _finish_tile(
-                    left_z, bias, left_ids, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps, FLAG,
-                    HAS_BIAS, HAS_CAP, DTYPE,
-                )  # fmt: skip
-                _store_slot(scratch, base + left_slot, q, TMA)
-                if right_group < groups:
-                    q = _finish_tile(
-                        right_z, bias, right_ids, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps,
-                        FLAG, HAS_BIAS, HAS_CAP, DTYPE,
-                    )  # fmt: skip
-                    _store_slot(scratch, base + right_slot, q, TMA)
+                # Groups that are neighbours are one block of twice the width, whose product reads less shared memory.
+                # Each branch finishes its tiles itself, or ptxas serializes the products.
+                wide = not ORDERED
+                if LISTED and not ORDERED:
+                    wide = right_group == left_group + 1
+                if wide:
+                    if not ORDERED:
+                        z = tl.zeros([128, 256], tl.float32)
+                        for k in range(0, D, BK):
+                            e = _embeddings(E, E_rows, row, block, k, D, stride_e, BK, GATHER)
+                            c = load_block(C_wide, left_group * 128, k, V, D, stride_c, 256, BK, TMA)
+                            z = tl.dot(e, c.T, z, input_precision=PRECISION)
+                        left_z, right_z = halves(z)
+                        _finish_pair(
+                            left_z, right_z, left_group, right_group, left_slot, right_slot, left_ids, right_ids, block,
+                            bias, target, log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, groups, TMA,
+                            FLAG, HAS_BIAS, HAS_CAP, DTYPE,
+                        )  # fmt: skip
+                else:
+                    if LISTED or ORDERED:
+                        left_z = tl.zeros([128, 128], tl.float32)
+                        right_z = tl.zeros([128, 128], tl.float32)
+                        for k in range(0, D, BK):
+                            e = _embeddings(E, E_rows, row, block, k, D, stride_e, BK, GATHER)
+                            if ORDERED:
+                                left_c = gather_block(C_rows, left_ids, k, D, stride_c, BK)
+                                right_c = gather_block(C_rows, right_ids, k, D, stride_c, BK)
+                            else:
+                                left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                                right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                            left_z = tl.dot(e, left_c.T, left_z, input_precision=PRECISION)
+                            right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
+                        _finish_pair(
+                            left_z, right_z, left_group, right_group, left_slot, right_slot, left_ids, right_ids, block,
+                            bias, target, log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, groups, TMA,
+                            FLAG, HAS_BIAS, HAS_CAP, DTYPE,
+                        )  # fmt: skip
             block, left_group, left_slot, right_group, right_slot = next_block, a_group, a_slot, b_group, b_slot
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def gradient_kernel(
-    E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts,
-    plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
+    E, E_rows, C, C_wide, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
+    unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
+    chunk,
     BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -203,13 +247,13 @@ def gradient_kernel(
     if dense:
         if TMA:
             _gradient_tiles(
-                E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
-                unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
-                n_blocks, chunk, BK, TMA, False, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+                E, E_rows, C, C_wide, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups,
+                units, unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps,
+                groups, n_blocks, chunk, BK, TMA, False, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _gradient_tiles(
-            E, E_rows, C, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
+            E, E_rows, C, C_wide, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
             unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
             n_blocks, chunk, BK, TMA, True, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
         )  # fmt: skip

@@ -26,6 +26,7 @@ import torch
 import triton
 
 from paperlm_kernels.cross_entropy import forward, gradient, liveness, products
+from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS
 from paperlm_kernels.cross_entropy.unsort import unsort_rows
 
 SLOT = 128 * 128  # elements of a slot: the gradient of one tile
@@ -33,7 +34,8 @@ MIB = 2**20
 MAX_SPLITS = 16
 ROUNDING = 2 * MIB  # what the allocator may add to a large buffer, and the vectors of N numbers
 L2_BYTES = 20 * MIB  # of an L2 of 50 MiB in two halves, for what is read again and again
-WINDOW = 32  # groups whose rows of C stay in L2 while q is computed
+FLAT_WIDTH = 1024  # widest embeddings for which the forward kernel is one flat loop
+WINDOW = 4  # groups whose rows of C stay in L2 while q is computed
 CHUNK = 3  # column blocks of a product whose operand stays in L2
 
 
@@ -46,7 +48,7 @@ class Blocks:
     products: tuple[int, int, int, int]
 
 
-HOPPER = Blocks(forward=(256, 64, 8, 4), gradient=(64, 8, 3), products=(256, 64, 8, 3))
+HOPPER = Blocks(forward=(256, 64, 8, 3), gradient=(64, 8, 3), products=(256, 64, 8, 3))
 AMPERE = Blocks(forward=(128, 32, 8, 3), gradient=(32, 8, 3), products=(128, 32, 8, 3))
 THIRTY_TWO_BIT = Blocks(forward=(128, 32, 8, 2), gradient=(32, 8, 2), products=(64, 32, 8, 2))
 
@@ -77,11 +79,11 @@ def blocks_of(hidden: torch.Tensor) -> Blocks:
     return HOPPER if is_hopper(hidden.device) else AMPERE
 
 
-def programs_of(device: torch.device, a_multiprocessor: int = 1) -> int:
-    """Size of a persistent grid."""
+def programs_of(device: torch.device) -> int:
+    """Size of a persistent grid, at most `sharing.MOST_PROGRAMS`."""
     if device.type != "cuda":
-        return 4 * a_multiprocessor
-    return torch.cuda.get_device_properties(device).multi_processor_count * a_multiprocessor
+        return 4
+    return min(torch.cuda.get_device_properties(device).multi_processor_count, MOST_PROGRAMS.value)
 
 
 def can_use_tma(*matrices: torch.Tensor) -> bool:
@@ -111,8 +113,11 @@ def operand(matrix: torch.Tensor, block: list[int], tma: bool):
 
 
 def row_chunk(hidden: torch.Tensor) -> int:
-    """Row blocks whose embeddings stay in L2 beside the rows of the classifier that pass through."""
-    return max(1, L2_BYTES // (128 * hidden.shape[1] * hidden.element_size()))
+    """Row blocks whose embeddings stay in L2 beside the rows of the classifier that pass through; all blocks divided
+    evenly."""
+    n_blocks = triton.cdiv(hidden.shape[0], 128)
+    most = max(1, L2_BYTES // (128 * hidden.shape[1] * hidden.element_size()))
+    return triton.cdiv(n_blocks, triton.cdiv(n_blocks, most))
 
 
 def precision_of(dtype: torch.dtype) -> str:
@@ -152,10 +157,10 @@ def run_forward(
     n_pad, tiles = n_blocks * 128, triton.cdiv(V, BN)
     programs = programs_of(device)
     rows, targets = (torch.empty(n_pad, dtype=torch.int32, device=device) for _ in range(2))
-    control = torch.empty(4, dtype=torch.int32, device=device)
+    control = torch.empty(5, dtype=torch.int32, device=device)
     forward.compact_kernel[(1,)](
-        target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs, EVERY_ROW=keep,
-        MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
+        target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs, row_chunk(hidden),
+        EVERY_ROW=keep, MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
     lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
@@ -176,8 +181,8 @@ def run_forward(
         parts[0], parts[1], target_logit, max_bytes, base, operand(kept, [128, BN], keep), n_pad, V, D,
         hidden.stride(0), weight.stride(0),
         float(logit_scale), float(softcap or 1.0), float(maxima),
-        BN=BN, BK=BK, TMA=tma, MAXIMA=maxima < 0, KEEP=keep, DTYPE=triton_dtype(hidden.dtype), **logit, num_warps=warps,
-        num_stages=min(stages, 3) if keep else stages,  # the logits pass through shared memory too
+        BN=BN, BK=BK, TMA=tma, FLAT=D <= FLAT_WIDTH, MAXIMA=maxima < 0, KEEP=keep, DTYPE=triton_dtype(hidden.dtype),
+        **logit, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
     if keep:
@@ -338,8 +343,9 @@ def run_backward(
     if filtered and not flag:
         lists(None)
     if listed:
-        liveness.units_kernel[(waves, triton.cdiv(groups, WINDOW))](
-            row_starts, offsets, control, plan, waves, units, unit_counts, groups, n_blocks, BLOCKS=BLOCKS,
+        together = row_chunk(hidden)
+        liveness.units_kernel[(waves, triton.cdiv(groups, WINDOW), triton.cdiv(n_blocks, together))](
+            row_starts, offsets, control, plan, waves, units, unit_counts, groups, n_blocks, together, BLOCKS=BLOCKS,
             WINDOW=WINDOW, num_warps=4,
         )  # fmt: skip
 
@@ -350,7 +356,8 @@ def run_backward(
     tma = use_tma(hidden, weight, scratch)
     scale, cap = float(logit_scale), float(softcap or 1.0)
     BK, warps, stages = config.gradient
-    hidden_in, weight_in = operand(hidden, [128, BK], tma), operand(weight, [128, BK], tma)
+    hidden_in = operand(hidden, [128, BK], tma)
+    weight_in, weight_wide = operand(weight, [128, BK], tma), operand(weight, [256, BK], tma)
     slot_out = operand(scratch, [128, 128], tma)
     BD, BKP, product_warps, product_stages = config.products
     if accumulate == "input":
@@ -359,11 +366,11 @@ def run_backward(
     q_rows, q_columns = operand(scratch, [128, BKP], tma), operand(scratch, [BKP, 128], tma)
     for wave in range(waves):
         gradient.gradient_kernel[(programs_of(device),)](
-            hidden_in, hidden, weight_in, weight, bias, order, rows, targets, control, upstream, row_slots, row_groups,
-            units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0), weight.stride(0), scale,
-            cap, filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden), BK=BK, TMA=tma, LISTED=listed,
-            FLAG=flag, ORDERED=ordered, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision,
-            DTYPE=triton_dtype(dtype), num_warps=warps, num_stages=stages,
+            hidden_in, hidden, weight_in, weight_wide, weight, bias, order, rows, targets, control, upstream, row_slots,
+            row_groups, units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0),
+            weight.stride(0), scale, cap, filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden), BK=BK,
+            TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None,
+            PRECISION=precision, DTYPE=triton_dtype(dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if flag:
             lists(wave)

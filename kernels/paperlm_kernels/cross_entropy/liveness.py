@@ -158,29 +158,21 @@ def lists_kernel(
 
 @triton.jit
 def units_kernel(
-    row_starts,
-    offsets,
-    control,
-    plan,
-    n_waves,
-    units,
-    unit_counts,
-    groups,
-    n_blocks,
-    BLOCKS: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    """The order in which `gradient_kernel` computes the kept tiles: pairs of a row block's groups, window by window of
-    WINDOW groups.
+    row_starts, offsets, control, plan, n_waves, units, unit_counts, groups, n_blocks, together,
+    BLOCKS: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """The order in which `gradient_kernel` computes the kept tiles: pairs of a row block's groups, `together` row
+    blocks at a time, and of these window by window of WINDOW groups.
 
-    Within a window all row blocks work on the same rows of C, which then stay in L2. units[u] = 2 * (entry of the row
-    lists) + 1 if the pair is whole; the units of a wave begin at offsets[first] // 2 + wave * n_blocks, and there are
-    unit_counts[wave] of them. Grid: waves x windows.
+    The embeddings of the row blocks then stay in L2, and within a window all of them work on the same rows of C.
+    units[u] = 2 * (entry of the row lists) + 1 if the pair is whole; the units of a wave begin at offsets[first] // 2 +
+    wave * n_blocks, and there are unit_counts[wave] of them. Grid: waves x windows x chunks of row blocks.
     """
     wave = tl.program_id(0)
     first = tl.load(plan + wave)
     last = tl.load(plan + wave + 1)
     begin = first + tl.program_id(1) * WINDOW
+    chunk = tl.program_id(2)
     block = tl.arange(0, BLOCKS)
     here = block < tl.load(control + 1)
     starts = row_starts + block * (groups + 1)
@@ -190,11 +182,15 @@ def units_kernel(
         before = (tl.load(starts + tl.minimum(begin, last), mask=here, other=0).to(tl.int32) - zero + 1) // 2
         after = (tl.load(starts + end, mask=here, other=0).to(tl.int32) - zero + 1) // 2
         entries = tl.load(starts + last, mask=here, other=0).to(tl.int32) - zero
-        if tl.program_id(1) == 0:
-            tl.store(unit_counts + wave, tl.sum((entries + 1) // 2, 0))
-        count = after - before
-        # a pair belongs to the window of its first group, so the units of all earlier windows number sum(before)
-        at = tl.load(offsets + first) // 2 + wave * n_blocks + tl.sum(before, 0) + tl.cumsum(count, 0) - count
+        pairs = (entries + 1) // 2
+        if tl.program_id(1) == 0 and chunk == 0:
+            tl.store(unit_counts + wave, tl.sum(pairs, 0))
+        mine = block // together == chunk
+        # a pair belongs to the window of its first group: ahead are all units of earlier chunks, and of this one those
+        # of earlier windows
+        ahead = tl.sum(tl.where(block // together < chunk, pairs, tl.where(mine, before, 0)), 0)
+        count = tl.where(mine, after - before, 0)
+        at = tl.load(offsets + first) // 2 + wave * n_blocks + ahead + tl.cumsum(count, 0) - count
         for i in range(tl.max(count, 0)):
             entry = 2 * (before + i)
             value = 2 * (block * groups + zero + entry) + (entry + 1 < entries).to(tl.int32)

@@ -9,7 +9,8 @@ that no block waits for its own address.
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.tiles import COUNTS, gather_block, load_block, place_of
+from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS, TURNS_AHEAD, UNIT_COST, delays, unit_of_turn
+from paperlm_kernels.cross_entropy.tiles import COUNTS, gather_block, halves, load_block, place_of
 
 
 @triton.jit
@@ -36,12 +37,6 @@ def _remainder(x, value):
     """The byte that `_unsplit` makes x of again, from its rounded value: 8 significant bits more."""
     inverse = (0x7F000000 - _spacing(value)).to(tl.float32, bitcast=True)
     return tl.floor((x - value.to(tl.float32)) * inverse * 254.0 + 0.5).to(tl.int8)
-
-
-@triton.jit
-def _halves(x):
-    """The left and the right half of the columns of a block."""
-    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
 
 
 @triton.jit
@@ -128,9 +123,9 @@ def _hidden_unit(
                 group = first + following
                 slot = following * row_blocks + block
         # a part of the columns at a time, for want of registers
-        left, right = _halves(acc * scale)
+        left, right = halves(acc * scale)
         for half in tl.static_range(2):
-            first_part, second_part = _halves(left if half == 0 else right)
+            first_part, second_part = halves(left if half == 0 else right)
             for part in tl.static_range(2):
                 _add_to_hidden(
                     first_part if part == 0 else second_part, packed, row, column + (2 * half + part) * (BD // 4), D,
@@ -198,30 +193,34 @@ def _weight_unit(
 
 
 @triton.jit
-def _lead(long_units, long_length, short_units, short_length, programs):
-    """How the programs share two kinds of units so that all end together: (heavy, lead).
-
-    The first `heavy` programs have one long unit more than the others, which meanwhile do `lead` short ones each.
-    """
-    heavy = long_units % programs
-    lead = (2 * long_length + short_length) // tl.maximum(2 * short_length, 1)
-    lead = tl.minimum(lead, short_units // (programs - heavy))
-    return heavy, tl.where(heavy > 0, lead, 0)
+def _row_tiles(block, row_starts, first, last, groups, there, SOME: tl.constexpr):
+    """Tiles that a unit of dE visits."""
+    if SOME:
+        row = row_starts + block * (groups + 1)
+        return (tl.load(row + last, mask=there, other=0) - tl.load(row + first, mask=there, other=0)).to(tl.int32)
+    else:
+        return tl.where(there, last - first, 0)
 
 
 @triton.jit
-def _unit_of(turn, program, programs, heavy, lead):
-    """Unit that a program does in its turn; the heavy programs are left out of the first `lead` turns of the others."""
-    light = programs - heavy
-    ahead = (program >= heavy) & (turn < lead)
-    later = tl.where(program >= heavy, turn - lead, turn)
-    return tl.where(ahead, turn * light + program - heavy, lead * light + later * programs + program)
-
-
-@triton.jit
-def _turns(units, programs, heavy, lead):
-    """Turns after which no program has a unit left."""
-    return lead + tl.cdiv(tl.maximum(units - lead * (programs - heavy), 0), programs)
+def _loads(
+    units, row_starts, first, last, offsets, group_counts, row_blocks, groups, columns, programs,
+    HIDDEN: tl.constexpr, SOME: tl.constexpr, VISIT: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Tiles that each program visits in all units of dE (HIDDEN) or of dC, dealt out in turns: (MOST_PROGRAMS,)."""
+    q = tl.arange(0, MOST_PROGRAMS)
+    load = tl.zeros([MOST_PROGRAMS], tl.int32)
+    for begin in range(0, units, programs):
+        unit = begin + q
+        there = (q < programs) & (unit < units)
+        if HIDDEN:
+            block, _ = place_of(unit, row_blocks, columns, CHUNK)
+            n = _row_tiles(block, row_starts, first, last, groups, there, SOME)
+        else:
+            group, _ = _group_and_column(tl.where(there, unit, units), first, last, columns, CHUNK)
+            _, n = _group_range(group, first, last, offsets, group_counts, row_blocks, VISIT)
+        load += tl.where(there, n + UNIT_COST, 0)
+    return load
 
 
 @triton.jit
@@ -253,27 +252,49 @@ def products_kernel(
     # slots in the lists count from the first tile of all waves, those of `all` from that of the wave
     listed = base - tl.load(plan + 2 * n_waves + 1 + wave)
     columns = tl.cdiv(D, BD)
-    program = tl.program_id(0)
     programs = tl.num_programs(0)
     # A unit is a row block (dE) or a group (dC) and some columns. Both products visit the tiles of the wave (all, and
     # the kept ones, if only one is filtered), so the units of dE are the longer ones where the wave has more groups
-    # than row blocks.
+    # than row blocks. See sharing.py.
     groups_here = last - first
     hidden_units = row_blocks * columns
     weight_units = groups_here * columns
-    hidden_heavy = 0
-    hidden_lead = 0
-    weight_heavy = 0
-    weight_lead = 0
-    if HIDDEN and WEIGHT:
-        if groups_here >= row_blocks:
-            weight_heavy, weight_lead = _lead(hidden_units, groups_here, weight_units, row_blocks, programs)
-        else:
-            hidden_heavy, hidden_lead = _lead(weight_units, row_blocks, hidden_units, groups_here, programs)
+    hidden_delay = tl.zeros([MOST_PROGRAMS], tl.int32)
+    hidden_own = 0
+    hidden_longest = 0
+    weight_delay = tl.zeros([MOST_PROGRAMS], tl.int32)
+    weight_own = 0
+    weight_longest = 0
+    if HIDDEN and WEIGHT:  # noqa: SIM102 (known when compiling; the other is not)
+        if groups_here > 0:
+            load = _loads(
+                tl.where(groups_here >= row_blocks, hidden_units, 0), row_starts, first, last, offsets, group_counts,
+                row_blocks, groups, columns, programs, True, SOME, VISIT, CHUNK,
+            )  # fmt: skip
+            load += _loads(
+                tl.where(groups_here >= row_blocks, 0, weight_units), row_starts, first, last, offsets, group_counts,
+                row_blocks, groups, columns, programs, False, SOME, VISIT, CHUNK,
+            )  # fmt: skip
+            if groups_here >= row_blocks:
+                ahead = tl.minimum(first + tl.cdiv(programs * TURNS_AHEAD, CHUNK), last)
+                n = row_blocks
+                if VISIT == "listed":
+                    n = (tl.load(offsets + ahead) - tl.load(offsets + first)) // (ahead - first)
+                weight_delay, weight_own, weight_longest = delays(load, n + UNIT_COST, programs)
+            else:
+                n = groups_here
+                if VISIT == "listed":
+                    n = (tl.load(offsets + last) - tl.load(offsets + first)) // tl.maximum(row_blocks, 1)
+                hidden_delay, hidden_own, hidden_longest = delays(load, n + UNIT_COST, programs)
     if HIDDEN:  # noqa: SIM102 (known when compiling; the other is not)
         if last > first or wave == 0:
-            for turn in range(_turns(hidden_units, programs, hidden_heavy, hidden_lead)):
-                unit = _unit_of(turn, program, programs, hidden_heavy, hidden_lead)
+            turn = 0
+            given = 0
+            while given < hidden_units:
+                unit, given = unit_of_turn(
+                    turn, given, hidden_units, hidden_delay, hidden_own, hidden_longest, programs
+                )  # fmt: skip
+                turn += 1
                 if unit < hidden_units:
                     _hidden_unit(
                         unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last,
@@ -287,16 +308,27 @@ def products_kernel(
             dense = tl.load(control + 3) > 0
         if weight_units > 0:
             # what the next two units need is read ahead
-            unit = _unit_of(0, program, programs, weight_heavy, weight_lead)
+            given = 0
+            unit, next_given = unit_of_turn(
+                0, 0, weight_units, weight_delay, weight_own, weight_longest, programs
+            )  # fmt: skip
             group, column = _group_and_column(unit, first, last, columns, CHUNK)
             start, n = _group_range(group, first, last, offsets, group_counts, row_blocks, VISIT)
             block = _entry(group, start, n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
-            unit = _unit_of(1, program, programs, weight_heavy, weight_lead)
+            unit, far_given = unit_of_turn(
+                1, next_given, weight_units, weight_delay, weight_own, weight_longest, programs
+            )  # fmt: skip
             next_group, next_column = _group_and_column(unit, first, last, columns, CHUNK)
             next_start, next_n = _group_range(next_group, first, last, offsets, group_counts, row_blocks, VISIT)
-            for turn in range(_turns(weight_units, programs, weight_heavy, weight_lead)):
+            turn = 2
+            while given < weight_units:
                 next_block = _entry(next_group, next_start, next_n, 0, slot_blocks, group_blocks, n_blocks, VISIT)
-                unit = _unit_of(turn + 2, program, programs, weight_heavy, weight_lead)
+                given = next_given
+                next_given = far_given
+                unit, far_given = unit_of_turn(
+                    turn, far_given, weight_units, weight_delay, weight_own, weight_longest, programs
+                )  # fmt: skip
+                turn += 1
                 far_group, far_column = _group_and_column(unit, first, last, columns, CHUNK)
                 far_start, far_n = _group_range(far_group, first, last, offsets, group_counts, row_blocks, VISIT)
                 if group < last:

@@ -47,6 +47,12 @@ def gather_block(source, rows, column, n_columns, stride, K: tl.constexpr):
 
 
 @triton.jit
+def halves(x):
+    """The left and the right half of the columns of a block."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
+
+
+@triton.jit
 def finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
     """Logits used, in base 2 (times log2 e), from the matrix product: scale, bias, softcap cap * tanh(z / cap).
 
