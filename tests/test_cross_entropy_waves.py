@@ -81,7 +81,7 @@ def test_a_triton_byte_holds_eight_bits_more_than_a_16_bit_number(place, dtype, 
 @kernels
 @pytest.mark.parametrize("setting,value", [("L2_BYTES", 1), ("WINDOW", 1), ("FLAT_WIDTH", 0)])
 def test_the_order_of_the_work_and_the_shape_of_the_loops_change_rounding_at_most(place, setting, value, monkeypatch):
-    p = problem(place, (1, 300), 40, 700, ignore="some", spread=4.0)
+    p = problem(place, (1, 200), 40, 500, ignore="some", spread=4.0)
     settings = {"filter_eps": 2.0**-5, "reduction": "sum"}
     before = gradients(place, p, **settings)
     monkeypatch.setattr(launch, setting, value)

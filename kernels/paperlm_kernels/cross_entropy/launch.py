@@ -35,7 +35,7 @@ MAX_SPLITS = 16
 ROUNDING = 2 * MIB  # what the allocator may add to a large buffer, and the vectors of N numbers
 L2_BYTES = 20 * MIB  # of an L2 of 50 MiB in two halves, for what is read again and again
 FLAT_WIDTH = 1024  # widest embeddings for which the forward kernel is one flat loop
-WINDOW = 4  # groups whose rows of C stay in L2 while q is computed
+WINDOW = 4  # groups whose rows of C a chunk of row blocks shares through L2 while q is computed
 CHUNK = 3  # column blocks of a product whose operand stays in L2
 
 

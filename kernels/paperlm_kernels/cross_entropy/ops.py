@@ -167,7 +167,7 @@ def linear_cross_entropy_core(
 
     hidden (N, D), weight (V, D), bias (V,) or None: bfloat16, float16 or float32, on one device; target (N,) int32 or
     int64, -1 for ignored tokens. The other keywords are those of `linear_cross_entropy`. Raises TypeError for another
-    dtype.
+    dtype, ValueError for more tokens or tiles than the kernels index and for keep_logits with a filter.
     """
     if hidden.dtype not in DTYPES:
         raise TypeError(f'the kernels take bfloat16, float16 and float32, not {hidden.dtype}; use backend="reference"')
