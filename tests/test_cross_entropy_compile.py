@@ -123,6 +123,12 @@ def case(name, blocks, tma):
         "forward, kept logits": (
             forward.forward_kernel,
             forward_rest,
+            strips | {"MAXIMA": False, "KEEP": True},
+            of_forward | {"kept": (128, BN)},
+        ),
+        "forward, kept logits, one loop": (
+            forward.forward_kernel,
+            forward_rest,
             strips | {"MAXIMA": False, "KEEP": True, "FLAT": True},
             of_forward | {"kept": (128, BN)},
         ),
@@ -168,19 +174,23 @@ PRODUCTS = ["products, kept tiles", "products, some tiles", "products, all tiles
         ("forward", 0),
         ("forward, one loop", 0),
         ("forward, kept logits", 64),
+        ("forward, kept logits, one loop", 64),
         ("gradient, kept tiles", 16),
         # in the epilogue, once a unit: the filter's test beside two accumulators
         ("gradient, all tiles", 512),
         ("gradient, all tiles in an order", 512),
         ("products, kept tiles", 0),
         ("products, some tiles", 0),
+        ("products, all tiles", 0),
         ("products, float32 sums", 0),
     ],
 )
 def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):
     function, rest, constants, descriptors = case(name, HOPPER, True)
-    for cap in (True, False) if "HAS_CAP" in constants else (None,):
-        chosen = constants if cap is None else constants | {"HAS_CAP": cap}
+    # softcap, bias, neither
+    choices = [{"HAS_CAP": True}, {"HAS_BIAS": True, "HAS_CAP": False}, {"HAS_CAP": False}]
+    for choice in choices if "HAS_CAP" in constants else [{}]:
+        chosen = constants | choice
         kernel = compiled(function, rest, chosen, descriptors, 90)
         assert kernel.metadata.shared <= SHARED[90]
         assert "wgmma.mma_async" in kernel.asm["ptx"] and "cp.async.bulk.tensor" in kernel.asm["ptx"]

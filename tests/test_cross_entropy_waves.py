@@ -13,7 +13,7 @@ if KERNELS:
     import triton
     import triton.language as tl
     from paperlm_kernels.cross_entropy import launch
-    from paperlm_kernels.cross_entropy.products import _remainder, _unsplit
+    from paperlm_kernels.cross_entropy.products import _loads, _remainder, _unsplit
     from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS, UNIT_COST, delays, unit_of_turn
 
     @triton.jit
@@ -43,6 +43,20 @@ if KERNELS:
             if unit < short_units:
                 at = done + (long_units + unit) * programs + program
                 tl.store(at, tl.load(at) + 1)
+
+    @triton.jit
+    def load_both(
+        out, row_starts, first, last, offsets, group_counts, row_blocks, groups, columns,
+        SOME: tl.constexpr, VISIT: tl.constexpr,
+    ):  # fmt: skip
+        q = tl.arange(0, MOST_PROGRAMS)
+        for kind in tl.static_range(2):
+            units = (row_blocks if kind == 0 else last - first) * columns
+            load = _loads(
+                units, row_starts, first, last, offsets, group_counts, row_blocks, groups, columns, 4, kind == 0, SOME,
+                VISIT, 3,
+            )  # fmt: skip
+            tl.store(out + kind * MOST_PROGRAMS + q, load)
 
 
 MEMORY = ("fast", "balanced", "lean")
@@ -192,9 +206,34 @@ def test_programs_do_every_unit_once_and_end_together(
     assert (turns.sum(1) == 1).all()
     first = (turns[:long_units] * (lengths[:, None] + 2)).sum(0)
     load = first + turns[long_units:].sum(0) * (short_length + 2)
-    # none ends later than fair by more than a short unit, unless the long ones alone take longer
+    # none ends later than fair by more than two short units, unless the long ones alone take longer
     fair = max(load.sum().item() / programs, first.max().item())
     assert load.max() <= fair + 2 * (short_length + 2)
+
+
+@kernels
+@pytest.mark.parametrize("visit", ["listed", "some", "all"])
+def test_the_load_of_a_program_is_the_tiles_of_its_units(place, visit):
+    if place.dtype != torch.float32:
+        pytest.skip("one dtype is enough")
+    row_blocks, groups, columns, first, last, cost = 5, 11, 4, 2, 9, 2
+    alive = torch.rand(row_blocks, groups, generator=torch.Generator().manual_seed(0)) < 0.4
+    row_starts = torch.nn.functional.pad(alive.int().cumsum(1), (1, 0)).to(torch.int16)
+    counts = alive.int().sum(0).int()
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    out = torch.zeros(2, MOST_PROGRAMS.value, dtype=torch.int32)
+    tensors = [t.to(place.device) for t in (out, row_starts, offsets, counts)]
+    load_both[(1,)](
+        *tensors[:2], first, last, *tensors[2:], row_blocks, groups, columns, SOME=visit != "all", VISIT=visit
+    )
+    here = alive[:, first:last] if visit != "all" else torch.ones(row_blocks, last - first)
+    for kind, lengths in enumerate((here.int().sum(1), here.int().sum(0))):
+        right = [0] * MOST_PROGRAMS.value
+        # columns in chunks of three, and in each of them one row block or group after the other
+        order = [n for chunk in (3, 1) for n in lengths.tolist() for _ in range(chunk)]
+        for unit, n in enumerate(order):
+            right[unit % 4] += n + cost
+        assert tensors[0][kind].tolist() == right
 
 
 @pytest.mark.parametrize(

@@ -190,12 +190,13 @@ def _gradient_tiles(
                 left_ids = _ids(order, left_group, V, ORDERED)
                 right_ids = _ids(order, right_group, V, ORDERED)
                 # Groups that are neighbours are one block of twice the width, whose product reads less shared memory.
-                # Each branch finishes its tiles itself, or ptxas serializes the products.
-                wide = not ORDERED
-                if LISTED and not ORDERED:
+                # Each branch finishes its tiles itself, or ptxas serializes the products; as it does where both
+                # branches add a bias, for want of registers.
+                wide = not ORDERED and not (LISTED and HAS_BIAS)
+                if LISTED and not ORDERED and not HAS_BIAS:
                     wide = right_group == left_group + 1
                 if wide:
-                    if not ORDERED:
+                    if not ORDERED and not (LISTED and HAS_BIAS):
                         z = tl.zeros([128, 256], tl.float32)
                         for k in range(0, D, BK):
                             e = _embeddings(E, E_rows, row, block, k, D, stride_e, BK, GATHER)

@@ -36,6 +36,7 @@ ROUNDING = 2 * MIB  # what the allocator may add to a large buffer, and the vect
 L2_BYTES = 20 * MIB  # of an L2 of 50 MiB in two halves, for what is read again and again
 FLAT_WIDTH = 1024  # widest embeddings for which the forward kernel is one flat loop
 WINDOW = 4  # groups whose rows of C a chunk of row blocks shares through L2 while q is computed
+MOST_WINDOWS = 2**15  # CUDA's grids have at most 65,535 programs in their second and third direction
 CHUNK = 3  # column blocks of a product whose operand stays in L2
 
 
@@ -344,9 +345,10 @@ def run_backward(
         lists(None)
     if listed:
         together = row_chunk(hidden)
-        liveness.units_kernel[(waves, triton.cdiv(groups, WINDOW), triton.cdiv(n_blocks, together))](
+        window = max(WINDOW, triton.cdiv(groups, MOST_WINDOWS))
+        liveness.units_kernel[(waves, triton.cdiv(groups, window), triton.cdiv(n_blocks, together))](
             row_starts, offsets, control, plan, waves, units, unit_counts, groups, n_blocks, together, BLOCKS=BLOCKS,
-            WINDOW=WINDOW, num_warps=4,
+            WINDOW=window, num_warps=4,
         )  # fmt: skip
 
     upstream = empty((3, n_blocks * 128), dtype=torch.float32)

@@ -207,7 +207,8 @@ def _loads(
     units, row_starts, first, last, offsets, group_counts, row_blocks, groups, columns, programs,
     HIDDEN: tl.constexpr, SOME: tl.constexpr, VISIT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Tiles that each program visits in all units of dE (HIDDEN) or of dC, dealt out in turns: (MOST_PROGRAMS,)."""
+    """Tiles, and what their units cost beside them, of each program when the units of dE (HIDDEN) or of dC are dealt
+    out in turns: (MOST_PROGRAMS,)."""
     q = tl.arange(0, MOST_PROGRAMS)
     load = tl.zeros([MOST_PROGRAMS], tl.int32)
     for begin in range(0, units, programs):

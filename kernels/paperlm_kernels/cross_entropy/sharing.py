@@ -1,23 +1,24 @@
 """How the programs of `products_kernel` share two kinds of units so that all end together, without a queue.
 
-The first kind is dealt out in turns. Its units are long and few, so that afterwards some programs have done more tiles
-than others; those begin with the second kind, the short units, so many turns later. Who does what is known from the
-lengths alone: the same in every run, and no program waits for another.
+The units of one kind, of which there are fewer and mostly longer ones, are dealt out in turns, which leaves some
+programs with more tiles than others; those join in later when the units of the other kind are dealt out. Who does what
+is known from the lengths alone: the same in every run, and no program waits for another.
 """
 
 import triton
 import triton.language as tl
 
 MOST_PROGRAMS = tl.constexpr(256)
-# tiles that take as long as a unit takes to start and to store its result
+# tiles that take as long as a unit takes to start and to store its result; part of its length
 UNIT_COST = tl.constexpr(2)
-# turns over which the mean length of the short units is taken
+# turns of dC over which the mean length of its units is taken: those in which programs join in
 TURNS_AHEAD = tl.constexpr(8)
 
 
 @triton.jit
 def delays(load, length, programs):
-    """Turns by which each program begins later with units of `length` tiles, given the tiles `load` that it has done.
+    """Turns in which each program is left out when units of `length` tiles are dealt out, given the tiles `load` that
+    it has from the other kind.
 
     Returns (MOST_PROGRAMS,) of all programs, this program's, and the largest.
     """
