@@ -84,7 +84,7 @@ def test_no_tile_with_a_probability_above_the_threshold_is_dropped_and_few_below
 @kernels
 @pytest.mark.parametrize("filter_eps", [None, 2.0**-5])
 def test_three_runs_and_three_grids_give_the_same_bits(place, filter_eps, tight, monkeypatch):
-    p = problem(place, (1, 260), 16, 400, ignore="some", spread=4.0)
+    p = problem(place, (1, 150), 16, 400, ignore="some", spread=4.0)
     first = gradients(place, p, filter_eps=filter_eps)
     monkeypatch.setattr(launch, "MAX_SPLITS", 1)  # strips are summed in their order, and their number follows the grid
     one_strip = gradients(place, p, filter_eps=filter_eps)
@@ -294,6 +294,8 @@ def test_a_token_whose_target_is_not_among_the_first_ids_keeps_few_tiles(place):
 def test_the_operators_are_what_their_fake_kernels_say(place, need, maxima, keep, memory):
     from paperlm_kernels.cross_entropy.ops import backward_op, forward_op
 
+    if place.device == "cpu" and not all(need) and memory == "balanced" and maxima == 0.0:
+        pytest.skip("the interpreter is slow")
     p = problem(place, (1, 40), 16, 264)
     hidden, weight, bias, target = p.hidden.detach()[0], p.weight.detach(), p.bias.detach(), p.target[0]
     arguments = (hidden, weight, bias, target, 5.0, 1.0, maxima, keep, 0)

@@ -95,7 +95,7 @@ def test_a_triton_byte_holds_eight_bits_more_than_a_16_bit_number(place, dtype, 
 @kernels
 @pytest.mark.parametrize("setting,value", [("L2_BYTES", 1), ("WINDOW", 1), ("FLAT_WIDTH", 0)])
 def test_the_order_of_the_work_and_the_shape_of_the_loops_change_rounding_at_most(place, setting, value, monkeypatch):
-    p = problem(place, (1, 200), 40, 500, ignore="some", spread=4.0)
+    p = problem(place, (1, 140), 24, 400, ignore="some", spread=4.0)
     settings = {"filter_eps": 2.0**-5, "reduction": "sum"}
     before = gradients(place, p, **settings)
     monkeypatch.setattr(launch, setting, value)
@@ -195,7 +195,7 @@ def test_programs_do_every_unit_once_and_end_together(
 ):
     if place.dtype != torch.float32:
         pytest.skip("one dtype is enough")
-    if place.device == "cpu" and programs > 12:
+    if place.device == "cpu" and (programs > 12 or not uneven):
         pytest.skip("the interpreter is slow")
     lengths = torch.full((long_units,), long_length, dtype=torch.int32)
     if uneven:
