@@ -20,6 +20,7 @@ from paperlm_kernels.cross_entropy.tiles import (
     gather_block,
     halves,
     load_block,
+    load_rows,
     place_of,
 )
 
@@ -84,15 +85,6 @@ def _ids(order, group, V, ORDERED: tl.constexpr):
         return tl.load(order + place, mask=place < V, other=-1)
     else:
         return place
-
-
-@triton.jit
-def _embeddings(E, E_rows, row, block, k, D, stride_e, BK: tl.constexpr, GATHER: tl.constexpr):
-    """Columns k to k + BK of a row block."""
-    if GATHER:
-        return gather_block(E_rows, row, k, D, stride_e, BK)
-    else:
-        return E.load([block * 128, k])
 
 
 @triton.jit
@@ -192,14 +184,15 @@ def _gradient_tiles(
                 # Groups that are neighbours are one block of twice the width, whose product reads less shared memory.
                 # Each branch finishes its tiles itself, or ptxas serializes the products; as it does where both
                 # branches add a bias, for want of registers.
-                wide = not ORDERED and not (LISTED and HAS_BIAS)
-                if LISTED and not ORDERED and not HAS_BIAS:
+                CAN_BE_WIDE: tl.constexpr = not ORDERED and not (LISTED and HAS_BIAS)
+                wide = CAN_BE_WIDE
+                if CAN_BE_WIDE and LISTED:
                     wide = right_group == left_group + 1
                 if wide:
-                    if not ORDERED and not (LISTED and HAS_BIAS):
+                    if CAN_BE_WIDE:
                         z = tl.zeros([128, 256], tl.float32)
                         for k in range(0, D, BK):
-                            e = _embeddings(E, E_rows, row, block, k, D, stride_e, BK, GATHER)
+                            e = load_rows(E, E_rows, row, block, k, D, stride_e, BK, GATHER)
                             c = load_block(C_wide, left_group * 128, k, V, D, stride_c, 256, BK, TMA)
                             z = tl.dot(e, c.T, z, input_precision=PRECISION)
                         left_z, right_z = halves(z)
@@ -213,7 +206,7 @@ def _gradient_tiles(
                         left_z = tl.zeros([128, 128], tl.float32)
                         right_z = tl.zeros([128, 128], tl.float32)
                         for k in range(0, D, BK):
-                            e = _embeddings(E, E_rows, row, block, k, D, stride_e, BK, GATHER)
+                            e = load_rows(E, E_rows, row, block, k, D, stride_e, BK, GATHER)
                             if ORDERED:
                                 left_c = gather_block(C_rows, left_ids, k, D, stride_c, BK)
                                 right_c = gather_block(C_rows, right_ids, k, D, stride_c, BK)

@@ -47,6 +47,15 @@ def gather_block(source, rows, column, n_columns, stride, K: tl.constexpr):
 
 
 @triton.jit
+def load_rows(E, E_rows, rows, block, column, n_columns, stride, K: tl.constexpr, GATHER: tl.constexpr):
+    """Block (128, K) of the embeddings of a row block: in place through a descriptor, or GATHER: of the given rows."""
+    if GATHER:
+        return gather_block(E_rows, rows, column, n_columns, stride, K)
+    else:
+        return E.load([block * 128, column])
+
+
+@triton.jit
 def halves(x):
     """The left and the right half of the columns of a block."""
     return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
