@@ -48,6 +48,7 @@ def test_memory_within_one_percent_of_the_print_is_told_from_a_match_and_from_a_
     rows = Bench(paper).add("ours_published_scheme", "peak_memory", value, measure="both").write(tmp_path)
     cell = table_contents(project, "cce_table1", rows).cells["1) CCE (Ours)", "Loss+Gradient Memory (MB)"]
     assert cell.verdict == verdict and cell.labels.startswith("NVIDIA H200, torch 2.11.0, triton 3.6.0, 2026-01-01")
+    assert cell.labels.endswith("commit 0")
 
 
 def test_the_lower_bound_is_computed_without_a_measurement(project):

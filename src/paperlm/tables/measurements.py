@@ -288,7 +288,7 @@ def _spread(measured: Measured) -> str:
 
 
 def _circumstances(measured: Measured) -> str:
-    """Card, versions and date of a measurement, and the shape it was made at."""
+    """Card, versions, commit and date of a measurement, and the shape it was made at."""
     sizes = "N={}, V={}, D={}".format(*measured.shape)
     if not measured.rows:
         return f"computed; {sizes}"
@@ -296,4 +296,6 @@ def _circumstances(measured: Measured) -> str:
     versions = [
         f"{package} {version}" for package, version in row["versions"].items() if package in ("torch", "triton")
     ]
-    return ", ".join([row["device"], *versions, row["date"], f"{row.get('source', '')} data".strip(), sizes])
+    data = f"{row.get('source', '')} data".strip()
+    commit = [f"commit {row['commit'][:7]}"] if row.get("commit") else []
+    return ", ".join([row["device"], *versions, row["date"], data, sizes, *commit])
