@@ -191,7 +191,7 @@ def test_on_a_cpu_the_small_case_is_shown_with_its_shape_and_compared_with_nothi
     bench.add("ours", "time", 12.0, measure="both")
     contents = table_contents(project, "cce_table1", bench.write(tmp_path))
     cell = contents.cells["5) Baseline", "Loss+Gradient Time (ms)"]
-    assert cell.verdict == "not comparable at this scale" and cell.labels.endswith("N=1024, V=32768, D=128")
+    assert cell.verdict == "not comparable at this scale" and cell.labels.endswith("N=1024, V=32768, D=128, commit 0")
     assert contents.cells["1b) Our default", "Loss+Gradient Time (ms)"].regenerated == "12.0"
     assert set(verdicts(project, "cce_table1", contents).values()) == {"not tested"}
     further = table_contents(project, "cce_tableA2", bench.write(tmp_path)).cells
