@@ -34,7 +34,7 @@ SETTINGS = pairwise(
         "bias": (False, True),
         "return_lse": (False, True),
         "z_loss": (0.0, 1e-3),
-        "logit_scale": (1.0, 0.25),
+        "logit_scale": (1.0, 0.25, -0.4),
     }
 )
 

@@ -5,11 +5,11 @@ maximum and sum in registers, and writes one pair a row; a second kernel combine
 tile of logits is in registers its largest entry per row and group of 128 ids is kept as a byte, so that the backward
 pass knows which tiles the gradient filter drops before it recomputes anything.
 
-The byte is ceil(UNITS * (maximum - base - ln eps)) + LOWEST, clamped to [-127, 127], with base the largest logit of the
-row among its target and the first 128 ids: log-sum-exp, which the filter compares with, is not known yet, but it is
-never below the base and seldom far above it. 253 steps of 1/20 nat reach 12.6 nats above, the logarithm of 300,000 ids;
-127 stands for "always kept", -127 for its lower end, which is dropped unless rounding puts log-sum-exp below the base,
-and -128 for rows and groups outside the matrix.
+The byte is ceil(STEPS * log2(1 + x)) + LOWEST, with x = maximum - base - ln eps in nats and base the log-sum-exp over
+the row's target and the first 128 ids. log-sum-exp of all ids, which the filter compares with, is not known yet, but it
+is never below the base and mostly little above it, where the steps are the finest: a 97th of a nat at the base, a 20th
+four nats above it. 127, about 12.6 nats above (the logarithm of 300,000 ids), stands for "always kept", -127 for "below
+the base", which is dropped unless rounding puts log-sum-exp there too, and -128 for rows and groups outside the matrix.
 """
 
 import triton
@@ -19,8 +19,27 @@ from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gathe
 
 ALWAYS = tl.constexpr(127)
 NEVER = tl.constexpr(-128)
-UNITS = tl.constexpr(20.0)
+STEPS = tl.constexpr(67.0)
 LOWEST = tl.constexpr(-126.0)
+# nats by which log-sum-exp may be below the base for rounding
+SLACK = tl.constexpr(0.001)
+
+
+@triton.jit
+def steps_above(x):
+    """Place of x nats above the base on the scale of the byte maxima, not rounded; -127 for what is below it."""
+    place = STEPS * tl.log2(1.0 + tl.maximum(x + SLACK, 0.0)) + LOWEST
+    return tl.where(x < -SLACK, -127.0, place)
+
+
+@triton.jit
+def base_of(base, packed, N_PAD):
+    """Log-sum-exp over target and first ids of some rows, from the two parts that `base_kernel` stored."""
+    first = tl.load(base + packed)
+    own = tl.load(base + N_PAD + packed)
+    top = tl.maximum(first, own)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    return shift + tl.log(tl.exp(first - shift) + tl.exp(own - shift))
 
 
 @triton.jit
@@ -70,45 +89,57 @@ def compact_kernel(
 
 @triton.jit
 def base_kernel(
-    E, C, bias, rows, targets, control, base, V, D, stride_e, stride_c, scale, cap,
+    E, C, bias, rows, targets, control, base, N_PAD, V, D, stride_e, stride_c, scale, cap,
     BK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Largest logit among the first 128 ids and the target of every counting token: base of the byte maxima.
-
-    Grid: row blocks.
+    """base (2, N_PAD) of every counting token: log-sum-exp over the first 128 ids, and the target's logit where it is
+    not among them, else -inf. Grid: row blocks x 2.
     """
     block = tl.program_id(0)
     if block < tl.load(control + 1):
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
-        target = tl.load(targets + packed)
-        ids = tl.arange(0, 128)
-        z = tl.zeros([128, 128], tl.float32)
-        own = tl.zeros([128], tl.float32)
-        for k in range(0, D, BK):
-            e = gather_block(E, row, k, D, stride_e, BK)
-            c = load_block(C, 0, k, V, D, stride_c, 128, BK, False)
-            z = tl.dot(e, c.T, z, input_precision=PRECISION)
-        # A loop of its own: for a block that a product and registers read, Triton 3.6 and 3.7 keep too few buffers, and
-        # the next block overwrites what wgmma still reads.
-        for k in range(0, D, BK):
-            e = gather_block(E, row, k, D, stride_e, BK).to(tl.float32)
-            own += tl.sum(e * gather_block(C, target, k, D, stride_c, BK).to(tl.float32), 1)
-        z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
-        largest = tl.max(tl.where((ids < V)[None, :], z, float("-inf")), 1)
-        own = tl.max(finish_logits(own[None, :], bias, target, V, scale, cap, HAS_BIAS, HAS_CAP), 0)
-        tl.store(base + packed, tl.where(target >= 0, tl.maximum(largest, own), largest) * LN2)
+        # Two programs, because they take as long as each other. Not one loop either: for a block that a product and
+        # registers read, Triton 3.6 and 3.7 keep too few buffers, and the next block overwrites what wgmma still reads.
+        if tl.program_id(1) == 0:
+            ids = tl.arange(0, 128)
+            z = tl.zeros([128, 128], tl.float32)
+            for k in range(0, D, BK):
+                e = gather_block(E, row, k, D, stride_e, BK)
+                c = load_block(C, 0, k, V, D, stride_c, 128, BK, False)
+                z = tl.dot(e, c.T, z, input_precision=PRECISION)
+            z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
+            z = tl.where((ids < V)[None, :], z, float("-inf"))
+            largest = tl.max(z, 1)
+            shift = tl.where(largest == float("-inf"), 0.0, largest)
+            total = shift + tl.log2(tl.sum(tl.exp2(z - shift[:, None]), 1))
+            tl.store(base + packed, total * LN2)
+        else:
+            target = tl.load(targets + packed)
+            own = tl.zeros([128], tl.float32)
+            for k in range(0, D, BK):
+                e = gather_block(E, row, k, D, stride_e, BK).to(tl.float32)
+                own += tl.sum(e * gather_block(C, target, k, D, stride_c, BK).to(tl.float32), 1)
+            own = tl.max(finish_logits(own[None, :], bias, target, V, scale, cap, HAS_BIAS, HAS_CAP), 0)
+            tl.store(base + N_PAD + packed, tl.where(target >= 128, own * LN2, float("-inf")))
 
 
 @triton.jit
 def _sum_up(
-    z, m, s, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD, V, scale, cap,
-    BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
-    DTYPE: tl.constexpr,
+    z, m, s, due, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD, V, scale, cap,
+    BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PLAIN: tl.constexpr, MAXIMA: tl.constexpr,
+    KEEP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Running (maximum, sum) with one more tile, given its product; stores its target logits, maxima and logits."""
+    """Running (maximum, sum) with one more tile, given its product; stores its target logits, maxima and logits.
+
+    due: the smallest target that no tile so far held. To look for targets in every tile would stop all warps for it.
+    """
     ids = tile * BN + tl.arange(0, BN)
-    z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
+    factor = 1.0
+    if PLAIN:
+        factor = scale * LOG2E  # applied to the maximum, and on the way to the exponential where it costs nothing
+    else:
+        z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
     if KEEP:
         # as in every loss that holds its logits: the backward pass must not see others than the log-sum-exp did
         rounded = (z * LN2).to(DTYPE)
@@ -116,23 +147,27 @@ def _sum_up(
         z = rounded.to(tl.float32) * LOG2E
     if (tile + 1) * BN > V:
         z = tl.where((ids < V)[None, :], z, float("-inf"))
-    hit = (target >= tile * BN) & (target < tile * BN + BN)
-    if tl.max(hit.to(tl.int32), 0) > 0:
+    if due < (tile + 1) * BN:
         own = tl.sum(tl.where(ids[None, :] == target[:, None], z, 0.0), 1)
-        tl.store(target_logit + row, own * LN2, mask=hit)
+        tl.store(target_logit + row, own * factor * LN2, mask=(target >= tile * BN) & (target < (tile + 1) * BN))
+        due = _least_target(target, (tile + 1) * BN)
     by_group = tl.reshape(z, [128, BN // 128, 128])
-    group_max = tl.max(by_group, 2)
+    group_max = tl.max(by_group, 2) * factor
     if MAXIMA:
-        byte = tl.ceil((group_max * LN2 - origin[:, None]) * UNITS) + LOWEST
-        byte = tl.minimum(tl.maximum(byte, -127.0), 127.0)
+        byte = tl.minimum(tl.ceil(steps_above(group_max * LN2 - origin[:, None])), 127.0)
         byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
         group = tile * (BN // 128) + tl.arange(0, BN // 128)
         tl.store(maxima + group.to(tl.int64)[None, :] * N_PAD + packed[:, None], byte.to(tl.int8))
     new_m = tl.maximum(m, tl.max(group_max, 1))
     # a row whose logits are all -inf so far has no maximum to subtract
     shift = tl.where(new_m == float("-inf"), 0.0, new_m)
-    s = s * tl.exp2(m - shift) + tl.sum(tl.sum(tl.exp2(by_group - shift[:, None, None]), 2), 1)
-    return new_m, s
+    s = s * tl.exp2(m - shift) + tl.sum(tl.sum(tl.exp2(by_group * factor - shift[:, None, None]), 2), 1)
+    return new_m, s, due
+
+
+@triton.jit
+def _least_target(target, first_id):
+    return tl.min(tl.where(target >= first_id, target, 2147483647), 0)
 
 
 @triton.jit
@@ -140,8 +175,8 @@ def _strips(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V, D,
     stride_e, stride_c, scale, cap, log_eps,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, FLAT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
-    DTYPE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PLAIN: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
+    PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
     splits = tl.load(control + 2)
@@ -158,9 +193,10 @@ def _strips(
         s = tl.zeros([128], tl.float32)
         origin = m
         if MAXIMA:
-            origin = tl.load(base + packed) + log_eps
+            origin = base_of(base, packed, N_PAD) + log_eps
         first = split * tiles // splits
         last = (split + 1) * tiles // splits
+        due = _least_target(target, first * BN)
         if FLAT:
             # one loop over tiles and columns: the next tile's blocks are on their way while this one is summed up
             z = tl.zeros([128, BN], tl.float32)
@@ -171,9 +207,9 @@ def _strips(
                 c = load_block(C, tile * BN, k, V, D, stride_c, BN, BK, TMA)
                 z = tl.dot(e, c.T, z, input_precision=PRECISION)
                 if i % steps == steps - 1:
-                    m, s = _sum_up(
-                        z, m, s, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD, V,
-                        scale, cap, BN, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, DTYPE,
+                    m, s, due = _sum_up(
+                        z, m, s, due, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD,
+                        V, scale, cap, BN, HAS_BIAS, HAS_CAP, PLAIN, MAXIMA, KEEP, DTYPE,
                     )  # fmt: skip
                     z = tl.zeros([128, BN], tl.float32)
         else:
@@ -183,9 +219,9 @@ def _strips(
                     e = load_rows(E, E_rows, row, block, k, D, stride_e, BK, GATHER)
                     c = load_block(C, tile * BN, k, V, D, stride_c, BN, BK, TMA)
                     z = tl.dot(e, c.T, z, input_precision=PRECISION)
-                m, s = _sum_up(
-                    z, m, s, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD, V,
-                    scale, cap, BN, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, DTYPE,
+                m, s, due = _sum_up(
+                    z, m, s, due, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD,
+                    V, scale, cap, BN, HAS_BIAS, HAS_CAP, PLAIN, MAXIMA, KEEP, DTYPE,
                 )  # fmt: skip
         tl.store(part_max + split * N_PAD + packed, m)
         tl.store(part_sum + split * N_PAD + packed, s)
@@ -196,11 +232,15 @@ def forward_kernel(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V, D,
     stride_e, stride_c, scale, cap, log_eps,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, FLAT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_CAP: tl.constexpr, PLAIN: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Running (maximum, sum) in base 2 of every strip, the target logits, and the byte maxima (groups, N_PAD).
 
     KEEP: also the logits, rounded to the inputs' dtype, through a descriptor of (N, V); needs every row and TMA.
+
+    PLAIN: logits are the product times a positive number, and nothing else is done with them. Not with FLAT, where ptxas
+    would serialize the products.
 
     FLAT: one loop instead of a loop over columns within one over tiles. It hides the start of a tile and is the faster
     one where a row has few columns (768); with many (2304) the plain loops are, by about 2 % on an H200.
@@ -215,13 +255,13 @@ def forward_kernel(
         if TMA:
             _strips(
                 E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD,
-                V, D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, False, FLAT, HAS_BIAS, HAS_CAP, MAXIMA,
-                KEEP, PRECISION, DTYPE,
+                V, D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, False, FLAT, HAS_BIAS, HAS_CAP, PLAIN,
+                MAXIMA, KEEP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _strips(
             E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V,
-            D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, True, FLAT, HAS_BIAS, HAS_CAP, MAXIMA, KEEP,
+            D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, True, FLAT, HAS_BIAS, HAS_CAP, PLAIN, MAXIMA, KEEP,
             PRECISION, DTYPE,
         )  # fmt: skip
 

@@ -165,7 +165,7 @@ def run_forward(
     )  # fmt: skip
     parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
     lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
-    base = torch.empty(n_pad if maxima else 0, dtype=torch.float32, device=device)
+    base = torch.empty((2, n_pad) if maxima else (0,), dtype=torch.float32, device=device)
     max_bytes = torch.empty((tiles * BN // 128, n_pad) if maxima else (0,), dtype=torch.int8, device=device)
     kept = torch.empty((N, V) if keep else (0,), dtype=hidden.dtype, device=device)
     tma = can_use_tma(hidden, weight) if keep else use_tma(hidden, weight)
@@ -173,17 +173,19 @@ def run_forward(
         HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision_of(hidden.dtype),
     )  # fmt: skip
     if maxima:
-        forward.base_kernel[(n_blocks,)](
-            hidden, weight, bias, rows, targets, control, base, V, D, hidden.stride(0), weight.stride(0),
-            float(logit_scale), float(softcap or 1.0), BK=BK, **logit, num_warps=8,
+        forward.base_kernel[(n_blocks, 2)](
+            hidden, weight, bias, rows, targets, control, base, n_pad, V, D, hidden.stride(0),
+            weight.stride(0), float(logit_scale), float(softcap or 1.0), BK=BK, **logit, num_warps=8,
         )  # fmt: skip
+    flat = D <= FLAT_WIDTH
+    plain = bias is None and softcap is None and logit_scale > 0 and not keep and not flat
     forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
         operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
         parts[0], parts[1], target_logit, max_bytes, base, operand(kept, [128, BN], keep), n_pad, V, D,
         hidden.stride(0), weight.stride(0),
         float(logit_scale), float(softcap or 1.0), float(maxima),
-        BN=BN, BK=BK, TMA=tma, FLAT=D <= FLAT_WIDTH, MAXIMA=maxima < 0, KEEP=keep, DTYPE=triton_dtype(hidden.dtype),
-        **logit, num_warps=warps, num_stages=stages,
+        BN=BN, BK=BK, TMA=tma, FLAT=flat, PLAIN=plain, MAXIMA=maxima < 0, KEEP=keep,
+        DTYPE=triton_dtype(hidden.dtype), **logit, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
     if keep:

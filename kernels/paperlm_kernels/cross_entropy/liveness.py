@@ -11,7 +11,7 @@ Everything stays on the device: counts, prefix sums, lists and the plan of the w
 import triton
 import triton.language as tl
 
-from paperlm_kernels.cross_entropy.forward import ALWAYS, LOWEST, NEVER, UNITS
+from paperlm_kernels.cross_entropy.forward import ALWAYS, NEVER, base_of, steps_above
 
 
 @triton.jit
@@ -22,9 +22,9 @@ def alive_kernel(maxima, base, lse, rows, targets, control, alive, N_PAD, groups
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
         target = tl.load(targets + packed)
-        above = tl.load(lse + row, mask=row >= 0, other=float("inf")) - tl.load(base + packed)
+        above = tl.load(lse + row, mask=row >= 0, other=float("inf")) - base_of(base, packed, N_PAD)
         # a fiftieth of a step for the rounding of the logits, which the byte and log-sum-exp saw in another order
-        threshold = above * UNITS + (LOWEST - 0.02)
+        threshold = steps_above(above) - 0.02
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         at = group.to(tl.int64)[:, None] * N_PAD + packed[None, :]
         byte = tl.load(maxima + at, mask=(group < groups)[:, None], other=-128)
@@ -87,7 +87,7 @@ def plan_kernel(
         used = tl.load(offsets + first)
         # what a range needs grows with its end, so counting the ends that fit finds the last one
         fits = 0
-        for start in range(0, groups, BLOCK):
+        for start in range(0, tl.where(first < groups, groups, 0), BLOCK):
             end = start + tl.arange(0, BLOCK) + 1
             need = tl.load(offsets + end, mask=end <= groups, other=0) - used
             if ALIASED:

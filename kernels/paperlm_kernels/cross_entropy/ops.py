@@ -47,7 +47,7 @@ def _(hidden, weight, bias, target, softcap, logit_scale, maxima, keep, vocab_st
         new(pad, dtype=torch.int32),
         new(5, dtype=torch.int32),
         new((groups, pad) if maxima else (0,), dtype=torch.int8),
-        new(pad if maxima else 0, dtype=torch.float32),
+        new((2, pad) if maxima else (0,), dtype=torch.float32),
         new((N, V) if keep else (0,)),
     )
 

@@ -225,6 +225,15 @@ def _loads(
 
 
 @triton.jit
+def _sum_of(counts, first, last):
+    total = 0
+    for begin in range(first, last, MOST_PROGRAMS):
+        i = begin + tl.arange(0, MOST_PROGRAMS)
+        total += tl.sum(tl.load(counts + i, mask=i < last, other=0), 0)
+    return total
+
+
+@triton.jit
 def _group_and_column(unit, first, last, columns, CHUNK: tl.constexpr):
     """What a unit of dC computes; group = last for units beyond it."""
     units = (last - first) * columns
@@ -281,11 +290,15 @@ def products_kernel(
                 n = row_blocks
                 if VISIT == "listed":
                     n = (tl.load(offsets + ahead) - tl.load(offsets + first)) // (ahead - first)
+                elif VISIT == "some":
+                    n = _sum_of(group_counts, first, ahead) // (ahead - first)
                 weight_delay, weight_own, weight_longest = delays(load, n + UNIT_COST, programs)
             else:
                 n = groups_here
                 if VISIT == "listed":
                     n = (tl.load(offsets + last) - tl.load(offsets + first)) // tl.maximum(row_blocks, 1)
+                elif VISIT == "some" and SOME:
+                    n = _sum_of(group_counts, first, last) // tl.maximum(row_blocks, 1)
                 hidden_delay, hidden_own, hidden_longest = delays(load, n + UNIT_COST, programs)
     if HIDDEN:  # noqa: SIM102 (known when compiling; the other is not)
         if last > first or wave == 0:
