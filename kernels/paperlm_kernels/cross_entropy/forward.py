@@ -239,8 +239,8 @@ def forward_kernel(
 
     KEEP: also the logits, rounded to the inputs' dtype, through a descriptor of (N, V); needs every row and TMA.
 
-    PLAIN: logits are the product times a positive number, and nothing else is done with them. Not with FLAT, where ptxas
-    would serialize the products.
+    PLAIN: logits are the product times a positive number, and nothing else is done with them. Not with FLAT, where
+    ptxas would serialize the products.
 
     FLAT: one loop instead of a loop over columns within one over tiles. It hides the start of a tile and is the faster
     one where a row has few columns (768); with many (2304) the plain loops are, by about 2 % on an H200.
