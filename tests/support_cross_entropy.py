@@ -194,8 +194,8 @@ def gradients(place, p, **keywords):
 
 def tighten(monkeypatch):
     """No scratch beyond one group of tiles, so that there are as many waves as can be."""
-    from paperlm_kernels.cross_entropy import launch
+    from paperlm_kernels.cross_entropy import waves
 
-    monkeypatch.setattr(launch, "BUDGETS", {k: (0.0, 0) for k in launch.BUDGETS})
-    monkeypatch.setattr(launch, "UNFILTERED_BALANCED", 0.0)
-    monkeypatch.setattr(launch, "MOST_WAVES", {})
+    monkeypatch.setattr(waves, "BUDGETS", {k: (0.0, 0) for k in waves.BUDGETS})
+    monkeypatch.setattr(waves, "UNFILTERED_BALANCED", 0.0)
+    monkeypatch.setattr(waves, "MOST_WAVES", {})

@@ -142,7 +142,7 @@ def test_sums_rounded_to_the_inputs_dtype_are_those_of_the_reference(place, monk
 )
 def test_the_waves_cover_the_vocabulary_and_each_fits(groups, row_blocks, slots, row_slots):
     pytest.importorskip("triton")
-    from paperlm_kernels.cross_entropy.launch import wave_count
+    from paperlm_kernels.cross_entropy.waves import wave_count
 
     first, waves = 0, 0
     while first < groups:
@@ -159,7 +159,7 @@ def test_the_waves_cover_the_vocabulary_and_each_fits(groups, row_blocks, slots,
 @pytest.mark.parametrize("memory,exact,limit", [("balanced", False, 32), ("balanced", True, 16), ("fast", False, 16)])
 def test_long_batches_take_few_waves_or_256_mib(tokens, vocab, width, waves, memory, exact, limit):
     pytest.importorskip("triton")
-    from paperlm_kernels.cross_entropy.launch import MIB, SLOT, most_waves, spare_slots, wave_count
+    from paperlm_kernels.cross_entropy.waves import MIB, SLOT, most_waves, spare_slots, wave_count
 
     row_blocks, groups, row_slots = -(-tokens // 128), -(-vocab // 128), width / 128
     bound = 2 * (tokens + vocab) * width
@@ -173,7 +173,7 @@ def test_long_batches_take_few_waves_or_256_mib(tokens, vocab, width, waves, mem
 
 def test_a_frozen_classifier_costs_scratch_and_not_a_wave_for_each_group():
     pytest.importorskip("triton")
-    from paperlm_kernels.cross_entropy.launch import MIB, SLOT, most_waves, spare_slots, wave_count
+    from paperlm_kernels.cross_entropy.waves import MIB, SLOT, most_waves, spare_slots, wave_count
 
     assert most_waves("lean", False, False, 2000, 9, 132) is None
     for exact, limit in ((False, 32), (True, 16)):

@@ -5,7 +5,7 @@ A tile (128 counting tokens x 128 ids) is kept when it holds a target of its row
 largest logit of every row and group, rounded up to a byte, so the test needs no recomputation and keeps at least what
 the published test keeps.
 
-Everything stays on the device: counts, prefix sums, lists and the plan of the waves (see launch.py).
+Everything stays on the device: counts, prefix sums, lists and the plan of the waves (see waves.py).
 """
 
 import triton
