@@ -228,3 +228,29 @@ def test_the_tiles_follow_the_device(monkeypatch):
 
     assert blocks_of(torch.empty(1, dtype=torch.bfloat16)) is HOPPER
     assert blocks_of(torch.empty(1)) is THIRTY_TWO_BIT
+
+
+class Recorder:
+    """A kernel that notes what it is launched with, and its compiled form, which takes every argument by position."""
+
+    arg_names = ("x", "wave", "n", "SIZE", "FLAG")
+
+    def __init__(self):
+        self.launches = []
+
+    def __getitem__(self, grid):
+        def launch(x, wave, n, *, SIZE, FLAG, num_warps):
+            self.launches.append((grid, x, wave, n, SIZE, FLAG))
+            return {(7, 1, 1): lambda *arguments: self.launches.append(((7,), *arguments))}
+
+        return launch
+
+
+def test_waves_after_the_first_get_the_same_arguments_in_the_order_of_the_signature():
+    from paperlm_kernels.cross_entropy.launch import WAVE, Repeated
+
+    kernel = Recorder()
+    launch = Repeated(kernel, 7, "x", WAVE, 3, FLAG=True, SIZE=64, num_warps=4)
+    for wave in range(3):
+        launch(wave)
+    assert kernel.launches == [((7,), "x", wave, 3, 64, True) for wave in range(3)]

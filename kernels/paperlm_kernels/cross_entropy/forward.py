@@ -267,8 +267,9 @@ def forward_kernel(
 
 
 @triton.jit
-def combine_kernel(part_max, part_sum, rows, control, lse, N_PAD):
-    """Log-sum-exp of every counting token from its strips, in the order of the strips."""
+def combine_kernel(part_max, part_sum, rows, targets, control, lse, N_PAD, EVERY_ROW: tl.constexpr):
+    """Log-sum-exp of every counting token from its strips, in the order of the strips. EVERY_ROW: 0 for a token without
+    a target."""
     block = tl.program_id(0)
     if block < tl.load(control + 1):
         packed = block * 128 + tl.arange(0, 128)
@@ -282,4 +283,7 @@ def combine_kernel(part_max, part_sum, rows, control, lse, N_PAD):
             shift = tl.where(top == float("-inf"), 0.0, top)
             s = s * tl.exp2(m - shift) + s2 * tl.exp2(m2 - shift)
             m = top
-        tl.store(lse + row, (m + tl.log2(s)) * LN2, mask=row >= 0)
+        total = (m + tl.log2(s)) * LN2
+        if EVERY_ROW:
+            total = tl.where(tl.load(targets + packed) >= 0, total, 0.0)
+        tl.store(lse + row, total, mask=row >= 0)

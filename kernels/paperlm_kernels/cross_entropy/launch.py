@@ -96,6 +96,33 @@ def operand(matrix: torch.Tensor, block: list[int], tma: bool):
     return TensorDescriptor.from_tensor(matrix, block)
 
 
+WAVE = object()  # where the number of the wave goes among the arguments of `Repeated`
+
+
+class Repeated:
+    """A kernel of a one-dimensional grid that is launched wave by wave with the same arguments.
+
+    From the second launch on it is the compiled kernel that gets them, without Triton's look at each of thirty. The
+    wave must be an argument that is not specialized.
+    """
+
+    def __init__(self, kernel, grid: int, *arguments: object, **options: object) -> None:
+        self.kernel, self.grid, self.arguments, self.options = kernel, grid, list(arguments), options
+        self.wave_at = next(i for i, argument in enumerate(arguments) if argument is WAVE)
+        self.compiled = None
+
+    def __call__(self, wave: int) -> None:
+        """Launch it for a wave."""
+        self.arguments[self.wave_at] = wave
+        if self.compiled is not None:
+            self.compiled(*self.arguments)
+            return
+        compiled = self.kernel[self.grid,](*self.arguments, **self.options)
+        if compiled is not None:  # the interpreter compiles nothing
+            self.compiled = compiled[self.grid, 1, 1]
+            self.arguments += [self.options[name] for name in self.kernel.arg_names[len(self.arguments) :]]
+
+
 def row_chunk(hidden: torch.Tensor) -> int:
     """Row blocks whose embeddings stay in L2 beside the rows of the classifier that pass through; all blocks divided
     evenly."""
@@ -144,7 +171,7 @@ def run_forward(
     control = torch.empty(5, dtype=torch.int32, device=device)
     forward.compact_kernel[(1,)](
         target, target.stride(0), rows, targets, control, N, n_pad, V, vocab_start, tiles, programs, row_chunk(hidden),
-        EVERY_ROW=keep, MAX_SPLITS=MAX_SPLITS, BLOCK=1024, num_warps=4,
+        EVERY_ROW=keep, MAX_SPLITS=MAX_SPLITS, BLOCK=4096, num_warps=16,
     )  # fmt: skip
     parts = torch.empty(2, MAX_SPLITS, n_pad, dtype=torch.float32, device=device)
     lse, target_logit = (torch.zeros(N, dtype=torch.float32, device=device) for _ in range(2))
@@ -170,9 +197,9 @@ def run_forward(
         BN=BN, BK=BK, TMA=tma, FLAT=flat, PLAIN=plain, MAXIMA=maxima < 0, KEEP=keep,
         DTYPE=triton_dtype(hidden.dtype), **logit, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    forward.combine_kernel[(n_blocks,)](parts[0], parts[1], rows, control, lse, n_pad, num_warps=4)
-    if keep:
-        lse.masked_fill_(target < 0, 0.0)
+    forward.combine_kernel[(n_blocks,)](
+        parts[0], parts[1], rows, targets, control, lse, n_pad, EVERY_ROW=keep, num_warps=4
+    )
     return Saved(lse, target_logit, rows, targets, control, max_bytes, base, kept)
 
 
@@ -224,7 +251,8 @@ def run_backward(
     bound = (N + V) * D * dtype.itemsize
     row_size = D / 128 if need_weight else 0.0
     columns = triton.cdiv(D, config.products[0])
-    most = most_waves(memory, not filtered, not need_weight, groups, columns, programs_of(device))
+    programs, together = programs_of(device), row_chunk(hidden)
+    most = most_waves(memory, not filtered, not need_weight, groups, columns, programs)
     slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, row_size, dtype.itemsize, most)
     slots += math.ceil(groups * row_size)
     waves = wave_count(groups, n_blocks, slots, row_size)
@@ -266,7 +294,6 @@ def run_backward(
     if filtered and not flag:
         lists(None)
     if listed:
-        together = row_chunk(hidden)
         window = max(WINDOW, triton.cdiv(groups, MOST_WINDOWS))
         liveness.units_kernel[(waves, triton.cdiv(groups, window), triton.cdiv(n_blocks, together))](
             row_starts, offsets, control, plan, waves, units, unit_counts, groups, n_blocks, together, BLOCKS=BLOCKS,
@@ -288,29 +315,32 @@ def run_backward(
         BD, BKP, product_stages = min(BD, 128), 128, 2  # the published rounding happens once a tile
     hidden_block, weight_block = operand(hidden, [BKP, BD], tma), operand(weight, [BKP, BD], tma)
     q_rows, q_columns = operand(scratch, [128, BKP], tma), operand(scratch, [BKP, 128], tma)
+    write_q = Repeated(
+        gradient.gradient_kernel, programs, hidden_in, hidden, weight_in, weight_wide, weight, bias, order, rows,
+        targets, control, upstream, row_slots, row_groups, units, unit_counts, plan, WAVE, waves, slot_out, alive, V, D,
+        hidden.stride(0), weight.stride(0), scale, cap, filter_eps if flag else 0.0, groups, n_blocks, together, BK=BK,
+        TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None,
+        PRECISION=precision, DTYPE=triton_dtype(dtype), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    multiply = Repeated(
+        products.products_kernel, programs, hidden_block, hidden, weight_block, weight, order, rows, control, row_slots,
+        row_groups, row_starts, slot_blocks, group_blocks, group_counts, offsets, plan, WAVE, waves, q_rows, q_columns,
+        d_hidden, remainder, d_weight, V, D, hidden.stride(0), weight.stride(0), scale, groups, n_blocks, BD=BD, BK=BKP,
+        TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered, VISIT=visit, PAIR=pair,
+        ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps,
+        num_stages=product_stages,
+    )  # fmt: skip
+    sum_up = Repeated(
+        products.bias_kernel, groups, control, group_blocks, group_counts, offsets, plan, WAVE, waves, scratch, d_bias,
+        V, n_blocks, VISIT=visit, num_warps=4,
+    )  # fmt: skip
     for wave in range(waves):
-        gradient.gradient_kernel[(programs_of(device),)](
-            hidden_in, hidden, weight_in, weight_wide, weight, bias, order, rows, targets, control, upstream, row_slots,
-            row_groups, units, unit_counts, plan, wave, waves, slot_out, alive, V, D, hidden.stride(0),
-            weight.stride(0), scale, cap, filter_eps if flag else 0.0, groups, n_blocks, row_chunk(hidden), BK=BK,
-            TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None,
-            PRECISION=precision, DTYPE=triton_dtype(dtype), num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+        write_q(wave)
         if flag:
             lists(wave)
-        products.products_kernel[(programs_of(device),)](
-            hidden_block, hidden, weight_block, weight, order, rows, control, row_slots, row_groups, row_starts,
-            slot_blocks, group_blocks, group_counts, offsets, plan, wave, waves, q_rows, q_columns, d_hidden, remainder,
-            d_weight, V, D, hidden.stride(0), weight.stride(0), scale, groups, n_blocks, BD=BD, BK=BKP, TMA=tma,
-            HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered, VISIT=visit, PAIR=pair,
-            ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps,
-            num_stages=product_stages,
-        )  # fmt: skip
+        multiply(wave)
         if need_bias:
-            products.bias_kernel[(groups,)](
-                control, group_blocks, group_counts, offsets, plan, wave, waves, scratch, d_bias, V, n_blocks,
-                VISIT=visit, num_warps=4,
-            )  # fmt: skip
+            sum_up(wave)
     if ordered:
         del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept
         if need_weight:
