@@ -152,6 +152,7 @@ def check_values(place, values, expected, largest=1.0):
 def compare(place, p, **keywords):
     """Loss, log-sum-exp and gradients of every leaf against the truth, unfiltered."""
     loss, lse = run(place, p, return_lse=True, filter_eps=None, **keywords)
+    keywords.pop("keep_logits", None)
     right, right_lse, leaves = truth(p, **keywords)
     check_values(place, loss, right)
     check_values(place, lse, right_lse)

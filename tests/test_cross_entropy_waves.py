@@ -5,9 +5,21 @@ They run under the interpreter (TRITON_INTERPRET=1) and on a GPU; without either
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
-from support_cross_entropy import KERNELS, Place, check_gradients, gradients, kernels, problem, relative, tighten
+from support_cross_entropy import (
+    KERNELS,
+    Place,
+    check_gradients,
+    compare,
+    gradients,
+    kernels,
+    problem,
+    relative,
+    tighten,
+)
 
 if KERNELS:
     import triton
@@ -104,6 +116,39 @@ def test_the_order_of_the_work_and_the_shape_of_the_loops_change_rounding_at_mos
     assert all(relative(a, b) <= bound for a, b in zip(after, before, strict=True))
     if setting == "WINDOW":
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+@kernels
+@pytest.mark.parametrize(
+    "setting", [{"logit_scale": 0.37}, {"logit_scale": -0.37}, {"softcap": 3.0}, {"keep_logits": True}], ids=str
+)
+def test_the_loops_for_wide_embeddings_give_the_loss_and_gradients_of_pytorch(place, setting, monkeypatch):
+    if setting.get("keep_logits") and place.dtype != torch.float32:
+        pytest.skip("kept logits are rounded to 16 bits")
+    monkeypatch.setattr(launch, "FLAT_WIDTH", 0)
+    compare(place, problem(place, (1, 140), 32, 400, bias=False, ignore="some", spread=4.0), **setting)
+
+
+@kernels
+def test_the_lists_of_tiles_are_freed_before_an_ordered_gradient_is_sorted_back(place, monkeypatch):
+    made, left = [], []
+    empty, unsort = torch.empty, launch.unsort_rows
+
+    def noted(*shape, **keywords):
+        tensor = empty(*shape, **keywords)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    def look_first(*arguments):
+        tensors = [r() for r in made if r() is not None]
+        left.append([t.shape for t in tensors if t.dtype in (torch.int8, torch.int16) and t.numel()])
+        return unsort(*arguments)
+
+    monkeypatch.setattr(torch, "empty", noted)
+    monkeypatch.setattr(launch, "unsort_rows", look_first)
+    p = problem(place, (1, 150), 16, 400)
+    gradients(place, p, memory="lean", vocab_order="mean_logit", filter_eps=2.0**-5)
+    assert left == [[]]
 
 
 SIXTEEN_BITS = [Place(p.backend, p.device, torch.float16) for p in KERNELS if p.dtype == torch.float32]

@@ -6,10 +6,11 @@ tile of logits is in registers its largest entry per row and group of 128 ids is
 pass knows which tiles the gradient filter drops before it recomputes anything.
 
 The byte is ceil(STEPS * log2(1 + x)) + LOWEST, with x = maximum - base - ln eps in nats and base the log-sum-exp over
-the row's target and the first 128 ids. log-sum-exp of all ids, which the filter compares with, is not known yet, but it
-is never below the base and mostly little above it, where the steps are the finest: a 97th of a nat at the base, a 20th
-four nats above it. 127, about 12.6 nats above (the logarithm of 300,000 ids), stands for "always kept", -127 for "below
-the base", which is dropped unless rounding puts log-sum-exp there too, and -128 for rows and groups outside the matrix.
+the row's target and the first 128 ids, less a 2048th of it. log-sum-exp of all ids, which the filter compares with, is
+not known yet, but it is never below the base and mostly little above it, where the steps are the finest: a 97th of a
+nat at the base, a 20th four nats above it. 127, about 12.6 nats above (the logarithm of 300,000 ids), stands for
+"always kept", -127 for "below the base", which is dropped unless rounding puts log-sum-exp there too, and -128 for rows
+and groups outside the matrix.
 """
 
 import triton
@@ -21,8 +22,9 @@ ALWAYS = tl.constexpr(127)
 NEVER = tl.constexpr(-128)
 STEPS = tl.constexpr(67.0)
 LOWEST = tl.constexpr(-126.0)
-# nats by which log-sum-exp may be below the base for rounding
+# what log-sum-exp may be below the base for rounding: in nats, and as a share, which TF32 with its 11 bits needs
 SLACK = tl.constexpr(0.001)
+SHARE = tl.constexpr(2.0**-11)
 
 
 @triton.jit
@@ -34,12 +36,13 @@ def steps_above(x):
 
 @triton.jit
 def base_of(base, packed, N_PAD):
-    """Log-sum-exp over target and first ids of some rows, from the two parts that `base_kernel` stored."""
+    """Log-sum-exp over target and first ids of some rows, from the two parts that `base_kernel` stored, less SHARE."""
     first = tl.load(base + packed)
     own = tl.load(base + N_PAD + packed)
     top = tl.maximum(first, own)
     shift = tl.where(top == float("-inf"), 0.0, top)
-    return shift + tl.log(tl.exp(first - shift) + tl.exp(own - shift))
+    total = shift + tl.log(tl.exp(first - shift) + tl.exp(own - shift))
+    return total - SHARE * tl.abs(total)
 
 
 @triton.jit
@@ -50,7 +53,7 @@ def compact_kernel(
     """Index of the counting tokens (target >= 0), their local ids (-1: another rank's), and the shape of the forward
     grid.
 
-    EVERY_ROW: ignored tokens count too, with the local id -1.
+    EVERY_ROW: ignored tokens count too, with the local id -2.
 
     control: [counting tokens, row blocks, strips a row block, 1 if every token counts, row blocks done together]. The
     last are at most `most_together`, so that their embeddings stay in L2 while all programs work on them.
@@ -62,7 +65,7 @@ def compact_kernel(
         ok = (t >= 0) | (EVERY_ROW & (i < N))
         position = count + tl.cumsum(ok.to(tl.int32), 0) - 1
         local = t - vocab_start
-        local = tl.where((local >= 0) & (local < V), local, -1).to(tl.int32)
+        local = tl.where(t < 0, -2, tl.where((local >= 0) & (local < V), local, -1)).to(tl.int32)
         tl.store(rows + position, i, mask=ok)
         tl.store(targets + position, local, mask=ok)
         count += tl.sum(ok.to(tl.int32), 0)
@@ -268,8 +271,8 @@ def forward_kernel(
 
 @triton.jit
 def combine_kernel(part_max, part_sum, rows, targets, control, lse, N_PAD, EVERY_ROW: tl.constexpr):
-    """Log-sum-exp of every counting token from its strips, in the order of the strips. EVERY_ROW: 0 for a token without
-    a target."""
+    """Log-sum-exp of every counting token from its strips, in the order of the strips. EVERY_ROW: 0 for an ignored
+    token."""
     block = tl.program_id(0)
     if block < tl.load(control + 1):
         packed = block * 128 + tl.arange(0, 128)
@@ -285,5 +288,5 @@ def combine_kernel(part_max, part_sum, rows, targets, control, lse, N_PAD, EVERY
             m = top
         total = (m + tl.log2(s)) * LN2
         if EVERY_ROW:
-            total = tl.where(tl.load(targets + packed) >= 0, total, 0.0)
+            total = tl.where(tl.load(targets + packed) == -2, 0.0, total)
         tl.store(lse + row, total, mask=row >= 0)

@@ -119,6 +119,7 @@ class Repeated:
             return
         compiled = self.kernel[self.grid,](*self.arguments, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
+            compiled = compiled.result() if hasattr(compiled, "result") else compiled  # of Triton's AsyncCompileMode
             self.compiled = compiled[self.grid, 1, 1]
             self.arguments += [self.options[name] for name in self.kernel.arg_names[len(self.arguments) :]]
 
@@ -342,7 +343,7 @@ def run_backward(
         if need_bias:
             sum_up(wave)
     if ordered:
-        del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept
+        del write_q, multiply, sum_up, alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept
         if need_weight:
             unsort_rows(d_weight, order, 2 * MIB if memory == "lean" else 32 * MIB)
         if need_bias:

@@ -22,8 +22,9 @@ def alive_kernel(maxima, base, lse, rows, targets, control, alive, N_PAD, groups
         packed = block * 128 + tl.arange(0, 128)
         row = tl.load(rows + packed)
         target = tl.load(targets + packed)
-        above = tl.load(lse + row, mask=row >= 0, other=float("inf")) - base_of(base, packed, N_PAD)
-        # a fiftieth of a step for the rounding of the logits, which the byte and log-sum-exp saw in another order
+        total = tl.load(lse + row, mask=row >= 0, other=float("inf"))
+        # a fiftieth of a step, and eight roundings, because the byte and log-sum-exp saw the logits in another order
+        above = total - base_of(base, packed, N_PAD) - 2.0**-20 * tl.abs(total)
         threshold = steps_above(above) - 0.02
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         at = group.to(tl.int64)[:, None] * N_PAD + packed[None, :]
