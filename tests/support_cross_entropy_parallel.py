@@ -23,13 +23,6 @@ CASES = {
 }
 
 
-def cases_of(place: Place) -> list[str]:
-    """The cases that run there: the interpreter is slow, and what the others check is in "everything" too."""
-    if (place.backend, place.device) == ("triton", "cpu"):
-        return ["everything", "all ignored", "more ranks than ids", "filtered"]
-    return list(CASES)
-
-
 def case_problem(place: Place, case: str):
     """The whole problem of a case, and the keywords; every rank makes the same."""
     vocab, data, keywords = CASES[case]
@@ -70,7 +63,7 @@ def rank_main(rank: int, world: int, place: Place, folder: str) -> None:
     group = dist.group.WORLD
     common = {"process_group": group, "backend": place.backend}
     found = {}
-    for case in cases_of(place):
+    for case in CASES:
         p, keywords = case_problem(place, case)
         owned = vocab_slice(rank, world, p.weight.shape[0])
         found[case] = (owned, results(p, owned, **keywords, **common))

@@ -158,8 +158,6 @@ SIXTEEN_BITS += [p for p in KERNELS if p.dtype == torch.bfloat16]
 @pytest.mark.parametrize("place", SIXTEEN_BITS, ids=str)
 @pytest.mark.parametrize("filter_eps", [None, 2.0**-7])
 def test_sums_carried_in_16_bits_and_a_byte_round_as_those_of_one_wave(place, filter_eps, monkeypatch):
-    if place.device == "cpu" and filter_eps is None:
-        pytest.skip("the interpreter is slow")
     p = problem(place, (1, 150), 40, 800, bias=False, ignore="some")
     settings = {"filter_eps": filter_eps, "logit_scale": 0.3, "reduction": "sum"}
     whole = gradients(place, p, **settings)[1]
