@@ -32,7 +32,7 @@ CPU = Place("reference", "cpu", torch.float64)
 
 
 def _hasten_the_interpreter() -> None:
-    """Spare Triton's interpreter two thirds of its time, which it does not spend on what the kernels compute."""
+    """Spare Triton's interpreter what it does beside computing what the kernels say, about half of its time."""
     import triton.language as tl
     from triton.runtime import interpreter
 

@@ -246,7 +246,7 @@ def forward_kernel(
     ptxas would serialize the products.
 
     FLAT: one loop instead of a loop over columns within one over tiles. It hides the start of a tile and is the faster
-    one where a row has few columns (768); with many (2304) the plain loops are, by about 2 % on an H200.
+    one where a row has few columns (768); with many (2304) the plain loops are.
 
     With descriptors (TMA) the rows of E are read in place when every token counts, else gathered; which of the two is
     known on the device only, and reading it on the host would stop the queue.
