@@ -106,7 +106,7 @@ def case(name, blocks, tma):
         "TMA": tma, "BD": BD, "BK": PK, "HIDDEN": True, "WEIGHT": True, "ORDERED": False, "PAIR": True,
         "ROUND": False, "PRECISION": "ieee", "CHUNK": 3,
     }  # fmt: skip
-    strips = {"TMA": tma, "FLAT": False, "PLAIN": False, "BN": BN, "BK": BK, **LOGIT}
+    strips = {"TMA": tma, "FLAT": False, "BN": BN, "BK": BK, **LOGIT}
     of_forward = {"E": (128, BK), "C": (BN, BK)}
     of_gradient = {"E": (128, GK), "C": (128, GK), "C_wide": (256, GK), "scratch": (128, 128)}
     of_products = {"E": (PK, BD), "C": (PK, BD), "q_rows": (128, PK), "q_columns": (PK, 128)}
@@ -189,8 +189,6 @@ def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):
     function, rest, constants, descriptors = case(name, HOPPER, True)
     # softcap, bias, neither
     choices = [{"HAS_CAP": True}, {"HAS_BIAS": True, "HAS_CAP": False}, {"HAS_CAP": False}]
-    if constants.get("KEEP") is False and not constants["FLAT"]:
-        choices.append({"HAS_CAP": False, "PLAIN": True})
     for choice in choices if "HAS_CAP" in constants else [{}]:
         chosen = constants | choice
         kernel = compiled(function, rest, chosen, descriptors, 90)

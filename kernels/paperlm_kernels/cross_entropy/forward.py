@@ -130,7 +130,7 @@ def base_kernel(
 @triton.jit
 def _sum_up(
     z, m, s, due, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD, V, scale, cap,
-    BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PLAIN: tl.constexpr, MAXIMA: tl.constexpr,
+    BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr,
     KEEP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Running (maximum, sum) with one more tile, given its product; stores its target logits, maxima and logits.
@@ -138,11 +138,7 @@ def _sum_up(
     due: the smallest target that no tile so far held. To look for targets in every tile would stop all warps for it.
     """
     ids = tile * BN + tl.arange(0, BN)
-    factor = 1.0
-    if PLAIN:
-        factor = scale * LOG2E  # applied to the maximum, and on the way to the exponential where it costs nothing
-    else:
-        z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
+    z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
     if KEEP:
         # as in every loss that holds its logits: the backward pass must not see others than the log-sum-exp did
         rounded = (z * LN2).to(DTYPE)
@@ -152,10 +148,10 @@ def _sum_up(
         z = tl.where((ids < V)[None, :], z, float("-inf"))
     if due < (tile + 1) * BN:
         own = tl.sum(tl.where(ids[None, :] == target[:, None], z, 0.0), 1)
-        tl.store(target_logit + row, own * factor * LN2, mask=(target >= tile * BN) & (target < (tile + 1) * BN))
+        tl.store(target_logit + row, own * LN2, mask=(target >= tile * BN) & (target < (tile + 1) * BN))
         due = _least_target(target, (tile + 1) * BN)
     by_group = tl.reshape(z, [128, BN // 128, 128])
-    group_max = tl.max(by_group, 2) * factor
+    group_max = tl.max(by_group, 2)
     if MAXIMA:
         byte = tl.minimum(tl.ceil(steps_above(group_max * LN2 - origin[:, None])), 127.0)
         byte = tl.where((group_max == float("-inf")) | (row < 0)[:, None], -128.0, byte)
@@ -164,7 +160,7 @@ def _sum_up(
     new_m = tl.maximum(m, tl.max(group_max, 1))
     # a row whose logits are all -inf so far has no maximum to subtract
     shift = tl.where(new_m == float("-inf"), 0.0, new_m)
-    s = s * tl.exp2(m - shift) + tl.sum(tl.sum(tl.exp2(by_group * factor - shift[:, None, None]), 2), 1)
+    s = s * tl.exp2(m - shift) + tl.sum(tl.sum(tl.exp2(by_group - shift[:, None, None]), 2), 1)
     return new_m, s, due
 
 
@@ -178,7 +174,7 @@ def _strips(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V, D,
     stride_e, stride_c, scale, cap, log_eps,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, FLAT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PLAIN: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
@@ -212,7 +208,7 @@ def _strips(
                 if i % steps == steps - 1:
                     m, s, due = _sum_up(
                         z, m, s, due, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD,
-                        V, scale, cap, BN, HAS_BIAS, HAS_CAP, PLAIN, MAXIMA, KEEP, DTYPE,
+                        V, scale, cap, BN, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, DTYPE,
                     )  # fmt: skip
                     z = tl.zeros([128, BN], tl.float32)
         else:
@@ -224,7 +220,7 @@ def _strips(
                     z = tl.dot(e, c.T, z, input_precision=PRECISION)
                 m, s, due = _sum_up(
                     z, m, s, due, tile, block, row, target, packed, origin, bias, target_logit, maxima, kept, N_PAD,
-                    V, scale, cap, BN, HAS_BIAS, HAS_CAP, PLAIN, MAXIMA, KEEP, DTYPE,
+                    V, scale, cap, BN, HAS_BIAS, HAS_CAP, MAXIMA, KEEP, DTYPE,
                 )  # fmt: skip
         tl.store(part_max + split * N_PAD + packed, m)
         tl.store(part_sum + split * N_PAD + packed, s)
@@ -235,15 +231,12 @@ def forward_kernel(
     E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V, D,
     stride_e, stride_c, scale, cap, log_eps,
     BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, FLAT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_CAP: tl.constexpr, PLAIN: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_CAP: tl.constexpr, MAXIMA: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Running (maximum, sum) in base 2 of every strip, the target logits, and the byte maxima (groups, N_PAD).
 
     KEEP: also the logits, rounded to the inputs' dtype, through a descriptor of (N, V); needs every row and TMA.
-
-    PLAIN: logits are the product times a positive number, and nothing else is done with them. Not with FLAT, where
-    ptxas would serialize the products.
 
     FLAT: one loop instead of a loop over columns within one over tiles. It hides the start of a tile and is the faster
     one where a row has few columns (768); with many (2304) the plain loops are.
@@ -258,13 +251,13 @@ def forward_kernel(
         if TMA:
             _strips(
                 E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD,
-                V, D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, False, FLAT, HAS_BIAS, HAS_CAP, PLAIN,
+                V, D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, False, FLAT, HAS_BIAS, HAS_CAP,
                 MAXIMA, KEEP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _strips(
             E, E_rows, C, bias, rows, targets, control, part_max, part_sum, target_logit, maxima, base, kept, N_PAD, V,
-            D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, True, FLAT, HAS_BIAS, HAS_CAP, PLAIN, MAXIMA, KEEP,
+            D, stride_e, stride_c, scale, cap, log_eps, BN, BK, TMA, True, FLAT, HAS_BIAS, HAS_CAP, MAXIMA, KEEP,
             PRECISION, DTYPE,
         )  # fmt: skip
 

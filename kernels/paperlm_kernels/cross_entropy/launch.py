@@ -189,13 +189,12 @@ def run_forward(
             weight.stride(0), float(logit_scale), float(softcap or 1.0), BK=BK, **logit, num_warps=8,
         )  # fmt: skip
     flat = D <= FLAT_WIDTH
-    plain = bias is None and softcap is None and logit_scale > 0 and not keep and not flat
     forward.forward_kernel[(min(programs, n_blocks * MAX_SPLITS),)](
         operand(hidden, [128, BK], tma), hidden, operand(weight, [BN, BK], tma), bias, rows, targets, control,
         parts[0], parts[1], target_logit, max_bytes, base, operand(kept, [128, BN], keep), n_pad, V, D,
         hidden.stride(0), weight.stride(0),
         float(logit_scale), float(softcap or 1.0), float(maxima),
-        BN=BN, BK=BK, TMA=tma, FLAT=flat, PLAIN=plain, MAXIMA=maxima < 0, KEEP=keep,
+        BN=BN, BK=BK, TMA=tma, FLAT=flat, MAXIMA=maxima < 0, KEEP=keep,
         DTYPE=triton_dtype(hidden.dtype), **logit, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     forward.combine_kernel[(n_blocks,)](
