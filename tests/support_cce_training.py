@@ -13,7 +13,8 @@ from paperlm.record.record import Cost, Environment, Record, write_record
 from paperlm.spec.project import Project
 from paperlm.spec.run import RunConfig
 
-ROWS = ("torch.compile", "CCE", "CCE-Kahan-FullC")
+CONTROL = "CCE (No Grad. Filter)"
+ROWS = ("torch.compile", "CCE", "CCE-Kahan-FullC", CONTROL)
 ENVIRONMENT = Environment(
     date="2030-01-01", commit=None, modified=None, python="3", platform="x", cpu="x", device="A CARD", driver=None,
     threads=1, packages={},

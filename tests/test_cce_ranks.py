@@ -128,14 +128,14 @@ def test_the_claims_of_figure_3_are_about_every_trained_model_and_the_random_one
     found = verdicts(tmp_path, "cce_figure3", files)
     assert " ".join(row["verdict"] for row in found.values()) == expected
     lines = list(csv.DictReader((tmp_path / "cce_figure3.csv").read_text().splitlines()))
-    assert {line["row"] for line in lines} == {*ROWS, "random weights"} and len(lines) == 12
+    assert {line["row"] for line in lines} == {*ROWS, "random weights"} and len(lines) == 15
     if expected.startswith("holds"):
         assert "even a uniform softmax is below" in found["CCE-F3-2b"]["reason"]
 
 
 def test_figure_3_takes_committed_probes_then_local_ones_then_models_that_are_at_hand(tmp_path, monkeypatch):
     project = Project({"scale": "gpu", "run_missing": "no"})
-    first, second, third = (cell.runs[0].run_id for cell in project.cells("cce_pretraining"))
+    first, second, third, _ = (cell.runs[0].run_id for cell in project.cells("cce_pretraining"))
     monkeypatch.setattr(project, "root", tmp_path)
     asked = lambda: Jobs(project).figure_records("cce_figure3")  # noqa: E731
     assert asked() == []
@@ -151,4 +151,4 @@ def test_figure_3_takes_committed_probes_then_local_ones_then_models_that_are_at
     project.config = project.config.model_copy(update={"run_missing": "yes"})
     for path in (tmp_path / "results/gpu").rglob("*.json"):
         path.unlink()
-    assert len(asked()) == 3, "runs that will be trained leave their models"
+    assert len(asked()) == 4, "runs that will be trained leave their models"

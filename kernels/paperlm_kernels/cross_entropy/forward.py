@@ -25,6 +25,7 @@ LOWEST = tl.constexpr(-126.0)
 # what log-sum-exp may be below the base for rounding: in nats, and as a share, which TF32 with its 11 bits needs
 SLACK = tl.constexpr(0.001)
 SHARE = tl.constexpr(2.0**-11)
+IGNORED = tl.constexpr(-2)  # local id of a token that does not count; -1 is an id of another rank
 
 
 @triton.jit
@@ -53,7 +54,7 @@ def compact_kernel(
     """Index of the counting tokens (target >= 0), their local ids (-1: another rank's), and the shape of the forward
     grid.
 
-    EVERY_ROW: ignored tokens count too, with the local id -2.
+    EVERY_ROW: ignored tokens count too, with the local id IGNORED.
 
     control: [counting tokens, row blocks, strips a row block, 1 if every token counts, row blocks done together]. The
     last are at most `most_together`, so that their embeddings stay in L2 while all programs work on them.
@@ -65,7 +66,7 @@ def compact_kernel(
         ok = (t >= 0) | (EVERY_ROW & (i < N))
         position = count + tl.cumsum(ok.to(tl.int32), 0) - 1
         local = t - vocab_start
-        local = tl.where(t < 0, -2, tl.where((local >= 0) & (local < V), local, -1)).to(tl.int32)
+        local = tl.where(t < 0, IGNORED, tl.where((local >= 0) & (local < V), local, -1)).to(tl.int32)
         tl.store(rows + position, i, mask=ok)
         tl.store(targets + position, local, mask=ok)
         count += tl.sum(ok.to(tl.int32), 0)
@@ -281,5 +282,5 @@ def combine_kernel(part_max, part_sum, rows, targets, control, lse, N_PAD, EVERY
             m = top
         total = (m + tl.log2(s)) * LN2
         if EVERY_ROW:
-            total = tl.where(tl.load(targets + packed) == -2, 0.0, total)
+            total = tl.where(tl.load(targets + packed) == IGNORED, 0.0, total)
         tl.store(lse + row, total, mask=row >= 0)
