@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from paperlm.cost.loss import gradient_bytes
 from paperlm.errors import RecordError, SpecError
 from paperlm.spec.project import ROOT, Project
 from paperlm.spec.workflow import Jobs
-from paperlm.tables.build import table_contents
+from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.claims import CellValue, Expression
 from paperlm.tables.contents import Contents
 from paperlm.tables.verdicts import claim_rows, holds_in_print
@@ -195,7 +196,27 @@ def test_on_a_cpu_the_small_case_is_shown_with_its_shape_and_compared_with_nothi
     assert contents.cells["1b) Our default", "Loss+Gradient Time (ms)"].regenerated == "12.0"
     assert set(verdicts(project, "cce_table1", contents).values()) == {"not tested"}
     further = table_contents(project, "cce_tableA2", bench.write(tmp_path)).cells
-    assert {d.regenerated for d in further.values()} == {"not run", ""}
+    assert "not run" in {d.regenerated for d in further.values()}
+    assert "12.0" not in {d.regenerated for d in further.values()}, "another case's"
+
+
+@pytest.mark.parametrize(
+    ("table", "case", "row", "proxy"),
+    [
+        ("cce_table1", "tiny_cpu", "5) Baseline", "on a CPU, 1024 tokens, 32768 ids, width 128"),
+        ("cce_tableA1", "tiny_cpu_invalids", "5) Baseline", "on a CPU, 1024 tokens, 32768 ids, width 128"),
+        ("cce_tableA2", "gemma2_27b_cpu", "Gemma 2 (27B): Baseline", "on a CPU, 1024 tokens, 32000 ids, width 144"),
+    ],
+)
+def test_every_measured_table_has_a_cpu_size_that_its_rows_name_as_a_proxy(paper, tmp_path, table, case, row, proxy):
+    bench = Bench(paper, case, "cpu (a processor, 1 thread)").add("eager", "time", 12.0, measure="both")
+    out = tmp_path / f"{table}.csv"
+    write_table(Project({"scale": "tiny"}), table, bench.write(tmp_path), out, html=tmp_path)
+    lines = {line[1]: line for line in csv.reader(out.read_text().splitlines())}
+    assert lines[row][0] == f"tiny: {proxy}" and "12.0" in lines[row]
+    assert proxy in (tmp_path / f"{table}.html").read_text()
+    name = next(label for label in lines if "Liger" in label)
+    assert lines[name][0] == "tiny" and "not run" in lines[name]
 
 
 # -- Table A1 and A2 ----
@@ -359,7 +380,7 @@ def test_committed_rows_are_the_record_on_a_gpu_and_cases_without_one_are_measur
     assert nothing.records("cce_tableA2") == []
     small = Jobs(Project({"scale": "tiny"}, root))
     assert small.records("cce_table1") == ["results/tiny/bench/cross_entropy/tiny_cpu.jsonl"]
-    assert small.records("cce_tableA2") == [] and small.methods("cross_entropy", "tiny_cpu") == []
+    assert len(small.records("cce_tableA2")) == 6 and small.methods("cross_entropy", "tiny_cpu") == []
 
 
 def test_show_leads_to_the_constants_the_measurement_and_the_figure(paperlm):

@@ -20,7 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Measure the loss of a linear classifier: each method in its own process, on the same data.",
     )  # fmt: skip
     measure.add_argument(
-        "--cases", help="names or table1, tableA1, tableA2, separated by commas (default: table1; tiny_cpu on a CPU)"
+        "--cases",
+        help="names or all, table1, tableA1, tableA2, cpu, separated by commas (default: all; tiny_cpu on a CPU)",
     )
     measure.add_argument("--methods", help="names separated by commas (default: all; a few on a CPU)")
     measure.add_argument(
@@ -80,16 +81,14 @@ def _cross_entropy(options: argparse.Namespace) -> int:
         _list(device)
         return 0
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "PyTorch sees no CUDA GPU; use --device cpu (case tiny_cpu), or install a CUDA build of PyTorch"
-        )
+        raise ValueError("PyTorch sees no CUDA GPU; use --device cpu (cases cpu), or install a CUDA build of PyTorch")
     if options.seconds is None:
         options.seconds = 12.0 if device == "cuda" else 1.5
     if options.repeats < 1 or options.warmup < 0 or options.seconds < 0:
         raise ValueError("--repeats is 1 or more, --warmup and --seconds are 0 or more")
     if options.plot is not None:
         _import_seaborn()
-    cases = _names("case", options.cases or ("table1" if device == "cuda" else "tiny_cpu"), CASES, GROUPS)
+    cases = _names("case", options.cases or ("all" if device == "cuda" else "tiny_cpu"), CASES, GROUPS)
     given = options.methods or ",".join(METHODS if device == "cuda" else ON_CPU)
     methods = [name for name in _names("method", given, [*METHODS, BOUND]) if name != BOUND]
     measures = tuple(
@@ -177,7 +176,7 @@ def _list(device: str) -> None:
 
     print("cases (tokens x ids x width; lower bound of memory):")
     for case in CASES.values():
-        tables = [table for table, names in GROUPS.items() if case.name in names]
+        tables = [table for table, names in GROUPS.items() if case.name in names and table != "all"]
         size = f"{case.tokens} x {case.vocab} x {case.width}; {case.lower_bound:.0f} MiB"
         print(f"  {case.name:<20} {case.model}: {size}" + (f" ({tables[0]})" if tables else ""))
     print("methods:")

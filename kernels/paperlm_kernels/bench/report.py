@@ -70,6 +70,11 @@ def _caption(methods: dict[str, Cells]) -> str:
         numbers = sorted({row["n"] for row in timed})
         count = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
         sentences.append(f"Times: median (20th-80th percentile) of {count} repetitions.")
+    if watched := [row for row in timed if "sm_clock_mhz" in row]:
+        clocks, watts = ([row[key][-1] for row in watched] for key in ("sm_clock_mhz", "power_w"))
+        sentences.append(
+            f"Clock at their end {min(clocks):.0f}-{max(clocks):.0f} MHz, power {min(watts):.0f}-{max(watts):.0f} W."
+        )
     versions = [f"{name} {last['versions'][name]}" for name in ("torch", "triton") if name in last["versions"]]
     dates = " and ".join(sorted({row["date"] for row in every}))
     sentences.append(f"{', '.join([last['device'], *versions, dates])}.")

@@ -52,28 +52,44 @@ class Case:
         sizes = {key: max(8, getattr(self, key) // 8) for key in ("tokens", "vocab", "width")}
         return dataclasses.replace(self, **sizes)
 
+    def for_cpu(self) -> Case:
+        """What a CPU does in seconds: an eighth of the tokens and ids, a 32nd of the width, float32."""
+        return dataclasses.replace(
+            self, name=f"{self.name}_cpu", model=f"{self.model}, a CPU's size", vocab=self.vocab // 8,
+            width=self.width // 32, tokens=self.tokens // 8, dtype=torch.float32,
+        )  # fmt: skip
 
-_ALL = (
-    Case("gemma2_2b", "Gemma 2 (2B)", 256_000, 2304, 30.0),
-    Case("gemma2_2b_uncapped", "Gemma 2 (2B), no softcap", 256_000, 2304),
-    Case("gemma2_2b_invalids", "Gemma 2 (2B), ignored tokens", 256_000, 2304, 30.0, counting=0.36),
+
+_FURTHER_MODELS = (
     Case("gemma2_9b", "Gemma 2 (9B)", 256_000, 3584, 30.0),
     Case("gemma2_27b", "Gemma 2 (27B)", 256_000, 4608, 30.0),
     Case("llama3_8b", "Llama 3 (8B)", 128_256, 4096),
     Case("mistral_nemo", "Mistral NeMo", 131_072, 5120),
     Case("phi35_mini", "Phi 3.5 Mini", 32_064, 3072),
     Case("qwen25_7b", "Qwen 2.5 (7B)", 152_064, 3584),
-    Case("ours_32k", "32,000 ids, width 768", 32_000, 768),
-    Case("tiny_cpu", "for a CPU", 32_768, 128, 30.0, tokens=1024, dtype=torch.float32),
 )
-CASES = {case.name: case for case in _ALL}
+_ON_GPU = (
+    Case("gemma2_2b", "Gemma 2 (2B)", 256_000, 2304, 30.0),
+    Case("gemma2_2b_uncapped", "Gemma 2 (2B), no softcap", 256_000, 2304),
+    Case("gemma2_2b_invalids", "Gemma 2 (2B), ignored tokens", 256_000, 2304, 30.0, counting=0.36),
+    *_FURTHER_MODELS,
+    Case("ours_32k", "32,000 ids, width 768", 32_000, 768),
+)
+_ON_CPU = (
+    Case("tiny_cpu", "a CPU's size", 32_768, 128, 30.0, tokens=1024, dtype=torch.float32),
+    Case("tiny_cpu_invalids", "a CPU's size, ignored tokens", 32_768, 128, 30.0, 1024, 0.36, torch.float32),
+    *(case.for_cpu() for case in _FURTHER_MODELS),
+)
+CASES = {case.name: case for case in (*_ON_GPU, *_ON_CPU)}
 
 GROUPS = {
+    "all": tuple(case.name for case in _ON_GPU),
     "table1": ("gemma2_2b",),
     "tableA1": ("gemma2_2b_invalids",),
-    "tableA2": ("gemma2_9b", "gemma2_27b", "llama3_8b", "mistral_nemo", "phi35_mini", "qwen25_7b"),
+    "tableA2": tuple(case.name for case in _FURTHER_MODELS),
+    "cpu": tuple(case.name for case in _ON_CPU),
 }
-"Cases of each table of the paper."
+"Cases of a GPU, of each table of the paper, and of a CPU."
 
 
 @dataclasses.dataclass(frozen=True)

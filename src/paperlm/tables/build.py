@@ -41,7 +41,7 @@ def write_table(project: Project, name: str, records: Iterable[Path], out: Path,
     """Build a table from records and write its three CSV files. Raises RecordError and SpecError."""
     contents = table_contents(project, name, records)
     cells = contents.cells
-    rows = [[contents.scale, r, *(cells[r, c].regenerated for c in contents.columns)] for r in contents.rows]
+    rows = [[contents.scale_of(r), r, *(cells[r, c].regenerated for c in contents.columns)] for r in contents.rows]
     claims = claim_rows(project, name, contents)
     _write_csv(out, ["scale", printed_table(project, name).corner, *contents.columns], rows)
     _write_csv(sibling(out, "diff"), list(contents.diff[0].as_dict()), [d.as_dict().values() for d in contents.diff])

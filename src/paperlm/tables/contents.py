@@ -35,11 +35,17 @@ class Contents:
     "why no claim of the table can be judged; empty: they are judged"
     depends_on_scale: bool = True
     "False: the same at every scale, so that no scale's rule about claims applies"
+    proxies: Mapping[str, str] = field(default_factory=dict)
+    "row -> what was measured in place of the paper's inputs; stands beside the scale in the table"
 
     @property
     def scale(self) -> str:
-        """The scale in the table's first column."""
+        """The scale that the table was built at."""
         return self.diff[0].scale
+
+    def scale_of(self, row: str) -> str:
+        """First column of a row: the scale, and what its numbers are a proxy with."""
+        return f"{self.scale}: {self.proxies[row]}" if row in self.proxies else self.scale
 
     @property
     def rows(self) -> list[str]:

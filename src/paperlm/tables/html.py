@@ -42,7 +42,8 @@ def write_page(
     head = "".join(f"<th>{_e(c)}</th>" for c in ("", *contents.columns))
     one_by_one = table.kind == "runs"  # what a measurement was made with is said once, not in each of its cells
     body = "".join(
-        f"<tr><th>{_e(row)}</th>{''.join(_cell(cells[row, c], one_by_one) for c in contents.columns)}</tr>"
+        f"<tr><th>{_e(row)}{_proxy(contents, row)}</th>"
+        f"{''.join(_cell(cells[row, c], one_by_one) for c in contents.columns)}</tr>"
         for row in contents.rows
     )
     parts.append(f"<h2>Regenerated, and the published number below it</h2><table><tr>{head}</tr>{body}</table>")
@@ -86,6 +87,11 @@ def write_page(
 
 def _e(text: object) -> str:
     return html.escape(str(text))
+
+
+def _proxy(contents: Contents, row: str) -> str:
+    """What a row's numbers are a proxy with, below its name."""
+    return f"<br><small>{_e(contents.proxies[row])}</small>" if row in contents.proxies else ""
 
 
 def _verdict(verdict: str) -> str:

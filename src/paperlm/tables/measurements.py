@@ -86,9 +86,11 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         rows, columns = ({k: v.printed for k, v in part.items()} for part in (table.rows, table.columns))
         check_labels(name, rows, columns, published)
     found = Rows(records, paper, table, project.scale.benchmarks)
-    diff, samples = [], {}
+    diff, samples, proxies = [], {}, {}
     for place in places(project, name):
         measured = found.of(place)
+        if measured.values and place.measured != place.case:
+            proxies[place.row] = "on a CPU, {} tokens, {} ids, width {}".format(*measured.shape)
         printed = published.cell(place.row, place.column)
         diff.append(_diff_row(project, name, place, measured, printed))
         if measured.values:
@@ -103,6 +105,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         {key: CellValue(v, printed=published.cell(*key)) for key, v in published.values.items()},
         one_sample="one set of inputs; noise of a cell: the spread of its repetitions",
         untested=untested,
+        proxies=proxies,
     )
 
 

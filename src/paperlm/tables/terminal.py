@@ -51,6 +51,9 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     counts: dict[str, int] = {}
     for d in diff:
         counts[d["verdict"]] = counts.get(d["verdict"], 0) + 1
+    for scale in dict.fromkeys(row["scale"] for row in _read(table_csv)):
+        if scale != diff[0]["scale"]:
+            console.print(f"a proxy at scale {scale}")
     console.print("cells: " + ", ".join(f"{n} {_paint(v)}" for v, n in counts.items()))
 
 
