@@ -11,6 +11,7 @@ from paperlm_kernels.cross_entropy import reference
 from support_cross_entropy import (
     CPU,
     IGNORE,
+    KERNELS,
     also_dense,
     check_gradients,
     check_values,
@@ -81,9 +82,12 @@ def test_a_batch_without_a_counting_token_is_nan_with_zero_gradients(place, igno
 
 @everywhere
 @pytest.mark.parametrize(
-    "tokens,vocab,width", [(1, 1, 8), (252, 507, 123), (255, 507, 128), (256, 512, 128), (130, 1030, 96), (1, 300, 16)]
+    "tokens,vocab,width",
+    [(1, 1, 8), (252, 507, 123), (255, 507, 128), (256, 512, 128), (130, 1030, 96), (130, 4099, 96), (1, 300, 16)],
 )
 def test_odd_shapes(place, tokens, vocab, width):
+    if place in KERNELS and place.device == "cpu" and vocab > 4000:
+        pytest.skip("the interpreter is slow; 1,030 ids are as odd")
     p = problem(place, (tokens,), width, vocab)
     if vocab == 1:
         # The gradient is zero up to rounding, so there is no relative error to speak of.

@@ -2,13 +2,13 @@
 
 import copy
 import logging
+import math
 import re
 import types
 
 import paperlm_kernels
 import pytest
 import torch
-import torch.nn.functional as F
 from paperlm_kernels import LinearCrossEntropyLoss, linear_cross_entropy
 from paperlm_kernels.cross_entropy import function, options
 from support_cross_entropy import (
@@ -19,11 +19,12 @@ from support_cross_entropy import (
     check_gradients,
     check_values,
     everywhere,
+    gradients,
+    kernels,
     problem,
     run,
     truth,
 )
-from torch import nn
 
 BF16 = Place("reference", "cpu", torch.bfloat16)
 
@@ -108,6 +109,7 @@ BAD_KEYWORDS = [
     ({"keep_logits": "yes"}, "keep_logits is True, False or None .*'yes'"),
     ({"reduction": "means"}, "did you mean 'mean'"),
     ({"backend": "tritn"}, "did you mean 'triton'"),
+    ({"preset": ["cce"]}, "unknown preset"),
     ({"preset": "cce_full_c"}, "did you mean 'cce_kahan_full_c'.*cce_exact"),
     ({"memory": "low"}, "fast, balanced, lean"),
     ({"filter_grads": "weights"}, "did you mean 'weight'"),
@@ -153,7 +155,12 @@ BAD_TENSORS = [
     (lambda p: p._replace(target=p.target.tolist()), TypeError, "target is a tensor"),
     (lambda p: p._replace(weight=p.weight.float()), ValueError, r"weight.to\(hidden.dtype\).*autocast"),
     (lambda p: p._replace(bias=p.bias.float()), ValueError, "bias is torch.float32"),
-    (lambda p: p._replace(hidden=p.hidden.long(), weight=p.weight.long(), bias=None), ValueError, "floating-point"),
+    (
+        lambda p: p._replace(hidden=p.hidden.long(), weight=p.weight.long(), bias=None),
+        ValueError,
+        "not torch.int64",
+    ),
+    (lambda p: p._replace(hidden=p.hidden.to(torch.float8_e4m3fn)), ValueError, r"not torch.float8_e4m3fn; cast it"),
     (lambda p: p._replace(weight=p.weight.to("meta")), ValueError, r"weight.to\(hidden.device\)"),
 ]
 
@@ -178,6 +185,17 @@ def test_kernels_on_the_cpu_need_the_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
         run(CPU._replace(backend="triton"), problem(CPU))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ValueError, match=r"bfloat16 wrongly.*float16 or float32"):
+        run(BF16._replace(backend="triton"), problem(BF16))
+
+
+@also_dense
+def test_embeddings_without_a_column_are_worth_the_logarithm_of_the_vocabulary(place):
+    p = problem(place, (3,), 0, 5, bias=False)
+    loss = run(place, p)
+    assert loss.item() == pytest.approx(math.log(5), rel=1e-6)
+    assert [g.shape for g in torch.autograd.grad(loss, p.leaves)] == [(3, 0), (5, 0)]
 
 
 # --- the module ---
@@ -220,6 +238,18 @@ def test_autocast_casts_the_inputs_and_gradients_come_back_in_the_leafs_dtype(ba
         torch.testing.assert_close(mine, right.to(leaf), rtol=1e-2, atol=1e-6)
 
 
+@kernels
+def test_autocast_casts_what_the_kernels_read(place):
+    dtype = torch.float16 if place.device == "cpu" else torch.bfloat16  # the interpreter has no right bfloat16
+    p = problem(place._replace(dtype=torch.float32), ignore="some")
+    cast = p._replace(**{name: getattr(p, name).detach().to(dtype).requires_grad_() for name in p._fields[:3]})
+    right = gradients(place, cast)
+    with torch.autocast(place.device, dtype):
+        mine = gradients(place, p)
+    assert torch.equal(mine[0], right[0]) and {g.dtype for g in mine} == {torch.float32}
+    assert all(torch.equal(a, b.float()) for a, b in zip(mine[1:], right[1:], strict=True))
+
+
 def test_autocast_mends_mixed_dtypes_and_leaves_float64_alone():
     p = problem(BF16)
     with torch.autocast("cpu", torch.bfloat16):
@@ -258,15 +288,20 @@ def test_logits_are_kept_only_when_exact_and_small_beside_free_memory(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     function._fits.cache_clear()
 
-    def keep(n, v, eps=None, told=None):
+    def keep(n, v, eps=None, told=None, memory="balanced"):
         hidden = types.SimpleNamespace(is_cuda=True, device="cuda:0", shape=(n, 8), element_size=lambda: 2)
-        return function._keep(told, eps, hidden, types.SimpleNamespace(shape=(v, 8)))
+        return function._keep(told, chosen(eps, memory), hidden, types.SimpleNamespace(shape=(v, 8)))
+
+    def chosen(eps, memory):
+        given = {**options.DEFAULTS, "filter_eps": eps, "memory": memory}
+        return options.resolve(None, given, torch.bfloat16, 8)
 
     assert keep(10, 24) and not keep(10, 26)
+    assert keep(10, 24, memory="fast") and not keep(10, 24, memory="lean") and keep(10, 24, told=True, memory="lean")
     assert not keep(1, 1, eps=2**-12) and keep(10**6, 10**6, told=True) and not keep(1, 1, told=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert keep(2**14, 2**15 - 1) and not keep(2**14, 2**15)
-    assert not function._keep(None, None, torch.zeros(1, 1), torch.zeros(1, 1))
+    assert not function._keep(None, chosen(None, "balanced"), torch.zeros(1, 1), torch.zeros(1, 1))
 
 
 # --- tracing ---
@@ -292,6 +327,23 @@ def test_torch_compile_traces_the_whole_function(place):
     check_gradients(place, mine, right)
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("keyword", ["softcap", "z_loss", "shift"])
+def test_a_scalar_that_cannot_be_meant_is_refused_under_torch_compile_too(keyword, fullgraph):
+    p = problem(CPU)
+
+    def step(value):
+        return linear_cross_entropy(p.hidden, p.weight, p.target, bias=p.bias, backend="reference", **{keyword: value})
+
+    torch.compiler.reset()
+    compiled = torch.compile(step, fullgraph=fullgraph, backend="aot_eager")
+    numbers = (1, 2) if keyword == "shift" else (0.5, 0.75, 1.0)  # the second one makes the number a symbol
+    for value in numbers:
+        torch.testing.assert_close(compiled(value), step(value))
+    with pytest.raises(Exception, match=f"{keyword} is"):
+        compiled(-1 if keyword == "shift" else -0.5)
+
+
 @pytest.mark.parametrize("keywords", [{}, {"return_lse": True, "z_loss": 0.1}], ids=["loss", "lse"])
 def test_the_compiled_backend_equals_pytorch(keywords):
     place = DENSE[0]._replace(backend="compile")
@@ -301,38 +353,3 @@ def test_the_compiled_backend_equals_pytorch(keywords):
     right, _, leaves = truth(p, softcap=3.0, shift=1, z_loss=keywords.get("z_loss", 0.0))
     check_values(place, loss, right)
     check_gradients(place, torch.autograd.grad(loss, p.leaves), torch.autograd.grad(right, leaves))
-
-
-# --- training ---
-
-
-def losses_of(loss_function, place):
-    """Losses of a two-layer network that predicts the next of random ids, AdamW."""
-    g = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    body = nn.Sequential(nn.Embedding(211, 32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-    head = nn.Linear(32, 211, bias=False)
-    model = nn.ModuleList([body, head]).to(place.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    ids = torch.randint(0, 211, (4, 40), generator=g).to(place.device)
-    losses = []
-    for _ in range(10):
-        loss = loss_function(body(ids), head.weight, ids)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return losses
-
-
-@everywhere
-def test_training_with_it_follows_pytorchs_loss(place):
-    def stock(hidden, weight, ids):
-        return F.cross_entropy(F.linear(hidden, weight)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-    def mine(hidden, weight, ids):
-        return linear_cross_entropy(hidden, weight, ids, shift=1, backend=place.backend)
-
-    golden = losses_of(stock, place)
-    assert golden[-1] < golden[0] - 0.1
-    assert losses_of(mine, place) == pytest.approx(golden, abs=2e-5)

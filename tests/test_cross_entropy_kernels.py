@@ -211,6 +211,18 @@ def test_the_peak_stays_within_the_preset(place, memory, filter_eps, share, floo
 
 
 @kernels
+@pytest.mark.parametrize("memory", ["fast", "balanced"])
+def test_recomputed_gradients_are_as_close_to_float64_as_pytorchs_in_the_same_dtype(place, memory, tight):
+    p = problem(place, (1, 150), 32, 400, ignore="some", spread=2.0)
+    mine = gradients(place, p, reduction="sum", softcap=30.0, filter_eps=None, memory=memory)
+    right, _, leaves = truth(p, reduction="sum", softcap=30.0)
+    truths = torch.autograd.grad(right, leaves)
+    pytorch = gradients(place._replace(backend="eager"), p, reduction="sum", softcap=30.0)
+    for a, b, exact in zip(mine[1:], pytorch[1:], truths, strict=True):
+        assert relative(a, exact) <= max(1e-5, 1.5 * relative(b, exact))
+
+
+@kernels
 def test_kept_logits_give_the_gradient_that_pytorch_gives_and_survive_a_second_pass(place):
     p = problem(place, (1, 150), 32, 400, ignore="some", spread=2.0)
     # tokens of which the model is certain: their small gradient must come from the logits that the log-sum-exp saw

@@ -91,7 +91,8 @@ def linear_cross_entropy(
             gradients under "auto", and refuse an explicit filter), or "auto": Triton on GPUs of compute capability 8.0
             or newer, the reference elsewhere.
         keep_logits: let the Triton forward pass store its logits for the backward pass; None decides by their size
-            beside the memory that is free at the first call of that size, and only without a filter. The logits are
+            beside the memory that is free at the first call of that size, without a filter and unless memory is "lean".
+            The logits are
             rounded then, as in every loss that holds them, and ignored tokens take part in the products with gradients
             of zero. The reference ignores it.
 
@@ -102,13 +103,13 @@ def linear_cross_entropy(
 
     Raises:
         ValueError, TypeError: keywords or tensors that do not fit; the message names the fix. Target ids outside the
-            vocabulary are found on the CPU, and elsewhere only if the environment variable PAPERLM_KERNELS_DEBUG is 1.
+            vocabulary are found on the CPU (with a process_group only negative ones), and elsewhere, or against the
+            vocabulary of all ranks, if the environment variable PAPERLM_KERNELS_DEBUG is 1; never under torch.compile.
     """
     checks.check_tensors(hidden, weight, target, bias)
     checks.check_choice("reduction", reduction)
     checks.check_keep_logits(keep_logits)
-    if not torch.compiler.is_compiling():  # there they may be symbols
-        checks.check_numbers(softcap, logit_scale, z_loss, shift, ignore_index)
+    checks.check_numbers(softcap, logit_scale, z_loss, shift, ignore_index)
     hidden, weight, bias = _autocast(hidden, weight, bias)
     checks.check_dtypes(hidden, weight, bias)
     vocab_start = check_slice(process_group, vocab_range, weight.shape[0])
@@ -128,7 +129,7 @@ def linear_cross_entropy(
     _check_ids(target, ignore_index, vocab_start, weight.shape[0], process_group)
     columns = max(target.shape[-1] - shift, 0) if target.ndim else 1
     ids = _internal_ids(target, ignore_index, shift).reshape(-1)
-    flat = hidden.reshape(-1, hidden.shape[-1])
+    flat = hidden.reshape(target.numel(), hidden.shape[-1])
     where = _automatic(flat) if chosen.backend == "auto" else chosen.backend
     common = {"softcap": softcap, "logit_scale": logit_scale}
     with without_autocast(hidden.device.type):
@@ -155,7 +156,7 @@ def linear_cross_entropy(
                 accumulate=chosen.accumulate,
                 memory=chosen.memory,
                 vocab_order=chosen.vocab_order,
-                keep_logits=_keep(keep_logits, chosen.filter_eps, flat, weight),
+                keep_logits=_keep(keep_logits, chosen, flat, weight),
                 process_group=process_group,
                 vocab_start=vocab_start,
                 **common,
@@ -351,16 +352,20 @@ def _triton_core(hidden: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
             "backend 'triton' runs on a GPU; use backend='reference' for tensors on the CPU, or set TRITON_INTERPRET=1 "
             "to interpret the kernels there"
         )
+    if not hidden.is_cuda and hidden.dtype == torch.bfloat16:
+        raise ValueError(
+            "Triton's interpreter multiplies bfloat16 wrongly; interpret the kernels in float16 or float32"
+        )
     from paperlm_kernels.cross_entropy.ops import linear_cross_entropy_core
 
     return linear_cross_entropy_core
 
 
-def _keep(keep_logits: bool | None, filter_eps: float | None, hidden: Tensor, weight: Tensor) -> bool:
-    """Whether the forward pass may store its logits: as told, else when unfiltered and they are small."""
+def _keep(keep_logits: bool | None, chosen: checks.Options, hidden: Tensor, weight: Tensor) -> bool:
+    """Whether the forward pass may store its logits: as told, else when unfiltered, not lean, and they are small."""
     if keep_logits is not None:
         return keep_logits
-    if filter_eps is not None or not hidden.is_cuda:
+    if chosen.filter_eps is not None or chosen.memory == "lean" or not hidden.is_cuda:
         return False
     size = hidden.element_size() * hidden.shape[0] * weight.shape[0]
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():

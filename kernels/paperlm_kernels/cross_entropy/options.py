@@ -105,7 +105,7 @@ def apply_preset(preset: str | None, given: Mapping[str, object]) -> dict[str, o
     """
     if preset is None:
         return dict(given)
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(unknown("preset", preset, PRESETS))
     merged = dict(given)
     for keyword, value in PRESETS[preset].items():
@@ -184,23 +184,28 @@ def check_keep_logits(keep_logits: object) -> None:
 
 
 def check_numbers(softcap: float | None, logit_scale: float, z_loss: float, shift: int, ignore_index: int) -> None:
-    """Refuse scalars that cannot be meant."""
+    """Refuse scalars that cannot be meant. Under torch.compile they may be symbols: the conditions become guards."""
     if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
-        raise ValueError(f"softcap is None (no cap) or a positive number, not {softcap!r}")
-    if not (_is_number(logit_scale) and math.isfinite(logit_scale) and logit_scale != 0):
-        raise ValueError(f"logit_scale is a finite number other than 0, not {logit_scale!r}")
+        raise ValueError(f"softcap is None (no cap) or a positive number{_not(softcap)}")
+    if not (_is_number(logit_scale) and -math.inf < logit_scale < math.inf and logit_scale != 0):
+        raise ValueError(f"logit_scale is a finite number other than 0{_not(logit_scale)}")
     if not (_is_number(z_loss) and 0 <= z_loss < math.inf):
-        raise ValueError(f"z_loss is a weight of 0 or more, not {z_loss!r}")
+        raise ValueError(f"z_loss is a weight of 0 or more{_not(z_loss)}")
     if not isinstance(shift, int) or shift < 0:
         raise ValueError(
-            f"shift is the number of positions between an embedding and its target, 0 or more, not {shift!r}"
+            f"shift is the number of positions between an embedding and its target, 0 or more{_not(shift)}"
         )
     if not isinstance(ignore_index, int):
-        raise ValueError(f"ignore_index is an integer, not {ignore_index!r}")
+        raise ValueError(f"ignore_index is an integer{_not(ignore_index)}")
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _not(value: object) -> str:
+    """End of a message about a number; torch.compile cannot print a symbol."""
+    return "" if torch.compiler.is_compiling() else f", not {value!r}"
 
 
 def check_tensors(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
@@ -244,9 +249,11 @@ def _transposed(hidden: Tensor, weight: Tensor) -> str:
 
 
 def check_dtypes(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Refuse mixed and non-floating dtypes (after autocast)."""
-    if not hidden.dtype.is_floating_point:
-        raise ValueError(f"hidden is a floating-point tensor, not {hidden.dtype}")
+    """Refuse mixed dtypes (after autocast) and those without arithmetic."""
+    if hidden.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        raise ValueError(
+            f"hidden is bfloat16, float16, float32 or float64, not {hidden.dtype}; cast it: hidden.to(torch.bfloat16)"
+        )
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != hidden.dtype:
             raise ValueError(
