@@ -23,6 +23,7 @@ from paperlm.figures.draw import notes
 from paperlm.figures.pretraining import BEYOND, DEVIATION, EQUIVALENCE, loss_samples
 from paperlm.record.record import write_record
 from paperlm.spec.project import Project
+from paperlm.tables.build import table_contents
 from paperlm.train.loop import Execution, Interrupted, pretrain
 
 QUIET = Execution(device="cpu", progress=False)
@@ -218,6 +219,15 @@ def test_one_seed_decides_nothing_and_a_figure_without_runs_says_so(tmp_path):
     for name in ("cce_figure3", "cce_figure4", "cce_figure5"):
         assert {row["verdict"] for row in verdicts(tmp_path, name, []).values()} == {"not tested"}
         assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("scale", "label"), [("gpu", "a proxy of phi3.5-mini: hidden_size 768,"), ("paper", "")])
+def test_a_model_of_another_size_than_its_column_names_is_labelled_a_proxy(scale, label, tmp_path):
+    project = Project({"scale": scale})
+    run = project.cells("cce_pretraining")[0].runs[0]
+    write_record(tmp_path / "record.json", made_up(run, np.full(run.steps, 3.0), 20.0))
+    cell = table_contents(project, "cce_pretraining", [tmp_path / "record.json"]).cells["torch.compile", "Phi 3.5 Mini"]
+    assert cell.regenerated == "20.00" and (label in cell.labels if label else "proxy" not in cell.labels)
 
 
 def test_a_run_that_ended_early_is_left_out_of_the_curves(tmp_path):

@@ -92,9 +92,8 @@ def linear_cross_entropy(
             or newer, the reference elsewhere.
         keep_logits: let the Triton forward pass store its logits for the backward pass; None decides by their size
             beside the memory that is free at the first call of that size, without a filter and unless memory is "lean".
-            The logits are
-            rounded then, as in every loss that holds them, and ignored tokens take part in the products with gradients
-            of zero. The reference ignores it.
+            The logits are rounded then, as in every loss that holds them, and ignored tokens take part in the products
+            with gradients of zero. Like `memory` it is about the kernels: the other backends ignore both.
 
     Returns:
         The loss in fp32 (float64 for float64 inputs), also under autocast: a scalar, or with reduction "none" of the

@@ -62,6 +62,8 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
         reason = why_not_run(project, result)
         return DiffRow(**common, regenerated="not run", verdict="not run", reason=reason)
     labels = {label for r in result.records for label in r.labels}
+    if resized := _resized(project, table.columns[cell.column].size):
+        labels.add(resized)
     if result.missing:
         labels.add(f"{len(result.records)} of {len(cell.runs)} seeds have a record")
     labels = "; ".join(sorted(labels))
@@ -102,6 +104,13 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
     if verdict == "differs" and abs(difference) <= 2 * noise:
         verdict = "within seeds"
     return DiffRow(**common, **shown, verdict=verdict)
+
+
+def _resized(project: Project, size: str) -> str:
+    """Label of a model that is not of the published size, in which its column is named; empty for one that is."""
+    changes = {**project.scale.settings, **project.scale.sizes.get(size, {})}
+    sizes = [f"{key} {changes[key].value}" for key in ("hidden_size", "n_layers", "vocab_size") if key in changes]
+    return f"a proxy of {size}: {', '.join(sizes)}" if sizes else ""
 
 
 def _label_row(project: Project, results: TableResults, result: CellResult, printed: str) -> DiffRow:
