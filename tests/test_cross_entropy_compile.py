@@ -154,10 +154,16 @@ def case(name, blocks, tma):
         for which, visit in (("kept", "listed"), ("some", "some"), ("all", "all"))
     }
     # with an order, which is for a filter that tests all tiles, one launch for dE and one for dC
-    for which in ("some", "all"):
-        for name, part in ((f"dE, {which} tiles", "WEIGHT"), (f"dC, {which} tiles", "HIDDEN")):
-            constants = of_sums | {"SOME": which != "all", "VISIT": which, part: False}
-            cases[name] = products.products_kernel, product_rest, constants, of_products
+    cases |= {
+        f"{gradient_of}, {which} tiles": (
+            products.products_kernel,
+            product_rest,
+            of_sums | {"SOME": which != "all", "VISIT": which, other: False},
+            of_products,
+        )
+        for gradient_of, other in (("dE", "WEIGHT"), ("dC", "HIDDEN"))
+        for which in ("some", "all")
+    }
     in_float32 = of_sums | {"SOME": True, "VISIT": "listed", "PAIR": False}
     cases["products, float32 sums"] = (products.products_kernel, product_rest, in_float32, of_products)
     kernel, rest, constants, descriptors = cases[name]
