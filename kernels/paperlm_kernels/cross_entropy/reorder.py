@@ -2,7 +2,7 @@
 
 In wave w nothing lies in the rows of dC that it completes, until they are written: the waves' scratch is behind them
 (see waves.py). So they hold the wave's rows of C, in the order, while q and dE are computed, whose kernels know of no
-order then.
+order then. (A block of two groups may reach into the scratch. What comes of it is not used.)
 """
 
 from __future__ import annotations
