@@ -262,7 +262,7 @@ class Recorder:
 
 
 def test_waves_after_the_first_get_the_same_arguments_in_the_order_of_the_signature():
-    from paperlm_kernels.cross_entropy.launch import WAVE, Repeated
+    from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 
     kernel = Recorder()
     launch = Repeated(kernel, 7, "x", WAVE, 3, FLAG=True, SIZE=64, num_warps=4)

@@ -12,6 +12,7 @@ import triton
 
 from paperlm_kernels.cross_entropy import forward, gradient, liveness, products, reorder
 from paperlm_kernels.cross_entropy.reorder import unsort_rows
+from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS
 from paperlm_kernels.cross_entropy.waves import MIB, ROUNDING, most_waves, spare_slots, wave_count
 
@@ -94,34 +95,6 @@ def operand(matrix: torch.Tensor, block: list[int], tma: bool):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(matrix, block)
-
-
-WAVE = object()  # where the number of the wave goes among the arguments of `Repeated`
-
-
-class Repeated:
-    """A kernel of a one-dimensional grid that is launched wave by wave with the same arguments.
-
-    From the second launch on it is the compiled kernel that gets them, without Triton's look at each of thirty. The
-    wave must be an argument that is not specialized.
-    """
-
-    def __init__(self, kernel, grid: int, *arguments: object, **options: object) -> None:
-        self.kernel, self.grid, self.arguments, self.options = kernel, grid, list(arguments), options
-        self.wave_at = next(i for i, argument in enumerate(arguments) if argument is WAVE)
-        self.compiled = None
-
-    def __call__(self, wave: int) -> None:
-        """Launch it for a wave."""
-        self.arguments[self.wave_at] = wave
-        if self.compiled is not None:
-            self.compiled(*self.arguments)
-            return
-        compiled = self.kernel[self.grid,](*self.arguments, **self.options)
-        if compiled is not None:  # the interpreter compiles nothing
-            compiled = compiled.result() if hasattr(compiled, "result") else compiled  # of Triton's AsyncCompileMode
-            self.compiled = compiled[self.grid, 1, 1]
-            self.arguments += [self.options[name] for name in self.kernel.arg_names[len(self.arguments) :]]
 
 
 def row_chunk(hidden: torch.Tensor) -> int:

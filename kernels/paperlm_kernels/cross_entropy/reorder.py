@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
+
 
 @triton.jit(do_not_specialize=["wave"])
 def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constexpr, BLOCK: tl.constexpr):
@@ -37,17 +39,22 @@ def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, room: int, free: torc
         part, width = free, widest(free.numel() // max(rows, 1))
     else:
         part = torch.empty(rows, width, dtype=matrix.dtype, device=matrix.device)
-    grid = (triton.cdiv(rows, 256),)
-    for start in range(0, columns, width):
-        copy_columns_kernel[grid](matrix, part, order, rows, columns, start, WIDTH=width, BACK=False, BLOCK=256)
-        copy_columns_kernel[grid](matrix, part, order, rows, columns, start, WIDTH=width, BACK=True, BLOCK=256)
+    arguments = matrix, part, order, rows, columns, WAVE
+    out, back = (
+        Repeated(copy_columns_kernel, triton.cdiv(rows, 256), *arguments, WIDTH=width, BACK=b, BLOCK=256)
+        for b in (False, True)
+    )
+    for piece in range(triton.cdiv(columns, width)):
+        out(piece)
+        back(piece)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["piece"])
 def copy_columns_kernel(
-    matrix, part, order, rows, columns, start, WIDTH: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
+    matrix, part, order, rows, columns, piece, WIDTH: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """part = columns [start, start + WIDTH) of the matrix; BACK: those columns, row i of the part at row order[i]."""
+    """part = a piece of WIDTH columns of the matrix; BACK: those columns, row i of the part at row order[i]."""
+    start = piece * WIDTH
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, WIDTH)
     mask = (row < rows)[:, None] & (start + column < columns)[None, :]
