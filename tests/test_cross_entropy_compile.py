@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
-from paperlm_kernels.cross_entropy import forward, gradient, products  # noqa: E402
+from paperlm_kernels.cross_entropy import forward, gradient, products, reorder  # noqa: E402
 from paperlm_kernels.cross_entropy.launch import AMPERE, HOPPER  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
@@ -25,7 +25,7 @@ from triton.compiler import ASTSource  # noqa: E402
 SHARED = {90: 232448, 80: 101376}
 "Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
 POINTERS = {
-    "*bf16": "E E_rows C C_wide C_rows bias scratch q_rows q_columns d_hidden d_weight kept",
+    "*bf16": "E E_rows C C_wide bias scratch q_rows q_columns d_hidden d_weight kept",
     "*fp32": "upstream part_max part_sum target_logit base",
     "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order",
     "*i16": "row_groups row_starts slot_blocks group_blocks",
@@ -101,10 +101,10 @@ def case(name, blocks, tma):
     BN, BK, *forward_rest = blocks.forward
     GK, *gradient_rest = blocks.gradient
     BD, PK, *product_rest = blocks.products
-    of_q = {"TMA": tma, "BK": GK, "ORDERED": False, **LOGIT}
+    of_q = {"TMA": tma, "BK": GK, **LOGIT}
     of_sums = {
-        "TMA": tma, "BD": BD, "BK": PK, "HIDDEN": True, "WEIGHT": True, "ORDERED": False, "PAIR": True,
-        "ROUND": False, "PRECISION": "ieee", "CHUNK": 3,
+        "TMA": tma, "BD": BD, "BK": PK, "HIDDEN": True, "WEIGHT": True, "PAIR": True, "ROUND": False,
+        "PRECISION": "ieee", "CHUNK": 3,
     }  # fmt: skip
     strips = {"TMA": tma, "FLAT": False, "BN": BN, "BK": BK, **LOGIT}
     of_forward = {"E": (128, BK), "C": (BN, BK)}
@@ -144,12 +144,6 @@ def case(name, blocks, tma):
             of_q | {"LISTED": False, "FLAG": True},
             of_gradient,
         ),
-        "gradient, all tiles in an order": (
-            gradient.gradient_kernel,
-            gradient_rest,
-            of_q | {"LISTED": False, "FLAG": True, "ORDERED": True},
-            {"E": (128, GK), "scratch": (128, 128)},
-        ),
     } | {
         f"products, {which} tiles": (
             products.products_kernel,
@@ -159,6 +153,17 @@ def case(name, blocks, tma):
         )
         for which, visit in (("kept", "listed"), ("some", "some"), ("all", "all"))
     }
+    # with an order, which is for a filter that tests all tiles, one launch for dE and one for dC
+    cases |= {
+        f"{gradient_of}, {which} tiles": (
+            products.products_kernel,
+            product_rest,
+            of_sums | {"SOME": which != "all", "VISIT": which, other: False},
+            of_products,
+        )
+        for gradient_of, other in (("dE", "WEIGHT"), ("dC", "HIDDEN"))
+        for which in ("some", "all")
+    }
     in_float32 = of_sums | {"SOME": True, "VISIT": "listed", "PAIR": False}
     cases["products, float32 sums"] = (products.products_kernel, product_rest, in_float32, of_products)
     kernel, rest, constants, descriptors = cases[name]
@@ -166,6 +171,7 @@ def case(name, blocks, tma):
 
 
 PRODUCTS = ["products, kept tiles", "products, some tiles", "products, all tiles", "products, float32 sums"]
+PRODUCTS += ["dE, some tiles", "dC, some tiles"]
 
 
 @pytest.mark.parametrize(
@@ -178,11 +184,14 @@ PRODUCTS = ["products, kept tiles", "products, some tiles", "products, all tiles
         ("gradient, kept tiles", 4),
         # in the epilogue, once a unit: the filter's test beside two accumulators
         ("gradient, all tiles", 512),
-        ("gradient, all tiles in an order", 512),
         ("products, kept tiles", 0),
         ("products, some tiles", 0),
         ("products, all tiles", 0),
         ("products, float32 sums", 0),
+        ("dE, some tiles", 0),
+        ("dE, all tiles", 0),
+        ("dC, some tiles", 0),
+        ("dC, all tiles", 0),
     ],
 )
 def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):
@@ -199,10 +208,18 @@ def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):
         assert spare_buffers(kernel) > 0
 
 
+@pytest.mark.parametrize("architecture", [90, 80])
+def test_rows_of_the_classifier_move_16_bytes_at_a_time(architecture, tmp_path):
+    kernel = compiled(reorder.sort_kernel, (8, 1), {"ROWS": 16, "BLOCK": 512}, {}, architecture)
+    assert "ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v4.b32" in kernel.asm["ptx"]
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0
+
+
 BY_POINTERS = [
     (name, constant)
     for name in ["base", "forward", "forward, one loop", "gradient, kept tiles", "gradient, all tiles", *PRODUCTS]
-    for constant in (None, "ORDERED", "HAS_BIAS", "ROUND")
+    for constant in (None, "HAS_BIAS", "ROUND")
     if constant is None or constant in case(name, HOPPER, False)[2]
 ]
 
@@ -245,7 +262,7 @@ class Recorder:
 
 
 def test_waves_after_the_first_get_the_same_arguments_in_the_order_of_the_signature():
-    from paperlm_kernels.cross_entropy.launch import WAVE, Repeated
+    from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 
     kernel = Recorder()
     launch = Repeated(kernel, 7, "x", WAVE, 3, FLAG=True, SIZE=64, num_warps=4)

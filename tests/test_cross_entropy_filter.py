@@ -14,6 +14,7 @@ from support_cross_entropy import (
     relative,
     run,
     scalar,
+    tighten,
     truth,
 )
 
@@ -134,6 +135,26 @@ def test_an_order_changes_which_ids_share_a_tile_and_nothing_else(place):
     assert share < 0.6 < gradients(p, EPS, torch.arange(len(order)))[1]
     torch.testing.assert_close(loss, run(place, p, reduction="sum"), rtol=1e-6, atol=0)
     check_gradients(place, torch.autograd.grad(loss, p.leaves), expected)
+
+
+@everywhere
+@pytest.mark.parametrize("filter_grads", ["both", "hidden", "weight"])
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1,), (2,), (0, 2)], ids=str)
+def test_with_an_order_each_gradient_is_right_whichever_others_are_wanted(place, wanted, filter_grads, monkeypatch):
+    if len(wanted) == 2 and filter_grads != "both":
+        pytest.skip("one filter is enough")
+    tighten(monkeypatch)
+    p, order = clustered(place)
+    with torch.no_grad():
+        p.bias.copy_(0.1 * torch.randn(len(order), generator=torch.Generator().manual_seed(1)))
+    assert_far_from_threshold(p, order)
+    expected, _ = gradients(p, EPS, order, filter_grads, softcap=9.0)
+    leaves = [t if k in wanted else t.detach() for k, t in enumerate(p.leaves)]
+    some = Problem(*leaves, p.target)
+    keywords = {"filter_eps": EPS, "filter_grads": filter_grads, "softcap": 9.0, "reduction": "sum"}
+    loss = run(place, some, vocab_order=order.to(place.device), **keywords)
+    mine = torch.autograd.grad(loss, [p.leaves[k] for k in wanted])
+    check_gradients(place, mine, [expected[k] for k in wanted])
 
 
 @pytest.mark.parametrize("softcap,z_loss", [(None, 0.0), (2.0, 0.0), (None, 0.01)])

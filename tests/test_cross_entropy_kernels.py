@@ -114,14 +114,14 @@ def test_three_runs_and_three_grids_give_the_same_bits(place, filter_eps, tight,
 
 @kernels
 @pytest.mark.parametrize("memory", MEMORY)
-@pytest.mark.parametrize("filter_eps", [None, 2.0**-5])
-def test_uninitialised_memory_is_never_read(place, memory, filter_eps, tight):
+@pytest.mark.parametrize("filter_eps,order", [(None, None), (2.0**-5, None), (2.0**-5, "mean_logit")])
+def test_uninitialised_memory_is_never_used(place, memory, filter_eps, order, tight):
     p = problem(place, (1, 150), 40, 333, ignore="some", spread=4.0)
-    right = gradients(place, p, memory=memory, filter_eps=filter_eps)
+    right = gradients(place, p, memory=memory, filter_eps=filter_eps, vocab_order=order)
     torch.use_deterministic_algorithms(True)  # fills every torch.empty with NaN
     try:
         assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
-        mine = gradients(place, p, memory=memory, filter_eps=filter_eps)
+        mine = gradients(place, p, memory=memory, filter_eps=filter_eps, vocab_order=order)
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(mine, right, strict=True))
@@ -189,13 +189,15 @@ def test_offsets_beyond_two_to_the_31_are_right(place):
     ("fast", "auto", 0.20, 128), ("balanced", "auto", 0.05, 48), ("balanced", None, 0.25, 48), ("lean", "auto", 0.004,
     4),
 ])  # fmt: skip
-def test_the_peak_stays_within_the_preset(place, memory, filter_eps, share, floor):
+@pytest.mark.parametrize("order,frozen", [(None, False), ("mean_logit", False), ("mean_logit", True)])
+def test_the_peak_stays_within_the_preset(place, memory, filter_eps, share, floor, order, frozen):
     if place.dtype != torch.bfloat16:
         pytest.skip("one dtype is enough")
     tokens, vocab, width = 4096, 131072, 2048
     generator = torch.Generator("cuda").manual_seed(0)
     hidden = torch.randn(tokens, width, device="cuda", dtype=place.dtype, generator=generator).requires_grad_()
-    weight = (torch.randn(vocab, width, device="cuda", dtype=place.dtype, generator=generator) / 16).requires_grad_()
+    weight = torch.randn(vocab, width, device="cuda", dtype=place.dtype, generator=generator) / 16
+    weight.requires_grad_(not frozen)
     target = torch.randint(0, vocab, (tokens,), device="cuda", generator=generator)
     p = problem(place)._replace(hidden=hidden, weight=weight, bias=None, target=target)
     for _ in range(2):
@@ -204,10 +206,10 @@ def test_the_peak_stays_within_the_preset(place, memory, filter_eps, share, floo
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        run(place, p, memory=memory, filter_eps=filter_eps, keep_logits=False).backward()
+        run(place, p, memory=memory, filter_eps=filter_eps, keep_logits=False, vocab_order=order).backward()
         peak = torch.cuda.max_memory_allocated() - before
     bound = (tokens + vocab) * width * 2
-    assert peak <= bound + max(share * bound, floor * 2**20)
+    assert peak <= bound + max(share * bound, floor * 2**20) + (2 * 2**20 if order else 0)
 
 
 @kernels
@@ -275,6 +277,19 @@ def test_a_strided_order_is_read_right(place):
     strided = torch.stack([order, order.flip(0)], 1)[:, 0]
     results = [gradients(place, p, filter_eps=2.0**-5, vocab_order=o) for o in (order, strided)]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@kernels
+@pytest.mark.parametrize("width,column", [(16, 0), (16, 1), (21, 0)])
+def test_with_an_order_the_rows_of_a_part_of_a_matrix_are_read_right(place, width, column, tight):
+    p = problem(place, (1, 140), width, 300, spread=4.0)
+    matrix = torch.full((300, 40), torch.nan, dtype=place.dtype, device=place.device)
+    matrix[:, column : column + width] = p.weight.detach()
+    part = matrix.requires_grad_()[:, column : column + width]
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).to(place.device)
+    whole, of_part = (gradients(place, q, filter_eps=2.0**-5, vocab_order=order) for q in (p, p._replace(weight=part)))
+    bound = 1e-5 if place.dtype == torch.float32 else 1e-2
+    assert all(relative(a, b) <= bound for a, b in zip(of_part, whole, strict=True))
 
 
 @kernels

@@ -151,6 +151,21 @@ def test_the_lists_of_tiles_are_freed_before_an_ordered_gradient_is_sorted_back(
     assert left == [[]]
 
 
+@kernels
+@pytest.mark.parametrize("vocab,columns", [(300, 21), (1, 130), (257, 64)])
+@pytest.mark.parametrize("room", [0, 2**20])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.2])
+def test_rows_go_back_to_their_places_with_or_without_free_memory(place, vocab, columns, room, share, monkeypatch):
+    matrix = torch.randn(vocab, columns, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
+    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(1)).int().to(place.device)
+    free = torch.zeros(int(share * vocab * 64), dtype=place.dtype, device=place.device)
+    right = matrix[order.argsort()]
+    if share == 1.2:  # as wide as can be: nothing is allocated
+        monkeypatch.setattr(torch, "empty", None)
+    launch.unsort_rows(matrix, order, room, free)
+    assert torch.equal(matrix, right)
+
+
 SIXTEEN_BITS = [Place(p.backend, p.device, torch.float16) for p in KERNELS if p.dtype == torch.float32]
 SIXTEEN_BITS += [p for p in KERNELS if p.dtype == torch.bfloat16]
 

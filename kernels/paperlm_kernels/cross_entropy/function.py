@@ -80,7 +80,8 @@ def linear_cross_entropy(
             with a logit_scale the sum of hidden's gradient is rounded before it and after it, once more a wave.
         memory: what the kernels may hold: "fast", "balanced" or "lean".
         vocab_order: order in which ids are grouped into tiles: None (natural), "mean_logit" (ascending), or a
-            permutation. With an order every tile is recomputed: it pays only where it saves more tiles than that.
+            permutation. With an order every tile is recomputed: it pays only where it saves more tiles than that. A
+            frozen weight then takes the memory of its gradient all the same.
         process_group, vocab_range: vocabulary parallel. weight and bias are the rows [start, stop) = vocab_range of
             this rank (`vocab_slice` gives them), targets are global ids, all ranks see the same tokens; a vocab_order
             tensor permutes the local rows. The loss and the gradient of hidden are those of the whole vocabulary, on

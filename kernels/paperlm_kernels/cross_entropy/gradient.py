@@ -5,8 +5,8 @@ dE = scale q C, dC = scale q^T E, db = sum of q over tokens (paper section 4.3).
 whose q fits the scratch buffer. `gradient_kernel` recomputes the logits of the wave's tiles and stores q, rounded once
 to the inputs' dtype, into slots of 128 tokens x 128 ids; products.py multiplies.
 
-ORDERED: groups are taken in a given order of the vocabulary, and the rows of C are gathered. List entries are read one
-unit before they are used, so that no block waits for its own address.
+C is the classifier, or its rows in a given order of the vocabulary (see reorder.py), then in the storage of dC. List
+entries are read one unit before they are used, so that no block waits for its own address.
 """
 
 import triton
@@ -17,7 +17,6 @@ from paperlm_kernels.cross_entropy.tiles import (
     LN2,
     LOG2E,
     finish_logits,
-    gather_block,
     halves,
     load_block,
     load_rows,
@@ -50,15 +49,15 @@ def _store_slot(scratch, slot, q, TMA: tl.constexpr):
 
 @triton.jit
 def _finish_tile(
-    z, bias, ids, target, log_sum, a, b, alive, group, last, V, scale, cap, eps,
+    z, bias, target, log_sum, a, b, alive, group, last, V, scale, cap, eps,
     FLAG: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q of one tile from its product, rounded to DTYPE; FLAG: writes whether the filter keeps it to `alive`.
 
-    ids: of the tile's columns; target: place of each row's target in the vocabulary order.
+    target: of each row, its place in the vocabulary order.
     """
     place = group * 128 + tl.arange(0, 128)
-    z = finish_logits(z, bias, ids, V, scale, cap, HAS_BIAS, HAS_CAP)
+    z = finish_logits(z, bias, place, V, scale, cap, HAS_BIAS, HAS_CAP)
     if group * 128 + 128 > V:
         z = tl.where((place < V)[None, :], z, float("-inf"))
     p = tl.exp2(z - log_sum[:, None])
@@ -75,16 +74,6 @@ def _finish_tile(
         r = tl.maximum(z * (LN2 / cap), -1.0)
         q = q * (1.0 - r * r)
     return q.to(DTYPE)
-
-
-@triton.jit
-def _ids(order, group, V, ORDERED: tl.constexpr):
-    """Vocabulary ids of a group; -1 beyond the vocabulary where they are looked up in an order."""
-    place = group * 128 + tl.arange(0, 128)
-    if ORDERED:
-        return tl.load(order + place, mask=place < V, other=-1)
-    else:
-        return place
 
 
 @triton.jit
@@ -112,32 +101,31 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, chunk, gr
 
 @triton.jit
 def _finish_pair(
-    left_z, right_z, left_group, right_group, left_slot, right_slot, left_ids, right_ids, block, bias, target, log_sum,
-    a, b, scratch, base, alive, last, V, scale, cap, eps, groups,
+    left_z, right_z, left_group, right_group, left_slot, right_slot, block, bias, target, log_sum, a, b, scratch, base,
+    alive, last, V, scale, cap, eps, groups,
     TMA: tl.constexpr, FLAG: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Stores q of a unit's tiles."""
     flags = alive + block.to(tl.int64) * groups
     q = _finish_tile(
-        left_z, bias, left_ids, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps, FLAG, HAS_BIAS,
-        HAS_CAP, DTYPE,
+        left_z, bias, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps, FLAG, HAS_BIAS, HAS_CAP,
+        DTYPE,
     )  # fmt: skip
     _store_slot(scratch, base + left_slot, q, TMA)
     if right_group < groups:
         q = _finish_tile(
-            right_z, bias, right_ids, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps, FLAG,
-            HAS_BIAS, HAS_CAP, DTYPE,
+            right_z, bias, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps, FLAG, HAS_BIAS, HAS_CAP,
+            DTYPE,
         )  # fmt: skip
         _store_slot(scratch, base + right_slot, q, TMA)
 
 
 @triton.jit
 def _gradient_tiles(
-    E, E_rows, C, C_wide, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
-    unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
-    chunk,
+    E, E_rows, C, C_wide, bias, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts, plan, wave,
+    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
-    ORDERED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     row_blocks = tl.load(control + 1)
     first = tl.load(plan + wave)
@@ -179,12 +167,10 @@ def _gradient_tiles(
                 log_sum = tl.load(upstream + packed)
                 a = tl.load(upstream + n_blocks * 128 + packed)
                 b = tl.load(upstream + n_blocks * 256 + packed)
-                left_ids = _ids(order, left_group, V, ORDERED)
-                right_ids = _ids(order, right_group, V, ORDERED)
                 # Groups that are neighbours are one block of twice the width, whose product reads less shared memory.
                 # Each branch finishes its tiles itself, or ptxas serializes the products; as it does where both
                 # branches add a bias, for want of registers.
-                CAN_BE_WIDE: tl.constexpr = not ORDERED and not (LISTED and HAS_BIAS)
+                CAN_BE_WIDE: tl.constexpr = not (LISTED and HAS_BIAS)
                 wide = CAN_BE_WIDE
                 if CAN_BE_WIDE and LISTED:
                     wide = right_group == left_group + 1
@@ -197,39 +183,34 @@ def _gradient_tiles(
                             z = tl.dot(e, c.T, z, input_precision=PRECISION)
                         left_z, right_z = halves(z)
                         _finish_pair(
-                            left_z, right_z, left_group, right_group, left_slot, right_slot, left_ids, right_ids, block,
-                            bias, target, log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, groups, TMA,
-                            FLAG, HAS_BIAS, HAS_CAP, DTYPE,
+                            left_z, right_z, left_group, right_group, left_slot, right_slot, block, bias, target,
+                            log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, groups, TMA, FLAG, HAS_BIAS,
+                            HAS_CAP, DTYPE,
                         )  # fmt: skip
                 else:
-                    if LISTED or ORDERED:
+                    if LISTED:
                         left_z = tl.zeros([128, 128], tl.float32)
                         right_z = tl.zeros([128, 128], tl.float32)
                         for k in range(0, D, BK):
                             e = load_rows(E, E_rows, row, block, k, D, stride_e, BK, GATHER)
-                            if ORDERED:
-                                left_c = gather_block(C_rows, left_ids, k, D, stride_c, BK)
-                                right_c = gather_block(C_rows, right_ids, k, D, stride_c, BK)
-                            else:
-                                left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
-                                right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                            left_c = load_block(C, left_group * 128, k, V, D, stride_c, 128, BK, TMA)
+                            right_c = load_block(C, right_group * 128, k, V, D, stride_c, 128, BK, TMA)
                             left_z = tl.dot(e, left_c.T, left_z, input_precision=PRECISION)
                             right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
                         _finish_pair(
-                            left_z, right_z, left_group, right_group, left_slot, right_slot, left_ids, right_ids, block,
-                            bias, target, log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, groups, TMA,
-                            FLAG, HAS_BIAS, HAS_CAP, DTYPE,
+                            left_z, right_z, left_group, right_group, left_slot, right_slot, block, bias, target,
+                            log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, groups, TMA, FLAG, HAS_BIAS,
+                            HAS_CAP, DTYPE,
                         )  # fmt: skip
             block, left_group, left_slot, right_group, right_slot = next_block, a_group, a_slot, b_group, b_slot
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def gradient_kernel(
-    E, E_rows, C, C_wide, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
-    unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks,
-    chunk,
-    BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, ORDERED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+    E, E_rows, C, C_wide, bias, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts, plan, wave,
+    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
+    BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q of the wave's tiles into its slots. LISTED: the tiles of the row lists; else all of them.
 
@@ -241,13 +222,13 @@ def gradient_kernel(
     if dense:
         if TMA:
             _gradient_tiles(
-                E, E_rows, C, C_wide, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups,
-                units, unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps,
-                groups, n_blocks, chunk, BK, TMA, False, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+                E, E_rows, C, C_wide, bias, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts,
+                plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
+                BK, TMA, False, LISTED, FLAG, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _gradient_tiles(
-            E, E_rows, C, C_wide, C_rows, bias, order, rows, targets, control, upstream, row_slots, row_groups, units,
-            unit_counts, plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups,
-            n_blocks, chunk, BK, TMA, True, LISTED, FLAG, ORDERED, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+            E, E_rows, C, C_wide, bias, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts,
+            plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk, BK,
+            TMA, True, LISTED, FLAG, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
         )  # fmt: skip

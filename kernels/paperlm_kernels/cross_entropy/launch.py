@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from paperlm_kernels.cross_entropy import forward, gradient, liveness, products
+from paperlm_kernels.cross_entropy import forward, gradient, liveness, products, reorder
+from paperlm_kernels.cross_entropy.reorder import unsort_rows
+from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS
-from paperlm_kernels.cross_entropy.unsort import unsort_rows
 from paperlm_kernels.cross_entropy.waves import MIB, ROUNDING, most_waves, spare_slots, wave_count
 
 MAX_SPLITS = 16
@@ -94,34 +95,6 @@ def operand(matrix: torch.Tensor, block: list[int], tma: bool):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(matrix, block)
-
-
-WAVE = object()  # where the number of the wave goes among the arguments of `Repeated`
-
-
-class Repeated:
-    """A kernel of a one-dimensional grid that is launched wave by wave with the same arguments.
-
-    From the second launch on it is the compiled kernel that gets them, without Triton's look at each of thirty. The
-    wave must be an argument that is not specialized.
-    """
-
-    def __init__(self, kernel, grid: int, *arguments: object, **options: object) -> None:
-        self.kernel, self.grid, self.arguments, self.options = kernel, grid, list(arguments), options
-        self.wave_at = next(i for i, argument in enumerate(arguments) if argument is WAVE)
-        self.compiled = None
-
-    def __call__(self, wave: int) -> None:
-        """Launch it for a wave."""
-        self.arguments[self.wave_at] = wave
-        if self.compiled is not None:
-            self.compiled(*self.arguments)
-            return
-        compiled = self.kernel[self.grid,](*self.arguments, **self.options)
-        if compiled is not None:  # the interpreter compiles nothing
-            compiled = compiled.result() if hasattr(compiled, "result") else compiled  # of Triton's AsyncCompileMode
-            self.compiled = compiled[self.grid, 1, 1]
-            self.arguments += [self.options[name] for name in self.kernel.arg_names[len(self.arguments) :]]
 
 
 def row_chunk(hidden: torch.Tensor) -> int:
@@ -217,6 +190,8 @@ def run_backward(
     (N, D), V, device, dtype = hidden.shape, weight.shape[0], hidden.device, hidden.dtype
     config, precision = blocks_of(hidden), precision_of(dtype)
     need_hidden, need_weight, need_bias = need
+    ordered = order is not None
+    in_weight = need_weight or ordered  # what the waves share with their scratch; the rows in the order lie there too
     n_blocks, groups = triton.cdiv(N, 128), triton.cdiv(V, 128)
     filtered = filter_eps is not None and filter_grads != "none"
     drop_hidden, drop_weight = filtered and filter_grads != "weight", filtered and filter_grads != "hidden"
@@ -228,7 +203,6 @@ def run_backward(
     empty = functools.partial(torch.empty, device=device)
     int32 = functools.partial(empty, dtype=torch.int32)
     control, rows, targets = saved.control, saved.rows, saved.targets
-    ordered = order is not None
     if ordered:
         places = int32(V).scatter_(0, order.long(), torch.arange(V, dtype=torch.int32, device=device))
         targets = torch.where(targets >= 0, places[targets.clamp(min=0)], -1)
@@ -249,10 +223,10 @@ def run_backward(
     other = sum(t.numel() * t.element_size() for t in kept) + carry + ROUNDING
     other += 2 * groups * n_blocks * listed + 40 * N  # units, and vectors of one number a token
     bound = (N + V) * D * dtype.itemsize
-    row_size = D / 128 if need_weight else 0.0
+    row_size = D / 128 if in_weight else 0.0
     columns = triton.cdiv(D, config.products[0])
     programs, together = programs_of(device), row_chunk(hidden)
-    most = most_waves(memory, not filtered, not need_weight, groups, columns, programs)
+    most = most_waves(memory, not filtered, not in_weight, groups, columns, programs)
     slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, row_size, dtype.itemsize, most)
     slots += math.ceil(groups * row_size)
     waves = wave_count(groups, n_blocks, slots, row_size)
@@ -262,7 +236,7 @@ def run_backward(
 
     # The slots of a wave lie in the part of dC that no wave has written yet, then in a tail behind it.
     scratch = empty((slots * 128, 128), dtype=dtype)
-    d_weight = scratch.view(-1)[: V * D].view(V, D) if need_weight else empty(0, dtype=dtype)
+    d_weight = scratch.view(-1)[: V * D].view(V, D) if in_weight else empty(0, dtype=dtype)
     carried_as = torch.float32 if as_float and need_hidden else dtype
     d_hidden = torch.zeros((N, D) if need_hidden else 0, dtype=carried_as, device=device)
     remainder = empty((n_blocks * 128, D) if pair else 0, dtype=torch.int8)
@@ -280,7 +254,7 @@ def run_backward(
             alive, rank, group_counts, control, groups, BLOCKS=BLOCKS, GROUPS=at_once, num_warps=4
         )
     liveness.plan_kernel[(1,)](
-        group_counts, control, offsets, plan, groups, D, slots, waves, LISTED=listed, ALIASED=need_weight,
+        group_counts, control, offsets, plan, groups, D, slots, waves, LISTED=listed, ALIASED=in_weight,
         BLOCK=min(4096, triton.next_power_of_2(groups)), num_warps=4,
     )  # fmt: skip
 
@@ -304,47 +278,63 @@ def run_backward(
     gradient.upstream_kernel[(triton.cdiv(n_blocks, 8),)](
         rows, saved.lse, d_lse, d_target, upstream, n_blocks * 128, BLOCK=1024, num_warps=4
     )  # fmt: skip
-    tma = use_tma(hidden, weight, scratch)
+    C = d_weight if ordered else weight
+    tma = use_tma(hidden, C, scratch)
     scale, cap = float(logit_scale), float(softcap or 1.0)
     BK, warps, stages = config.gradient
     hidden_in = operand(hidden, [128, BK], tma)
-    weight_in, weight_wide = operand(weight, [128, BK], tma), operand(weight, [256, BK], tma)
+    weight_in, weight_wide = operand(C, [128, BK], tma), operand(C, [256, BK], tma)
     slot_out = operand(scratch, [128, 128], tma)
     BD, BKP, product_warps, product_stages = config.products
     if accumulate == "input":
         BD, BKP, product_stages = min(BD, 128), 128, 2  # the published rounding happens once a tile
-    hidden_block, weight_block = operand(hidden, [BKP, BD], tma), operand(weight, [BKP, BD], tma)
+    hidden_block, weight_block = operand(hidden, [BKP, BD], tma), operand(C, [BKP, BD], tma)
     q_rows, q_columns = operand(scratch, [128, BKP], tma), operand(scratch, [BKP, 128], tma)
+    sort = Repeated(
+        reorder.sort_kernel, 4 * programs, weight, order, plan, WAVE, d_weight, V, D, weight.stride(0), ROWS=16,
+        BLOCK=min(512, triton.next_power_of_2(D)), num_warps=8,
+    )  # fmt: skip
     write_q = Repeated(
-        gradient.gradient_kernel, programs, hidden_in, hidden, weight_in, weight_wide, weight, bias, order, rows,
-        targets, control, upstream, row_slots, row_groups, units, unit_counts, plan, WAVE, waves, slot_out, alive, V, D,
-        hidden.stride(0), weight.stride(0), scale, cap, filter_eps if flag else 0.0, groups, n_blocks, together, BK=BK,
-        TMA=tma, LISTED=listed, FLAG=flag, ORDERED=ordered, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None,
-        PRECISION=precision, DTYPE=triton_dtype(dtype), num_warps=warps, num_stages=stages,
+        gradient.gradient_kernel, programs, hidden_in, hidden, weight_in, weight_wide,
+        bias.index_select(0, order) if ordered and bias is not None else bias, rows, targets, control, upstream,
+        row_slots, row_groups, units, unit_counts, plan, WAVE, waves, slot_out, alive, V, D, hidden.stride(0),
+        C.stride(0), scale, cap, filter_eps if flag else 0.0, groups, n_blocks, together, BK=BK, TMA=tma, LISTED=listed,
+        FLAG=flag, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision,
+        DTYPE=triton_dtype(dtype), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    multiply = Repeated(
-        products.products_kernel, programs, hidden_block, hidden, weight_block, weight, order, rows, control, row_slots,
+    product = functools.partial(
+        Repeated, products.products_kernel, programs, hidden_block, hidden, weight_block, rows, control, row_slots,
         row_groups, row_starts, slot_blocks, group_blocks, group_counts, offsets, plan, WAVE, waves, q_rows, q_columns,
-        d_hidden, remainder, d_weight, V, D, hidden.stride(0), weight.stride(0), scale, groups, n_blocks, BD=BD, BK=BKP,
-        TMA=tma, HIDDEN=need_hidden, WEIGHT=need_weight, SOME=drop_hidden, ORDERED=ordered, VISIT=visit, PAIR=pair,
-        ROUND=accumulate == "input", PRECISION=precision, CHUNK=CHUNK, num_warps=product_warps,
-        num_stages=product_stages,
+        d_hidden, remainder, d_weight, V, D, hidden.stride(0), C.stride(0), scale, groups, n_blocks, BD=BD, BK=BKP,
+        TMA=tma, SOME=drop_hidden, VISIT=visit, PAIR=pair, ROUND=accumulate == "input", PRECISION=precision,
+        CHUNK=CHUNK, num_warps=product_warps, num_stages=product_stages,
     )  # fmt: skip
+    # with an order dC overwrites the rows of C that dE needs, so it waits for dE
+    multiply = product(HIDDEN=need_hidden, WEIGHT=need_weight and not ordered)
+    multiply_weight = product(HIDDEN=False, WEIGHT=need_weight)
     sum_up = Repeated(
         products.bias_kernel, groups, control, group_blocks, group_counts, offsets, plan, WAVE, waves, scratch, d_bias,
         V, n_blocks, VISIT=visit, num_warps=4,
     )  # fmt: skip
     for wave in range(waves):
+        if ordered:
+            sort(wave)
         write_q(wave)
         if flag:
             lists(wave)
-        multiply(wave)
+        if need_hidden or not ordered:
+            multiply(wave)
+        if need_weight and ordered:
+            multiply_weight(wave)
         if need_bias:
             sum_up(wave)
     if ordered:
-        del write_q, multiply, sum_up, alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept
+        del sort, write_q, product, multiply, multiply_weight, sum_up
+        del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept
         if need_weight:
-            unsort_rows(d_weight, order, 2 * MIB if memory == "lean" else 32 * MIB)
+            unsort_rows(d_weight, order, 2 * MIB if memory == "lean" else 32 * MIB, scratch.view(-1)[V * D :])
+        else:
+            d_weight = empty(0, dtype=dtype)
         if need_bias:
             d_bias = torch.empty_like(d_bias).scatter_(0, order.long(), d_bias)
     if need_hidden and not hidden_fp32:

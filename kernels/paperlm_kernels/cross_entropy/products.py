@@ -1,9 +1,9 @@
 """Second backward kernel: both products with the gradient of the logits, q C for dE and q^T E for dC.
 
 Every piece of dC and dE has one owner, which adds in fp32 in a fixed order: no atomics, no locks, the same bits in
-every run. dC is complete with its wave and is rounded once; dE is carried from wave to wave. ORDERED: the rows of C are
-gathered, and the rows of dC come out in the vocabulary order. List entries are read one step before they are used, so
-that no block waits for its own address.
+every run. dC is complete with its wave and is rounded once; dE is carried from wave to wave. With a vocabulary order
+the rows of C lie where those of dC will (see reorder.py), so dE has a launch of its own, before that of dC. List
+entries are read one step before they are used, so that no block waits for its own address.
 """
 
 import triton
@@ -65,10 +65,10 @@ def _add_to_hidden(x, packed, row, column, D, d_hidden, remainder, wave, PAIR: t
 
 @triton.jit
 def _hidden_unit(
-    unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder,
-    row_blocks, V, D, stride_c, scale, groups, columns, wave,
+    unit, C, rows, row_slots, row_groups, row_starts, first, last, base, scratch, d_hidden, remainder, row_blocks, V, D,
+    stride_c, scale, groups, columns, wave,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, SOME: tl.constexpr, LISTED: tl.constexpr,
-    ORDERED: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+    PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Adds q C of the wave to (128 tokens, BD columns) of dE.
 
@@ -104,12 +104,7 @@ def _hidden_unit(
         for t in range(n * STEPS):
             inner = t % STEPS * BK
             q = load_block(scratch, (base + slot) * 128, inner, (base + slot + 1) * 128, 128, 128, 128, BK, TMA)
-            if ORDERED:
-                place = group * 128 + inner + tl.arange(0, BK)
-                ids = tl.load(order + place, mask=place < V, other=-1)
-                c = gather_block(C_rows, ids, column, D, stride_c, BD)
-            else:
-                c = load_block(C, group * 128 + inner, column, V, D, stride_c, BK, BD, TMA)
+            c = load_block(C, group * 128 + inner, column, V, D, stride_c, BK, BD, TMA)
             acc = tl.dot(q, c, acc, input_precision=PRECISION)
             if ROUND:
                 acc = acc.to(q.dtype).to(tl.float32)
@@ -243,12 +238,12 @@ def _group_and_column(unit, first, last, columns, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=[name for name in COUNTS if name != "chunk"])
 def products_kernel(
-    E, E_rows, C, C_rows, order, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
-    group_counts, offsets, plan, wave, n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e,
-    stride_c, scale, groups, n_blocks,
+    E, E_rows, C, rows, control, row_slots, row_groups, row_starts, slot_blocks, group_blocks, group_counts, offsets,
+    plan, wave, n_waves, q_rows, q_columns, d_hidden, remainder, d_weight, V, D, stride_e, stride_c, scale, groups,
+    n_blocks,
     BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, HIDDEN: tl.constexpr, WEIGHT: tl.constexpr,
-    SOME: tl.constexpr, ORDERED: tl.constexpr, VISIT: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr,
-    PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+    SOME: tl.constexpr, VISIT: tl.constexpr, PAIR: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Both products of a wave. q_rows, q_columns: the scratch buffer, read in blocks of tokens (dE) and of ids (dC).
 
@@ -311,10 +306,9 @@ def products_kernel(
                 turn += 1
                 if unit < hidden_units:
                     _hidden_unit(
-                        unit, C, C_rows, order, rows, row_slots, row_groups, row_starts, first, last,
-                        listed if SOME else base, q_rows, d_hidden, remainder, row_blocks, V, D, stride_c, scale,
-                        groups, columns, wave, BD, BK, TMA, SOME, VISIT == "listed", ORDERED, PAIR, ROUND, PRECISION,
-                        CHUNK,
+                        unit, C, rows, row_slots, row_groups, row_starts, first, last, listed if SOME else base, q_rows,
+                        d_hidden, remainder, row_blocks, V, D, stride_c, scale, groups, columns, wave, BD, BK, TMA,
+                        SOME, VISIT == "listed", PAIR, ROUND, PRECISION, CHUNK,
                     )  # fmt: skip
     if WEIGHT:
         dense = False

@@ -11,7 +11,7 @@ remainder) counts even where it is larger, and an order of 256,000 ids takes up 
 `balanced` may use up to 256 MiB in long batches, to be done in `most_waves`: each wave reads and writes dE and lasts as
 long as its longest unit, so that many thousand tokens beside small gradients (32,768 tokens, 50,257 ids, width 768)
 would spend their time on that. So may every preset if `weight` has no gradient, whose storage the waves
-otherwise share.
+otherwise share; with an order they have that storage all the same.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def wave_count(groups: int, row_blocks: int, slots: int, row_slots: float) -> in
 
 def most_waves(memory: str, exact: bool, frozen: bool, groups: int, columns: int, programs: int) -> int | None:
     """Waves that a preset allows, None for any number. `columns`: units that the gradient of a group is divided
-    into; a wave needs about one for every second program, which multiply for dE in the meantime. frozen: the classifier
-    has no gradient, whose storage the waves would share."""
+    into; a wave needs about one for every second program, which multiply for dE in the meantime. frozen: there is
+    no storage for the classifier's gradient, which the waves would share."""
     if memory not in MOST_WAVES and not frozen:
         return None
     most = UNFILTERED_WAVES if exact else MOST_WAVES.get(memory, 32)
