@@ -40,6 +40,7 @@ def made_up(run: RunConfig, losses: np.ndarray, final: float, final_sequences: f
 def records(folder: Path, above: dict[str, list[float]], between: float = 0.02, wobble: float = 0.0) -> list[Path]:
     """Records at scale gpu. above: row -> nats above torch.compile, one a seed; between: nats between seeds."""
     paths = []
+    folder.mkdir(parents=True, exist_ok=True)
     for cell in Project({"scale": "gpu"}).cells("cce_pretraining"):
         for run, nats in zip(cell.runs, above.get(cell.row, []), strict=False):
             noise = np.random.default_rng(run.seed).normal(0, 0.01, run.steps)

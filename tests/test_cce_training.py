@@ -216,6 +216,10 @@ def test_one_seed_decides_nothing_and_a_figure_without_runs_says_so(tmp_path):
     one = verdicts(tmp_path, "cce_figure4", records(tmp_path, {row: [0.0] for row in ROWS}))
     assert {row["verdict"] for row in one.values()} == {"not tested"}
     assert "fewer than two seeds have a record: torch.compile, CCE, CCE-Kahan-FullC" in one["CCE-F4-1"]["reason"]
+    three = {row: SAME for row in ROWS if row != CONTROL}
+    found = verdicts(tmp_path, "cce_figure4", records(tmp_path / "three", three))
+    assert found["CCE-F4-1"]["verdict"] == "holds" and found["CCE-F4-3"]["verdict"] == "not tested"
+    assert f"cell {CONTROL}, Mean Absolute Difference was not run" in found["CCE-F4-3"]["reason"]
     for name in ("cce_figure3", "cce_figure4", "cce_figure5"):
         assert {row["verdict"] for row in verdicts(tmp_path, name, []).values()} == {"not tested"}
         assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1

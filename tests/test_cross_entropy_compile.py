@@ -25,7 +25,7 @@ from triton.compiler import ASTSource  # noqa: E402
 SHARED = {90: 232448, 80: 101376}
 "Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
 POINTERS = {
-    "*bf16": "E E_rows C C_wide bias scratch q_rows q_columns d_hidden d_weight kept",
+    "*bf16": "E E_rows C C_wide bias scratch q_rows q_columns d_hidden d_weight kept matrix first_part second_part",
     "*fp32": "upstream part_max part_sum target_logit base",
     "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order",
     "*i16": "row_groups row_starts slot_blocks group_blocks",
@@ -41,7 +41,7 @@ def compiled(kernel, blocks, constants, descriptors, architecture):
     if constants.get("PAIR") is False:
         types["d_hidden"] = "*fp32"
     names = kernel.arg_names
-    aligned = {"D", "V", "stride_e", "stride_c", "N_PAD"}
+    aligned = {"D", "V", "stride_e", "stride_c", "N_PAD", "n_columns"}
     source = ASTSource(
         fn=kernel,
         signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
@@ -209,11 +209,15 @@ def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", [90, 80])
-def test_rows_of_the_classifier_move_16_bytes_at_a_time(architecture, tmp_path):
+def test_rows_move_16_bytes_at_a_time_there_and_8_back(architecture, tmp_path):
     kernel = compiled(reorder.sort_kernel, (8, 1), {"ROWS": 16, "BLOCK": 512}, {}, architecture)
     assert "ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v4.b32" in kernel.asm["ptx"]
-    if architecture == 90:
-        assert spilled(kernel, tmp_path) == 0
+    for back in (False, True):
+        constants = {"WIDTH": 4, "PARTS": 2, "BACK": back, "BLOCK": 256}
+        back_again = compiled(reorder.copy_columns_kernel, (4, 1), constants, {}, architecture)
+        assert "global.v2.b32" in back_again.asm["ptx"], "8 bytes, all that a part has of a row"
+        if architecture == 90:
+            assert spilled(kernel, tmp_path) == spilled(back_again, tmp_path) == 0
 
 
 BY_POINTERS = [

@@ -30,45 +30,56 @@ def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constex
 
 
 def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, room: int, free: torch.Tensor) -> None:
-    """Move row i of the matrix to row order[i], in place, up to 64 columns at a time: in `free`, a vector of its dtype,
-    or where `room` bytes, at least 8 a row, hold more columns, in so many."""
+    """Move row i of the matrix to row order[i], in place, some columns at a time: up to 64 if `free`, a vector of its
+    dtype, holds as many; else as many as `room` bytes hold, at least 8 bytes a row, and twice that if `free` holds
+    them too. What counts is the number of launches."""
     rows, columns = matrix.shape
     widest = lambda elements: min(64, 1 << max(elements, 1).bit_length() - 1)  # noqa: E731
-    width = widest(max(8, room // max(rows, 1)) // matrix.element_size())
-    if free.numel() >= rows * width:
-        part, width = free, widest(free.numel() // max(rows, 1))
-    else:
-        part = torch.empty(rows, width, dtype=matrix.dtype, device=matrix.device)
-    arguments = matrix, part, order, rows, columns, WAVE
+    width = widest(free.numel() // rows)
+    parts = [free]
+    if width < 64:
+        width = widest(max(8, room // rows) // matrix.element_size())
+        own = torch.empty(rows * width, dtype=matrix.dtype, device=matrix.device)
+        parts = [own, free] if free.numel() >= rows * width else [own]
+    arguments = matrix, parts[0], parts[-1], order, rows, columns, WAVE
     out, back = (
-        Repeated(copy_columns_kernel, triton.cdiv(rows, 256), *arguments, WIDTH=width, BACK=b, BLOCK=256)
+        Repeated(
+            copy_columns_kernel, triton.cdiv(rows, 256), *arguments, WIDTH=width, PARTS=len(parts), BACK=b, BLOCK=256
+        )
         for b in (False, True)
     )
-    for piece in range(triton.cdiv(columns, width)):
+    for piece in range(triton.cdiv(columns, width * len(parts))):
         out(piece)
         back(piece)
 
 
+@triton.jit
+def _places(matrix, part, row, matrix_row, column, n_rows, n_columns, WIDTH: tl.constexpr):
+    """Where WIDTH columns of some rows are in the matrix and in a part, and which of them there are."""
+    c = column + tl.arange(0, WIDTH)
+    mask = (row < n_rows)[:, None] & (c < n_columns)[None, :]
+    outside = matrix + matrix_row.to(tl.int64)[:, None] * n_columns + c[None, :]
+    return outside, part + row.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :], mask
+
+
 @triton.jit(do_not_specialize=["piece"])
 def copy_columns_kernel(
-    matrix, part, order, rows, columns, piece, WIDTH: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
-):
-    """part = a piece of WIDTH columns of the matrix; BACK: those columns, row i of the part at row order[i]."""
-    start = piece * WIDTH
+    matrix, first_part, second_part, order, n_rows, n_columns, piece,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A piece of the matrix, WIDTH columns a part, into one part or two; BACK: from them, row i at row order[i]."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.arange(0, WIDTH)
-    mask = (row < rows)[:, None] & (start + column < columns)[None, :]
-    inside = part + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    matrix_row = row
     if BACK:
-        target = tl.load(order + row, mask=row < rows, other=0)
-        tl.store(
-            matrix + target.to(tl.int64)[:, None] * columns + start + column[None, :],
-            tl.load(inside, mask=mask),
-            mask=mask,
-        )
-    else:
-        tl.store(
-            inside,
-            tl.load(matrix + row.to(tl.int64)[:, None] * columns + start + column[None, :], mask=mask),
-            mask=mask,
-        )
+        matrix_row = tl.load(order + row, mask=row < n_rows, other=0)
+    column = piece * PARTS * WIDTH
+    outside, inside, mask = _places(matrix, first_part, row, matrix_row, column, n_rows, n_columns, WIDTH)
+    more_outside, more_inside, more_mask = _places(
+        matrix, second_part, row, matrix_row, column + WIDTH, n_rows, n_columns, WIDTH
+    )
+    # all loads before the first store, which they would wait for
+    first = tl.load(inside if BACK else outside, mask=mask)
+    if PARTS == 2:
+        second = tl.load(more_inside if BACK else more_outside, mask=more_mask)
+        tl.store(more_outside if BACK else more_inside, second, mask=more_mask)
+    tl.store(outside if BACK else inside, first, mask=mask)

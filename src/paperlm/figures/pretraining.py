@@ -214,9 +214,9 @@ def _of_all_seeds(value: float, seeds: int) -> CellSamples:
 
 
 def _untested(runs: Runs, every: list[str]) -> str:
-    """Why no claim can be judged; empty if every row has two seeds."""
+    """Why no claim can be judged; empty if two rows have two seeds: a claim about another row names its cell."""
     few = [row for row in every if len(runs.get(row, {})) < 2]
-    return f"fewer than two seeds have a record: {', '.join(few)}" if few else ""
+    return f"fewer than two seeds have a record: {', '.join(few)}" if len(every) - len(few) < 2 else ""
 
 
 # -- drawing ----
