@@ -47,7 +47,7 @@ def test_table_one_has_sixteen_runs_and_other_seeds_are_other_runs():
 
 def test_a_table_whose_figures_need_seeds_has_them_whatever_seeds_are_asked_for():
     for scale, seeds in (("smoke", 2), ("tiny", 3), ("gpu", 3), ("paper", 5)):
-        assert len(runs_of("cce_pretraining", scale=scale)) == 3 * seeds
+        assert len(runs_of("cce_pretraining", scale=scale)) == 4 * seeds
     assert runs_of("cce_pretraining", scale="gpu", seeds=[0, 9]) - runs_of("cce_pretraining", scale="gpu") == {
         r for r in runs_of("cce_pretraining", scale="gpu", seeds=[9]) if "-s9-" in r
     }
