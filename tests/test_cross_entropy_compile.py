@@ -215,7 +215,8 @@ def test_rows_move_16_bytes_at_a_time_there_and_8_back(architecture, tmp_path):
     for back in (False, True):
         constants = {"WIDTH": 4, "PARTS": 2, "BACK": back, "BLOCK": 256}
         back_again = compiled(reorder.copy_columns_kernel, (4, 1), constants, {}, architecture)
-        assert "global.v2.b32" in back_again.asm["ptx"], "8 bytes, all that a part has of a row"
+        # 8 bytes, all that a part has of a row
+        assert all(f"{what}.global.v2.b32" in back_again.asm["ptx"] for what in ("ld", "st"))
         if architecture == 90:
             assert spilled(kernel, tmp_path) == spilled(back_again, tmp_path) == 0
 

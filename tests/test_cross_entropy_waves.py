@@ -5,8 +5,6 @@ They run under the interpreter (TRITON_INTERPRET=1) and on a GPU; without either
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 from support_cross_entropy import (
@@ -127,45 +125,6 @@ def test_the_loops_for_wide_embeddings_give_the_loss_and_gradients_of_pytorch(pl
         pytest.skip("kept logits are rounded to 16 bits")
     monkeypatch.setattr(launch, "FLAT_WIDTH", 0)
     compare(place, problem(place, (1, 140), 32, 400, bias=False, ignore="some", spread=4.0), **setting)
-
-
-@kernels
-def test_the_lists_of_tiles_are_freed_before_an_ordered_gradient_is_sorted_back(place, monkeypatch):
-    made, left = [], []
-    empty, unsort = torch.empty, launch.unsort_rows
-
-    def noted(*shape, **keywords):
-        tensor = empty(*shape, **keywords)
-        made.append(weakref.ref(tensor))
-        return tensor
-
-    def look_first(*arguments):
-        tensors = [r() for r in made if r() is not None]
-        left.append([t.shape for t in tensors if t.dtype in (torch.int8, torch.int16) and t.numel()])
-        return unsort(*arguments)
-
-    monkeypatch.setattr(torch, "empty", noted)
-    monkeypatch.setattr(launch, "unsort_rows", look_first)
-    p = problem(place, (1, 150), 16, 400)
-    gradients(place, p, memory="lean", vocab_order="mean_logit", filter_eps=2.0**-5)
-    assert left == [[]]
-
-
-@kernels
-@pytest.mark.parametrize(
-    "vocab,columns,room,share",
-    [(300, 21, 0, 0.0), (300, 21, 2**20, 0.0), (1, 130, 0, 1.2), (257, 64, 0, 0.3), (257, 64, 2**20, 0.01),
-     (300, 70, 0, 1.2)],
-)  # fmt: skip
-def test_rows_go_back_to_their_places_with_or_without_free_memory(place, vocab, columns, room, share, monkeypatch):
-    matrix = torch.randn(vocab, columns, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
-    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(1)).int().to(place.device)
-    free = torch.zeros(int(share * vocab * 64), dtype=place.dtype, device=place.device)
-    right = matrix[order.argsort()]
-    if share == 1.2:  # as wide as can be: nothing is allocated
-        monkeypatch.setattr(torch, "empty", None)
-    launch.unsort_rows(matrix, order, room, free)
-    assert torch.equal(matrix, right)
 
 
 SIXTEEN_BITS = [Place(p.backend, p.device, torch.float16) for p in KERNELS if p.dtype == torch.float32]

@@ -330,9 +330,9 @@ def run_backward(
             sum_up(wave)
     if ordered:
         del sort, write_q, product, multiply, multiply_weight, sum_up
-        del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept
+        del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept, remainder
         if need_weight:
-            unsort_rows(d_weight, order, 2 * MIB if memory == "lean" else 32 * MIB, scratch.view(-1)[V * D :])
+            unsort_rows(d_weight, order, scratch.view(-1)[V * D :])
         else:
             d_weight = empty(0, dtype=dtype)
         if need_bias:

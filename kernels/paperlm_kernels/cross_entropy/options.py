@@ -191,16 +191,16 @@ def check_numbers(softcap: float | None, logit_scale: float, z_loss: float, shif
         raise ValueError(f"logit_scale is a finite number other than 0{_not(logit_scale)}")
     if not (_is_number(z_loss) and 0 <= z_loss < math.inf):
         raise ValueError(f"z_loss is a weight of 0 or more{_not(z_loss)}")
-    if not isinstance(shift, int) or shift < 0:
+    if not isinstance(shift, (int, torch.SymInt)) or shift < 0:
         raise ValueError(
             f"shift is the number of positions between an embedding and its target, 0 or more{_not(shift)}"
         )
-    if not isinstance(ignore_index, int):
+    if not isinstance(ignore_index, (int, torch.SymInt)):
         raise ValueError(f"ignore_index is an integer{_not(ignore_index)}")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
 
 
 def _not(value: object) -> str:

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 
+ROOM = 2 * 2**20  # bytes that the way back may allocate, or 8 a row
+
 
 @triton.jit(do_not_specialize=["wave"])
 def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constexpr, BLOCK: tl.constexpr):
@@ -29,18 +31,18 @@ def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constex
         tl.store(d_weight + place.to(tl.int64)[:, None] * D + column[None, :], c, mask=mask)
 
 
-def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, room: int, free: torch.Tensor) -> None:
-    """Move row i of the matrix to row order[i], in place, some columns at a time: up to 64 if `free`, a vector of its
-    dtype, holds as many; else as many as `room` bytes hold, at least 8 bytes a row, and twice that if `free` holds
-    them too. What counts is the number of launches."""
+def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor) -> None:
+    """Move row i of the matrix to row order[i], in place, some columns at a time: as many as fit in `free`, a vector of
+    its dtype, or, if that is fewer launches, in ROOM beside it."""
     rows, columns = matrix.shape
     widest = lambda elements: min(64, 1 << max(elements, 1).bit_length() - 1)  # noqa: E731
-    width = widest(free.numel() // rows)
+    width, own_width = (widest(n // rows) for n in (free.numel(), max(8 * rows, ROOM) // matrix.element_size()))
     parts = [free]
-    if width < 64:
-        width = widest(max(8, room // rows) // matrix.element_size())
+    own_parts = 1 + (free.numel() >= rows * own_width)
+    if free.numel() < rows or own_parts * own_width > width:
+        width = own_width
         own = torch.empty(rows * width, dtype=matrix.dtype, device=matrix.device)
-        parts = [own, free] if free.numel() >= rows * width else [own]
+        parts = [own, free][:own_parts]
     arguments = matrix, parts[0], parts[-1], order, rows, columns, WAVE
     out, back = (
         Repeated(

@@ -232,7 +232,7 @@ def _styles(rows: list[str]) -> dict[str, dict[str, Any]]:
     """Colour and dashes of each row: curves that coincide stay visible, without colour too."""
     import seaborn as sns
 
-    dashes = itertools.cycle(["-", (0, (4, 2)), (0, (1, 2))])
+    dashes = itertools.cycle(["-", (0, (4, 2)), (0, (1, 2)), (0, (6, 2, 1, 2))])
     colors = sns.color_palette("colorblind", len(rows))
     return {row: {"color": c, "linestyle": d} for row, c, d in zip(rows, colors, dashes, strict=False)}
 

@@ -1,0 +1,110 @@
+"""The kernels with an order of the vocabulary: the classifier's rows go into it and their gradients back.
+
+They run under the interpreter (TRITON_INTERPRET=1) and on a GPU; which tiles an order makes is in the tests of the
+filter.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from support_cross_entropy import KERNELS, gpu, gradients, kernels, problem, relative, tighten
+
+if KERNELS:
+    from paperlm_kernels.cross_entropy import launch, reorder
+
+
+@pytest.fixture
+def tight(monkeypatch):
+    tighten(monkeypatch)
+
+
+@gpu
+@kernels
+def test_offsets_beyond_two_to_the_31_are_right_in_an_order_too(place):
+    if place.dtype != torch.bfloat16:
+        pytest.skip("one dtype is enough")
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("takes 30 GiB")
+    p = problem(place, (1, 140), 8192, 300, bias=False)
+    weight = (torch.randn(2**18 + 300, 8192, device="cuda", dtype=place.dtype) / 90).requires_grad_()
+    target = torch.randint(len(weight) - 300, len(weight), (1, 140), device="cuda")
+    big = p._replace(weight=weight, target=target)
+    assert weight.numel() > 2**31
+    backwards = torch.arange(len(weight) - 1, -1, -1, device="cuda")
+    natural, ordered = (gradients(place, big, filter_eps=None, vocab_order=o) for o in (None, backwards))
+    torch.testing.assert_close(ordered[0], natural[0], rtol=1e-5, atol=0)
+    for mine, right in zip(ordered[1:], natural[1:], strict=True):
+        rows = slice(None) if mine.ndim == 3 else slice(len(weight) - 400, None)
+        assert relative(mine[rows], right[rows]) < 5e-3
+
+
+@kernels
+def test_a_strided_order_is_read_right(place):
+    p = problem(place, (1, 140), 16, 300, spread=4.0)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).int().to(place.device)
+    strided = torch.stack([order, order.flip(0)], 1)[:, 0]
+    results = [gradients(place, p, filter_eps=2.0**-5, vocab_order=o) for o in (order, strided)]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@kernels
+@pytest.mark.parametrize("width,column", [(16, 0), (16, 1), (21, 0), (1040, 8)])
+def test_with_an_order_the_rows_of_a_part_of_a_matrix_are_read_right(place, width, column, tight):
+    p = problem(place, (1, 140), width, 300, spread=4.0)
+    matrix = torch.full((300, width + 24), torch.nan, dtype=place.dtype, device=place.device)
+    matrix[:, column : column + width] = p.weight.detach()
+    part = matrix.requires_grad_()[:, column : column + width]
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).to(place.device)
+    mine = gradients(place, p._replace(weight=part), filter_eps=2.0**-5, vocab_order=order)
+    right = gradients(place._replace(backend="reference"), p, filter_eps=2.0**-5, vocab_order=order)
+    bound = 1e-5 if place.dtype == torch.float32 else 1e-2
+    assert all(relative(a, b) <= bound for a, b in zip(mine, right, strict=True))
+
+
+@kernels
+@pytest.mark.parametrize("memory", ["balanced", "lean"])
+def test_the_lists_of_tiles_are_freed_before_an_ordered_gradient_is_sorted_back(place, memory, monkeypatch):
+    made, left = [], []
+    empty, unsort = torch.empty, launch.unsort_rows
+
+    def noted(*shape, **keywords):
+        tensor = empty(*shape, **keywords)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    def look_first(*arguments):
+        tensors = [r() for r in made if r() is not None]
+        left.append([t.shape for t in tensors if t.dtype in (torch.int8, torch.int16) and t.numel()])
+        return unsort(*arguments)
+
+    monkeypatch.setattr(torch, "empty", noted)
+    monkeypatch.setattr(launch, "unsort_rows", look_first)
+    p = problem(place, (1, 150), 16, 400)
+    if memory == "balanced":
+        tighten(monkeypatch)  # in waves, between which dE has a remainder
+    gradients(place, p, memory=memory, vocab_order="mean_logit", filter_eps=2.0**-5)
+    assert left == [[]]
+
+
+@kernels
+@pytest.mark.parametrize(
+    "vocab,columns,room,share,allocated",
+    [(300, 21, 0, 0.0, 1), (300, 21, 2**20, 0.0, 1), (1, 130, 0, 1.2, 0), (257, 64, 0, 0.06, 1), (257, 64, 0, 0.3, 0),
+     (257, 64, 2**20, 0.01, 1), (300, 70, 0, 1.2, 0)],
+)  # fmt: skip
+def test_rows_go_back_to_their_places_with_or_without_free_memory(
+    place, vocab, columns, room, share, allocated, monkeypatch
+):
+    matrix = torch.randn(vocab, columns, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
+    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(1)).int().to(place.device)
+    free = torch.zeros(int(share * vocab * 64), dtype=place.dtype, device=place.device)
+    right = matrix[order.argsort()]
+    made, empty = [], torch.empty
+    monkeypatch.setattr(reorder, "ROOM", room)
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: made.append(a) or empty(*a, **k))
+    reorder.unsort_rows(matrix, order, free)
+    assert torch.equal(matrix, right)
+    assert len(made) == allocated, "what is free is used first, and memory taken only to halve the launches"
