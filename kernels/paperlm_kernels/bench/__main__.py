@@ -176,7 +176,7 @@ def _list(device: str) -> None:
 
     print("cases (tokens x ids x width; lower bound of memory):")
     for case in CASES.values():
-        tables = [table for table, names in GROUPS.items() if case.name in names and table != "all"]
+        tables = [table for table, names in GROUPS.items() if case.name in names]
         size = f"{case.tokens} x {case.vocab} x {case.width}; {case.lower_bound:.0f} MiB"
         print(f"  {case.name:<20} {case.model}: {size}" + (f" ({tables[0]})" if tables else ""))
     print("methods:")

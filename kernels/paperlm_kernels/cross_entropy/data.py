@@ -83,13 +83,13 @@ _ON_CPU = (
 CASES = {case.name: case for case in (*_ON_GPU, *_ON_CPU)}
 
 GROUPS = {
-    "all": tuple(case.name for case in _ON_GPU),
     "table1": ("gemma2_2b",),
     "tableA1": ("gemma2_2b_invalids",),
     "tableA2": tuple(case.name for case in _FURTHER_MODELS),
+    "all": tuple(case.name for case in _ON_GPU),
     "cpu": tuple(case.name for case in _ON_CPU),
 }
-"Cases of a GPU, of each table of the paper, and of a CPU."
+"Cases of each table of the paper, all of a GPU, and those of a CPU."
 
 
 @dataclasses.dataclass(frozen=True)
