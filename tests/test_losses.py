@@ -16,6 +16,7 @@ from paperlm.bench.train import bench_train
 from paperlm.errors import CheckpointError, SpecError
 from paperlm.models import losses
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
+from paperlm.spec.project import Project
 from paperlm.spec.run import Loss
 from paperlm.train.distributed import World
 from paperlm.train.loop import Execution, Interrupted, SummedLoss, Trainer, pretrain
@@ -186,6 +187,59 @@ def test_a_run_trains_with_its_loss(manifest, tmp_path, monkeypatch):
         assert a == pytest.approx(b, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("changed", "capability", "expected"),
+    [
+        ({}, (9, 0), "cce_exact_kept"),
+        ({"choice": "torch"}, (9, 0), "cross_entropy"),
+        ({"vocab_size": 50257}, (9, 0), "cross_entropy"),
+        ({"numerics": "fp32"}, (9, 0), "cross_entropy"),
+        ({"loss": "cce_exact"}, (9, 0), "cce_exact"),
+        ({}, (8, 0), "cross_entropy"),
+        ({"choice": "kernels"}, (8, 0), "cce_exact_kept"),
+        ({"device": torch.device("cpu")}, None, "cross_entropy"),
+    ],
+)
+def test_the_kernels_take_over_only_where_they_were_measured_to_be_faster(monkeypatch, changed, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    asked = {"loss": "cross_entropy", "choice": "auto", "vocab_size": 32_000, "numerics": "pure_bf16"}
+    assert losses.executed_loss(**{**asked, "device": torch.device("cuda"), **changed}) == expected
+
+
+def test_a_run_with_the_kernels_in_place_of_its_loss_is_the_same_run_and_says_so(manifest, tmp_path):
+    run = smoke_run(steps=3, loss_group=4, diverged={"above": 1e9})
+    kernels = Execution(device="cpu", progress=False, exact_loss="kernels")
+    mine, right = (pretrain(run, manifest, tmp_path / e.exact_loss, e)[0] for e in (kernels, QUIET))
+    assert (mine.cost.loss, right.cost.loss) == ("cce_exact_kept", "cross_entropy")
+    assert mine.run_id == right.run_id and mine.run == right.run
+    assert mine.metrics["loss_true"] == pytest.approx(right.metrics["loss_true"], rel=1e-5)
+    for a, b in zip(mine.curve["train"], right.curve["train"], strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+)
+@pytest.mark.parametrize("numerics", ["pure_bf16", "fp32_master"])
+def test_on_a_hopper_gpu_training_with_the_kernels_follows_pytorch(manifest, tmp_path, numerics):
+    run = smoke_run(steps=30, loss_group=4, numerics=numerics, diverged={"above": 1e9})
+    paths = [Execution(device="cuda", progress=False, exact_loss=choice) for choice in ("auto", "torch")]
+    mine, right = (pretrain(run, manifest, tmp_path / e.exact_loss, e)[0] for e in paths)
+    assert (mine.cost.loss, right.cost.loss) == ("cce_exact_kept", "cross_entropy")
+    for a, b in zip(mine.curve["train"], right.curve["train"], strict=True):
+        assert a == pytest.approx(b, rel=5e-4)
+    assert mine.metrics["loss_true"] == pytest.approx(right.metrics["loss_true"], rel=5e-4)
+    assert mine.metrics["loss_true"] < mine.curve["train"][0][2] - 0.05, "it learnt something"
+
+
+def test_runs_that_are_compared_by_their_loss_compute_the_one_that_they_name():
+    project = Project({"scale": "gpu"})
+    compared = [project.runs[run_id] for run_id in project.compared_by_loss]
+    assert {"cross_entropy", "cce_kahan"} < {run.loss for run in compared}
+    assert all(set(project.tables_of(run.run_id)) == {"cce_pretraining"} for run in compared)
+    assert len(project.runs) > len(compared)
+
+
 def test_a_checkpoint_of_another_loss_is_refused_by_that_name(manifest, tmp_path):
     with pytest.raises(Interrupted):
         stopping = Execution(device="cpu", progress=False, stop_after=1)
@@ -200,6 +254,11 @@ def test_a_checkpoint_of_another_loss_is_refused_by_that_name(manifest, tmp_path
 def test_the_benchmark_refuses_an_unknown_loss_before_it_looks_for_a_gpu():
     with pytest.raises(SpecError, match="unknown loss 'cce_kept'"):
         bench_train(["71M"], None, 1.0, [64], ["cross_entropy", "cce_kept"])
+
+
+def test_the_benchmark_refuses_a_filtered_loss_because_its_ids_are_random():
+    with pytest.raises(SpecError, match="cce_kahan is filtered"):
+        bench_train(["71M"], None, 1.0, [64], ["cross_entropy", "cce_kahan"])
 
 
 def test_each_loss_of_ours_has_a_line_against_the_peer(tmp_path: Path):

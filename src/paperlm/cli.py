@@ -53,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     p.add_argument("--micro-batch", type=int, default=0, help="sequences per forward pass; 0 chooses")
     p.add_argument("--compile", choices=["auto", "yes", "no"], default="auto")
+    p.add_argument(
+        "--exact-loss",
+        choices=["auto", "torch", "kernels"],
+        default="auto",
+        help="what computes a loss that is not a fused one; auto: the kernels where they were measured to be faster",
+    )
     p.add_argument("--checkpoint-seconds", type=float, default=60.0)
     p.add_argument("--checkpoint-updates", type=int, default=0, help="checkpoint by updates instead of by the clock")
 
@@ -169,6 +175,7 @@ def _pretrain(options: argparse.Namespace) -> None:
             device=options.device,
             micro_batch=options.micro_batch,
             compile=options.compile,
+            exact_loss=options.exact_loss,
             checkpoint_seconds=options.checkpoint_seconds,
             checkpoint_updates=options.checkpoint_updates,
         )

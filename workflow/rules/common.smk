@@ -72,6 +72,10 @@ def run_json(wildcards):
     return json.dumps(project.runs[wildcards.run].canonical(), separators=(",", ":"))
 
 
+def exact_loss(wildcards):
+    return "torch" if wildcards.run in project.compared_by_loss else "auto"
+
+
 def data_json(wildcards):
     return json.dumps(jobs.datasets[wildcards.data], separators=(",", ":"))
 

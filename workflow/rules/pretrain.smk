@@ -18,9 +18,11 @@ rule pretrain:
         checkpoints=f"results/{SCALE}/checkpoints/{{run}}",
         model=f"results/{SCALE}/models/{{run}}",
         seconds=project.config.checkpoint_seconds,
+        exact_loss=exact_loss,
     shell:
         "python -m paperlm pretrain --settings {params.run:q} --data {input:q} --out {output:q} --model {params.model:q}"
-        " --checkpoints {params.checkpoints:q} --checkpoint-seconds {params.seconds} > {log:q} 2>&1"
+        " --checkpoints {params.checkpoints:q} --checkpoint-seconds {params.seconds} --exact-loss {params.exact_loss}"
+        " > {log:q} 2>&1"
 
 
 rule probe_ranks:

@@ -22,7 +22,7 @@ from paperlm.bench.report import OURS
 from paperlm.bench.rows import append, percentiles, row
 from paperlm.errors import PaperLMError, SpecError, unknown
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM
-from paperlm.models.losses import FUSED, MATERIALISED
+from paperlm.models.losses import FUSED, MATERIALISED, UNFILTERED
 from paperlm.models.sizes import SIZES, Size, flops_per_token
 from paperlm.train.loop import SummedLoss
 
@@ -110,6 +110,9 @@ def bench_train(
     for loss in losses:
         if loss not in (MATERIALISED, *FUSED):
             raise SpecError(unknown("loss", loss, [MATERIALISED, *FUSED]))
+        if loss not in UNFILTERED:
+            # A filter skips nearly everything in a model that has learnt nothing.
+            raise SpecError(f"{loss} is filtered: on random ids its speed means nothing; give {', '.join(UNFILTERED)}")
     builders: list[Builder] = [functools.partial(ours, loss=loss) for loss in losses] + [transformers_llama]
     if not torch.cuda.is_available():
         raise PaperLMError("bench train needs a CUDA GPU: a CPU's training speed is in each record (tokens_per_second)")

@@ -7,8 +7,9 @@ hold the logits of all tokens, unless the name says so. Names are those of the v
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from paperlm_kernels import linear_cross_entropy
 from torch import Tensor
 
@@ -28,6 +29,24 @@ FUSED: dict[str, dict[str, Any]] = {
     "cce_exact_kept": {"preset": "cce_exact", "keep_logits": True},
 }
 "Name of a fused loss -> keywords of linear_cross_entropy."
+
+KEPT = "cce_exact_kept"
+UNFILTERED = (MATERIALISED, "cce_exact", KEPT)
+ExactLoss = Literal["auto", "torch", "kernels"]
+"How the exact loss of a run (MATERIALISED) is computed; the logits are held either way."
+
+
+def executed_loss(loss: str, choice: ExactLoss, vocab_size: int, numerics: str, device: torch.device) -> str:
+    """The loss that a run's updates compute: its own, or KEPT in place of MATERIALISED, which differs by rounding.
+
+    loss: RunConfig.loss. auto takes the kernels where they were measured to train faster than the compiled loss: on a
+    Hopper GPU, in bfloat16, with a vocabulary of about 32,000 ids (paper_tables/records/bench/pretrain.jsonl).
+    """
+    if loss != MATERIALISED or choice == "torch":
+        return loss
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    measured = hopper and numerics != "fp32" and vocab_size <= 32_768
+    return KEPT if choice == "kernels" or measured else loss
 
 
 def summed_fused_loss(hidden: Tensor, weight: Tensor, labels: Tensor, loss: str, ignore_index: int) -> Tensor:

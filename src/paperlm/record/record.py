@@ -44,6 +44,8 @@ class Cost(Frozen):
     peak_memory_mib: float
     micro_batch: int
     compiled: bool
+    loss: str | None = None
+    "what computed the training loss: that of the run, or cce_exact_kept in its place; none in the first records"
     world_size: int
     resumed_from: list[int] = []
 

@@ -160,6 +160,16 @@ class Project:
             if table.kind == "runs" and any(run.run_id == run_id for c in self.cells(name) for run in c.runs)
         ]
 
+    @functools.cached_property
+    def compared_by_loss(self) -> frozenset[str]:
+        """Ids of the runs of tables with more than one loss: each of them must compute the one that it names."""
+        tables = [
+            [run for cell in self.cells(name) for run in cell.runs]
+            for name, (_, table) in self.tables.items()
+            if table.kind == "runs"
+        ]
+        return frozenset(run.run_id for runs in tables if len({r.loss for r in runs}) > 1 for run in runs)
+
     def job_size(self, run: RunConfig) -> JobSize:
         """Memory and minutes to ask a cluster for."""
         return self.scale.resources.sizes.get(run.size, self.scale.resources.default)

@@ -25,7 +25,7 @@ from paperlm.data.shards import BatchOrder, TokenShards
 from paperlm.errors import DataError, PaperLMError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
-from paperlm.models.losses import MATERIALISED
+from paperlm.models.losses import MATERIALISED, ExactLoss, executed_loss
 from paperlm.record.record import Outcome, Record
 from paperlm.spec.run import RunConfig
 from paperlm.train import checkpoint
@@ -44,6 +44,8 @@ class Execution:
     "sequences per forward pass; 0: the loss group on a CPU, up to 64k tokens on a GPU, halved while memory is short"
     compile: str = "auto"
     "auto: on a GPU; compiling for a CPU takes as long as a small run"
+    exact_loss: ExactLoss = "auto"
+    "what computes the loss of a run that asks for no fused one: PyTorch, or our kernels (auto: the faster of the two)"
     checkpoint_seconds: float = 60.0
     checkpoint_updates: int = 0
     "checkpoint after every so many updates instead of by the clock"
@@ -112,6 +114,7 @@ class Trainer:
         )
         self.micro = self._first_micro_batch()
         self.compiled = execution.compile == "yes" or (execution.compile == "auto" and world.device.type == "cuda")
+        self.loss = executed_loss(run.loss, execution.exact_loss, run.vocab_size, run.numerics, world.device)
         first = torch.from_numpy(self.train_shards.rows(self.order.indices(0))[: run.loss_group])
         self.model = build_model(run, first, world.device)
         self.optimizer = torch.optim.Adam(
@@ -122,7 +125,7 @@ class Trainer:
             weight_decay=run.weight_decay,
             fused=True,
         )
-        self.loss_module: torch.nn.Module = SummedLoss(self.model, run.loss)
+        self.loss_module: torch.nn.Module = SummedLoss(self.model, self.loss)
         if self.compiled:
             self.loss_module = torch.compile(self.loss_module, dynamic=False)
         if world.size > 1:

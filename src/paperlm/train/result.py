@@ -56,6 +56,7 @@ def make_record(trainer: Trainer, outcome: Outcome) -> Record:
         peak_memory_mib=round(peak / 2**20, 1),
         micro_batch=trainer.micro,
         compiled=trainer.compiled,
+        loss=trainer.loss,
         world_size=trainer.world.size,
         resumed_from=trainer.resumed_from,
     )
