@@ -92,8 +92,8 @@ def test_the_lists_of_tiles_are_freed_before_an_ordered_gradient_is_sorted_back(
 @kernels
 @pytest.mark.parametrize(
     "vocab,columns,room,share,allocated",
-    [(300, 21, 0, 0.0, 1), (300, 21, 2**20, 0.0, 1), (1, 130, 0, 1.2, 0), (257, 64, 0, 0.06, 1), (257, 64, 0, 0.3, 0),
-     (257, 64, 2**20, 0.01, 1), (300, 70, 0, 1.2, 0)],
+    [(300, 21, 0, 0.0, 1), (300, 21, 2**20, 0.0, 1), (1, 130, 0, 1.2, 0), (257, 64, 0, 0.06, 0), (257, 64, 0, 0.01, 1),
+     (257, 64, 514, 0.06, 0), (257, 64, 257 * 16, 0.06, 1), (257, 64, 2**20, 0.01, 1), (300, 70, 0, 1.2, 0)],
 )  # fmt: skip
 def test_rows_go_back_to_their_places_with_or_without_free_memory(
     place, vocab, columns, room, share, allocated, monkeypatch
@@ -103,8 +103,8 @@ def test_rows_go_back_to_their_places_with_or_without_free_memory(
     free = torch.zeros(int(share * vocab * 64), dtype=place.dtype, device=place.device)
     right = matrix[order.argsort()]
     made, empty = [], torch.empty
-    monkeypatch.setattr(reorder, "ROOM", room)
     monkeypatch.setattr(torch, "empty", lambda *a, **k: made.append(a) or empty(*a, **k))
-    reorder.unsort_rows(matrix, order, free)
+    reorder.unsort_rows(matrix, order, free, room)
     assert torch.equal(matrix, right)
+    assert sum(n * matrix.element_size() for (n,) in made) <= (room or 8 * vocab)
     assert len(made) == allocated, "what is free is used first, and memory taken only to halve the launches"

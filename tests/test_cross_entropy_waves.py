@@ -175,16 +175,16 @@ def test_the_waves_cover_the_vocabulary_and_each_fits(groups, row_blocks, slots,
     (8192, 256000, 2304, 32), (32768, 50257, 768, 17), (65536, 32000, 768, 11), (131072, 128256, 4096, 32),
     (131072, 32000, 256, 4), (100, 300, 16, 4),
 ])  # fmt: skip
-@pytest.mark.parametrize("memory,exact,limit", [("balanced", False, 32), ("balanced", True, 16), ("fast", False, 16)])
+@pytest.mark.parametrize("memory,exact,limit", [("balanced", False, 32), ("balanced", True, 16), ("fast", False, 32)])
 def test_long_batches_take_few_waves_or_256_mib(tokens, vocab, width, waves, memory, exact, limit):
     pytest.importorskip("triton")
-    from paperlm_kernels.cross_entropy.waves import MIB, SLOT, most_waves, spare_slots, wave_count
+    from paperlm_kernels.cross_entropy.waves import MIB, SLOT, budget, most_waves, spare_slots, wave_count
 
     row_blocks, groups, row_slots = -(-tokens // 128), -(-vocab // 128), width / 128
     bound = 2 * (tokens + vocab) * width
     most = most_waves(memory, exact, False, groups, -(-width // 256), 132)
     assert most == min(waves, limit)
-    spare = spare_slots(memory, exact, bound, 0, row_blocks, groups, row_slots, 2, most)
+    spare = spare_slots(budget(memory, exact, bound), 0, row_blocks, groups, row_slots, 2, most)
     waves = wave_count(groups, row_blocks, spare + -int(-groups * row_slots // 1), row_slots)
     assert waves <= most or spare >= 256 * MIB // (2 * SLOT)
     assert 2 * SLOT * spare <= max(0.25 * bound, 256 * MIB)
@@ -192,13 +192,13 @@ def test_long_batches_take_few_waves_or_256_mib(tokens, vocab, width, waves, mem
 
 def test_a_frozen_classifier_costs_scratch_and_not_a_wave_for_each_group():
     pytest.importorskip("triton")
-    from paperlm_kernels.cross_entropy.waves import MIB, SLOT, most_waves, spare_slots, wave_count
+    from paperlm_kernels.cross_entropy.waves import MIB, SLOT, budget, most_waves, spare_slots, wave_count
 
     assert most_waves("lean", False, False, 2000, 9, 132) is None
     for exact, limit in ((False, 32), (True, 16)):
         most = most_waves("lean", exact, True, 2000, 9, 132)
         assert most == limit
-        slots = spare_slots("lean", exact, 1161 * MIB, 0, 64, 2000, 0.0, 2, most)
+        slots = spare_slots(budget("lean", exact, 1161 * MIB), 0, 64, 2000, 0.0, 2, most)
         assert wave_count(2000, 64, slots, 0.0) <= limit
         assert 2 * SLOT * slots <= 256 * MIB
 

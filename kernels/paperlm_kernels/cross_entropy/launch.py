@@ -14,7 +14,15 @@ from paperlm_kernels.cross_entropy import forward, gradient, liveness, products,
 from paperlm_kernels.cross_entropy.reorder import unsort_rows
 from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS
-from paperlm_kernels.cross_entropy.waves import MIB, ROUNDING, most_waves, spare_slots, wave_count
+from paperlm_kernels.cross_entropy.waves import (
+    MIB,
+    ORDER_ROOM,
+    ROUNDING,
+    budget,
+    most_waves,
+    spare_slots,
+    wave_count,
+)  # fmt: skip
 
 MAX_SPLITS = 16
 L2_BYTES = 20 * MIB  # of an L2 of 50 MiB in two halves, for what is read again and again
@@ -221,13 +229,15 @@ def run_backward(
     kept = (alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, saved.maxima)
     carry = N * D * (4 if as_float and dtype != torch.float32 else 1 if pair else 0)
     other = sum(t.numel() * t.element_size() for t in kept) + carry + ROUNDING
-    other += 2 * groups * n_blocks * listed + 40 * N  # units, and vectors of one number a token
+    vectors = 40 * N  # of one number a token
+    other += 2 * groups * n_blocks * listed + vectors  # units
     bound = (N + V) * D * dtype.itemsize
     row_size = D / 128 if in_weight else 0.0
     columns = triton.cdiv(D, config.products[0])
     programs, together = programs_of(device), row_chunk(hidden)
     most = most_waves(memory, not filtered, not in_weight, groups, columns, programs)
-    slots = spare_slots(memory, not filtered, bound, other, n_blocks, groups, row_size, dtype.itemsize, most)
+    afforded = budget(memory, not filtered, bound)
+    slots = spare_slots(afforded, other, n_blocks, groups, row_size, dtype.itemsize, most)
     slots += math.ceil(groups * row_size)
     waves = wave_count(groups, n_blocks, slots, row_size)
     pair = pair and waves > 1
@@ -332,7 +342,8 @@ def run_backward(
         del sort, write_q, product, multiply, multiply_weight, sum_up
         del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept, remainder
         if need_weight:
-            unsort_rows(d_weight, order, scratch.view(-1)[V * D :])
+            held = triton.cdiv(scratch.nbytes, 2 * MIB) * 2 * MIB + d_hidden.nbytes - bound + vectors + order.nbytes
+            unsort_rows(d_weight, order, scratch.view(-1)[V * D :], min(ORDER_ROOM, int(afforded + ORDER_ROOM - held)))
         else:
             d_weight = empty(0, dtype=dtype)
         if need_bias:

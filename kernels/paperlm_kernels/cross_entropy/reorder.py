@@ -13,8 +13,6 @@ import triton.language as tl
 
 from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 
-ROOM = 2 * 2**20  # bytes that the way back may allocate, or 8 a row
-
 
 @triton.jit(do_not_specialize=["wave"])
 def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constexpr, BLOCK: tl.constexpr):
@@ -31,15 +29,19 @@ def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constex
         tl.store(d_weight + place.to(tl.int64)[:, None] * D + column[None, :], c, mask=mask)
 
 
-def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor) -> None:
+def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor, room: int) -> None:
     """Move row i of the matrix to row order[i], in place, some columns at a time: as many as fit in `free`, a vector of
-    its dtype, or, if that is fewer launches, in ROOM beside it."""
+    its dtype, or, if that is fewer launches, in `room` bytes beside it. If neither holds a column, 8 bytes a row are
+    taken."""
     rows, columns = matrix.shape
     widest = lambda elements: min(64, 1 << max(elements, 1).bit_length() - 1)  # noqa: E731
-    width, own_width = (widest(n // rows) for n in (free.numel(), max(8 * rows, ROOM) // matrix.element_size()))
+    column = rows * matrix.element_size()
+    if free.numel() < rows and room < column:
+        room = 8 * rows
+    width, own_width = widest(free.numel() // rows), widest(room // column)
     parts = [free]
     own_parts = 1 + (free.numel() >= rows * own_width)
-    if free.numel() < rows or own_parts * own_width > width:
+    if room >= column and (free.numel() < rows or own_parts * own_width > width):
         width = own_width
         own = torch.empty(rows * width, dtype=matrix.dtype, device=matrix.device)
         parts = [own, free][:own_parts]

@@ -26,8 +26,8 @@ ROUNDING = 2 * MIB  # what the allocator may add to a large buffer, and the vect
 # share of dE + dC that a preset may use beside them, and the least that it may use, in MiB
 BUDGETS = {"fast": (0.20, 128), "balanced": (0.05, 48), "lean": (0.004, 4)}
 UNFILTERED_BALANCED = 0.25
-# with a filter that drops nothing; lean takes as many as it must
-MOST_WAVES = {"fast": 16, "balanced": 32}
+ORDER_ROOM = 2 * MIB  # for the order itself and the way back of the rows
+MOST_WAVES = 32  # with a filter that drops nothing; lean takes as many as it must
 UNFILTERED_WAVES = 16
 WAVE_SCRATCH = 256 * MIB  # but no more than this for their sake: the scratch stays with the gradient
 
@@ -54,23 +54,26 @@ def most_waves(memory: str, exact: bool, frozen: bool, groups: int, columns: int
     """Waves that a preset allows, None for any number. `columns`: units that the gradient of a group is divided
     into; a wave needs about one for every second program, which multiply for dE in the meantime. frozen: there is
     no storage for the classifier's gradient, which the waves would share."""
-    if memory not in MOST_WAVES and not frozen:
+    if memory == "lean" and not frozen:
         return None
-    most = UNFILTERED_WAVES if exact else MOST_WAVES.get(memory, 32)
+    most = UNFILTERED_WAVES if exact else MOST_WAVES
     return min(most, max(4, 2 * groups * columns // programs))
 
 
-def spare_slots(
-    memory: str, exact: bool, bound: int, other: int, n_blocks: int, groups: int, row_slots: float, itemsize: int,
-    most: int | None,
-) -> int:  # fmt: skip
-    """Slots of scratch beside those that lie in dC: what the preset affords beside its other buffers, or what it
-    needs for `most` waves; at least those of one group, at most all. `row_slots` as in `wave_count`."""
+def budget(memory: str, exact: bool, bound: int) -> float:
+    """Bytes that a preset may use beside dE and dC, which take `bound`."""
     share, floor = BUDGETS[memory]
     if memory == "balanced" and exact:
         share = UNFILTERED_BALANCED
-    spare = max(share * bound, floor * MIB) - other
-    affordable = min(max(int(spare / (SLOT * itemsize)), n_blocks), groups * n_blocks)
+    return max(share * bound, floor * MIB)
+
+
+def spare_slots(
+    budget: float, other: int, n_blocks: int, groups: int, row_slots: float, itemsize: int, most: int | None
+) -> int:
+    """Slots of scratch beside those that lie in dC: what the budget affords beside `other` bytes, or what it needs for
+    `most` waves; at least those of one group, at most all. `row_slots` as in `wave_count`."""
+    affordable = min(max(int((budget - other) / (SLOT * itemsize)), n_blocks), groups * n_blocks)
     if most is None:
         return affordable
     return max(affordable, min(_slots_for(most, groups, n_blocks, row_slots), WAVE_SCRATCH // (SLOT * itemsize)))

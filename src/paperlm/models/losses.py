@@ -39,8 +39,9 @@ ExactLoss = Literal["auto", "torch", "kernels"]
 def executed_loss(loss: str, choice: ExactLoss, vocab_size: int, numerics: str, device: torch.device) -> str:
     """The loss that a run's updates compute: its own, or KEPT in place of MATERIALISED, which differs by rounding.
 
-    loss: RunConfig.loss. auto takes the kernels where they were measured to train faster than the compiled loss: on a
-    Hopper GPU, in bfloat16, with a vocabulary of about 32,000 ids (paper_tables/records/bench/pretrain.jsonl).
+    loss: RunConfig.loss; choice: Execution.exact_loss. auto takes the kernels where they were measured to train faster
+    than the compiled loss: on a Hopper GPU, with products in bfloat16 and a vocabulary of about 32,000 ids, at the
+    sizes 71M and 130M (paper_tables/records/bench/pretrain.jsonl; the other widths are taken to be alike).
     """
     if loss != MATERIALISED or choice == "torch":
         return loss
