@@ -79,6 +79,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
         "selected": config.getoption("keyword") or "all",
         "exit_status": int(exitstatus),
         "total": dict(total),
+        "failures": sorted(report.nodeid for report in terminalreporter.stats.get("failed", [])),
         "files": {name: dict(counts) for name, counts in sorted(files.items())},
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 
@@ -16,7 +17,7 @@ from paperlm.data.prepare import prepare
 from paperlm.data.registry import HERE
 from paperlm.data.sources import documents
 from paperlm.data.tokenizer import TextTokenizer
-from paperlm.errors import DataError
+from paperlm.errors import DataError, RecordError
 from paperlm.evaluate.perplexity import ValidationLosses
 from paperlm.figures import paired
 from paperlm.figures.draw import notes
@@ -24,6 +25,7 @@ from paperlm.figures.pretraining import BEYOND, DEVIATION, EQUIVALENCE, loss_sam
 from paperlm.record.record import write_record
 from paperlm.spec.project import Project
 from paperlm.tables.build import table_contents
+from paperlm.tables.results import collect
 from paperlm.train.loop import Execution, Interrupted, pretrain
 
 QUIET = Execution(device="cpu", progress=False)
@@ -55,6 +57,19 @@ def test_every_label_of_packed_text_counts_the_end_token_too(tmp_path):
     record, _ = pretrain(run, prepare(run.data_settings(), tmp_path / "data"), tmp_path / "ck", QUIET)
     assert record.metrics["tokens_nonpad"] == record.metrics["tokens_slots"] == 64 * 32
     assert record.metrics["validation_tokens"] % 31 == 0
+
+
+def test_a_run_that_computed_another_loss_is_no_row_of_a_comparison_of_losses(tmp_path):
+    project = Project({"scale": "smoke"})
+    run = next(c.runs[0] for c in project.cells("cce_pretraining") if c.row == "torch.compile")
+    record = made_up(run, np.ones(run.steps), 20.0)
+    for loss, refused in (("cross_entropy", False), (None, False), ("cce_exact_kept", True)):
+        write_record(
+            tmp_path / "r.json", record.model_copy(update={"cost": record.cost.model_copy(update={"loss": loss})})
+        )
+        context = pytest.raises(RecordError, match="--exact-loss torch") if refused else contextlib.nullcontext()
+        with context:
+            collect(project, "cce_pretraining", [tmp_path / "r.json"])
 
 
 # -- what a run keeps ----

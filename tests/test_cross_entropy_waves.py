@@ -190,6 +190,22 @@ def test_long_batches_take_few_waves_or_256_mib(tokens, vocab, width, waves, mem
     assert 2 * SLOT * spare <= max(0.25 * bound, 256 * MIB)
 
 
+def test_what_the_way_back_may_take_is_what_the_allocator_left():
+    pytest.importorskip("triton")
+    from paperlm_kernels.cross_entropy.waves import MIB, ORDER_ROOM, allocated, budget, order_room
+
+    # a rest of 1 MiB stays with its buffer, a larger one is split off
+    assert [allocated(n * MIB // 2) // (MIB // 2) for n in (20, 21, 22, 23, 24)] == [20, 21, 24, 24, 24]
+    # 12,288 tokens, 131,072 ids, width 2,048, lean: 96 slots of 32 KiB behind dC
+    bound, dc = 2 * (12288 + 131072) * 2048, 2 * 131072 * 2048
+    held = [dc + 96 * 32768, 2 * 12288 * 2048]
+    vectors = 40 * 12288 + 4 * 131072
+    room = order_room(budget("lean", False, bound), bound, held, vectors)
+    assert room == 4 * MIB + 2 * MIB - (3 * MIB + MIB) - vectors < ORDER_ROOM
+    assert order_room(budget("fast", False, bound), bound, held, vectors) == ORDER_ROOM
+    assert order_room(0.0, bound, held, vectors) < 0
+
+
 def test_a_frozen_classifier_costs_scratch_and_not_a_wave_for_each_group():
     pytest.importorskip("triton")
     from paperlm_kernels.cross_entropy.waves import MIB, SLOT, budget, most_waves, spare_slots, wave_count

@@ -193,7 +193,10 @@ def test_a_run_trains_with_its_loss(manifest, tmp_path, monkeypatch):
         ({}, (9, 0), "cce_exact_kept"),
         ({"choice": "torch"}, (9, 0), "cross_entropy"),
         ({"vocab_size": 50257}, (9, 0), "cross_entropy"),
+        ({"vocab_size": 4096}, (9, 0), "cross_entropy"),
+        ({"vocab_size": 32_001}, (9, 0), "cross_entropy"),
         ({"numerics": "fp32"}, (9, 0), "cross_entropy"),
+        ({"numerics": "fp32_master"}, (9, 0), "cross_entropy"),
         ({"loss": "cce_exact"}, (9, 0), "cce_exact"),
         ({}, (8, 0), "cross_entropy"),
         ({"choice": "kernels"}, (8, 0), "cce_exact_kept"),
@@ -206,11 +209,15 @@ def test_the_kernels_take_over_only_where_they_were_measured_to_be_faster(monkey
     assert losses.executed_loss(**{**asked, "device": torch.device("cuda"), **changed}) == expected
 
 
-def test_a_run_with_the_kernels_in_place_of_its_loss_is_the_same_run_and_says_so(manifest, tmp_path):
+def test_a_run_with_the_kernels_in_place_of_its_loss_is_the_same_run_and_says_so(manifest, tmp_path, monkeypatch):
+    used = []
+    original = losses.linear_cross_entropy
+    monkeypatch.setattr(losses, "linear_cross_entropy", lambda *a, **k: used.append(k) or original(*a, **k))
     run = smoke_run(steps=3, loss_group=4, diverged={"above": 1e9})
     kernels = Execution(device="cpu", progress=False, exact_loss="kernels")
     mine, right = (pretrain(run, manifest, tmp_path / e.exact_loss, e)[0] for e in (kernels, QUIET))
     assert (mine.cost.loss, right.cost.loss) == ("cce_exact_kept", "cross_entropy")
+    assert [k["keep_logits"] for k in used] == [True] * 3
     assert mine.run_id == right.run_id and mine.run == right.run
     assert mine.metrics["loss_true"] == pytest.approx(right.metrics["loss_true"], rel=1e-5)
     for a, b in zip(mine.curve["train"], right.curve["train"], strict=True):
@@ -223,7 +230,7 @@ def test_a_run_with_the_kernels_in_place_of_its_loss_is_the_same_run_and_says_so
 @pytest.mark.parametrize("numerics", ["pure_bf16", "fp32_master"])
 def test_on_a_hopper_gpu_training_with_the_kernels_follows_pytorch(manifest, tmp_path, numerics):
     run = smoke_run(steps=30, loss_group=4, numerics=numerics, diverged={"above": 1e9})
-    paths = [Execution(device="cuda", progress=False, exact_loss=choice) for choice in ("auto", "torch")]
+    paths = [Execution(device="cuda", progress=False, exact_loss=choice) for choice in ("kernels", "torch")]
     mine, right = (pretrain(run, manifest, tmp_path / e.exact_loss, e)[0] for e in paths)
     assert (mine.cost.loss, right.cost.loss) == ("cce_exact_kept", "cross_entropy")
     for a, b in zip(mine.curve["train"], right.curve["train"], strict=True):

@@ -60,6 +60,15 @@ def test_a_bad_configuration_stops_before_any_job_without_a_traceback(clone, con
     assert not (clone / "results").exists()
 
 
+def test_only_runs_that_no_table_compares_by_their_loss_leave_it_to_the_machine(clone):
+    def asked(target):
+        out = snakemake(clone, target, "-n", "-p", "--config", "scale=smoke", "run_missing=yes")
+        return set(re.findall(r"paperlm pretrain .* --exact-loss (\w+)", out))
+
+    assert asked("paper_tables/cce_pretraining.csv") == {"torch"}
+    assert asked(TABLE) == {"auto"}
+
+
 def test_missing_local_text_is_reported_before_any_job(clone):
     out = snakemake(clone, TABLE, "--config", "scale=gpu", "run_missing=yes", expect=1)
     assert "local_data" in out and not (clone / "results").exists()

@@ -119,7 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--seconds", type=float, default=8.0, help="time per measurement")
     p.add_argument("--micro-batches", nargs="+", type=int, default=[64, 128, 256], help="tried for each side")
     p.add_argument(
-        "--loss", nargs="+", default=["cross_entropy"], help="ours takes part once with each (RunConfig.loss)"
+        "--loss",
+        nargs="+",
+        default=["cross_entropy"],
+        help="ours takes part once with each: cross_entropy, cce_exact, cce_exact_kept (RunConfig.loss, unfiltered)",
     )
     return parser
 

@@ -16,10 +16,10 @@ from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS
 from paperlm_kernels.cross_entropy.waves import (
     MIB,
-    ORDER_ROOM,
     ROUNDING,
     budget,
     most_waves,
+    order_room,
     spare_slots,
     wave_count,
 )  # fmt: skip
@@ -342,8 +342,9 @@ def run_backward(
         del sort, write_q, product, multiply, multiply_weight, sum_up
         del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept, remainder
         if need_weight:
-            held = triton.cdiv(scratch.nbytes, 2 * MIB) * 2 * MIB + d_hidden.nbytes - bound + vectors + order.nbytes
-            unsort_rows(d_weight, order, scratch.view(-1)[V * D :], min(ORDER_ROOM, int(afforded + ORDER_ROOM - held)))
+            small_ones = vectors + order.nbytes + d_bias.nbytes
+            room = order_room(afforded, bound, [scratch.nbytes, d_hidden.nbytes], small_ones)
+            unsort_rows(d_weight, order, scratch.view(-1)[V * D :], room)
         else:
             d_weight = empty(0, dtype=dtype)
         if need_bias:

@@ -68,6 +68,18 @@ def budget(memory: str, exact: bool, bound: int) -> float:
     return max(share * bound, floor * MIB)
 
 
+def order_room(budget: float, bound: int, held: list[int], vectors: int) -> int:
+    """Bytes that the way back to the natural order may take: what the preset and ORDER_ROOM leave beside what is held
+    by then, sizes of large buffers (dE and dC among them, which count `bound`) and of all vectors."""
+    return min(ORDER_ROOM, int(budget) + ORDER_ROOM + bound - sum(map(allocated, held)) - vectors)
+
+
+def allocated(nbytes: int) -> int:
+    """What PyTorch's allocator takes for a large buffer: of blocks of 2 MiB it splits off a rest of more than 1 MiB."""
+    rest = -nbytes % (2 * MIB)
+    return nbytes + (rest if rest <= MIB else 0)
+
+
 def spare_slots(
     budget: float, other: int, n_blocks: int, groups: int, row_slots: float, itemsize: int, most: int | None
 ) -> int:

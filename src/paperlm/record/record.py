@@ -45,7 +45,8 @@ class Cost(Frozen):
     micro_batch: int
     compiled: bool
     loss: str | None = None
-    "what computed the training loss: that of the run, or cce_exact_kept in its place; none in the first records"
+    "what computed the training loss since the last start: that of the run, or cce_exact_kept in its place; none in the"
+    " first records"
     world_size: int
     resumed_from: list[int] = []
 

@@ -78,12 +78,18 @@ class TableResults:
 
 
 def collect(project: Project, table: str, records: Iterable[Path]) -> TableResults:
-    """Match records with the table's cells. Raises RecordError for a file that is no valid record."""
+    """Match records with the table's cells. Raises RecordError for a file that is no valid record, and for one that was
+    trained with another loss than its run names where that is what the table compares."""
     by_run = {}
     for path in records:
         record = read_record(path)
         if record.run_id in by_run:
             raise RecordError(f"{path}: a second record of {record.run_id}; keep one")
+        if record.run_id in project.compared_by_loss and record.cost.loss not in (None, record.run.loss):
+            raise RecordError(
+                f"{path}: trained with {record.cost.loss} in place of {record.run.loss}, and {table} compares losses; "
+                "delete it and train with --exact-loss torch"
+            )
         by_run[record.run_id] = record
     cells = {}
     for cell in project.cells(table):
