@@ -16,8 +16,10 @@ from paperlm.bench.train import bench_train
 from paperlm.errors import CheckpointError, SpecError
 from paperlm.models import losses
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
+from paperlm.record.record import write_record
 from paperlm.spec.project import Project
 from paperlm.spec.run import Loss
+from paperlm.tables import show
 from paperlm.train.distributed import World
 from paperlm.train.loop import Execution, Interrupted, SummedLoss, Trainer, pretrain
 
@@ -222,6 +224,11 @@ def test_a_run_with_the_kernels_in_place_of_its_loss_is_the_same_run_and_says_so
     assert mine.metrics["loss_true"] == pytest.approx(right.metrics["loss_true"], rel=1e-5)
     for a, b in zip(mine.curve["train"], right.curve["train"], strict=True):
         assert a == pytest.approx(b, rel=1e-5)
+    project = Project({"scale": "smoke"})
+    project.root = tmp_path
+    for record, said in ((mine, True), (right, False)):
+        write_record(tmp_path / f"results/smoke/runs/{run.run_id}.json", record)
+        assert ("(loss computed by cce_exact_kept)" in show._record(project, run)) == said
 
 
 @pytest.mark.skipif(

@@ -22,7 +22,7 @@ from paperlm_kernels.cross_entropy.waves import (
     order_room,
     spare_slots,
     wave_count,
-)  # fmt: skip
+)
 
 MAX_SPLITS = 16
 L2_BYTES = 20 * MIB  # of an L2 of 50 MiB in two halves, for what is read again and again

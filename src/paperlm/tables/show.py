@@ -166,7 +166,8 @@ def _record(project: Project, run: RunConfig) -> str:
         if path.is_file():
             record = read_record(path, run.run_id)
             numbers = ", ".join(f"{k} {record.metrics[k]:.4g}" for k in ("ppl_true", "ppl_paper") if record.metrics[k])
-            return f"{folder}/{path.name}   {record.outcome}: {numbers}"
+            by = "" if record.cost.loss in (None, run.loss) else f" (loss computed by {record.cost.loss})"
+            return f"{folder}/{path.name}   {record.outcome}: {numbers}{by}"
     return f"none yet; it will be results/{project.scale.scale}/runs/{run.run_id}.json"
 
 
