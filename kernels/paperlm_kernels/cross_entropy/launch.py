@@ -17,6 +17,7 @@ from paperlm_kernels.cross_entropy.sharing import MOST_PROGRAMS
 from paperlm_kernels.cross_entropy.waves import (
     MIB,
     ROUNDING,
+    allocated,
     budget,
     most_waves,
     order_room,
@@ -227,11 +228,14 @@ def run_backward(
     as_float = hidden_fp32 or memory == "fast" or dtype == torch.float32
     pair = memory == "balanced" and not as_float and accumulate == "fp32" and need_hidden
     kept = (alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, saved.maxima)
-    carry = N * D * (4 if as_float and dtype != torch.float32 else 1 if pair else 0)
-    other = sum(t.numel() * t.element_size() for t in kept) + carry + ROUNDING
-    vectors = 40 * N  # of one number a token
-    other += 2 * groups * n_blocks * listed + vectors  # units
     bound = (N + V) * D * dtype.itemsize
+    in_dtype = allocated(N * D * dtype.itemsize)
+    carry = in_dtype - N * D * dtype.itemsize  # what the allocator adds to dE, and what it is carried in
+    carry += allocated(4 * N * D) if as_float and dtype != torch.float32 else 0
+    carry += allocated(n_blocks * 128 * D) if pair else 0
+    vectors = 40 * N + 8 * V * need_bias  # of a number or two a token, and db in float32 and in its dtype
+    other = sum(t.nbytes for t in kept) + carry + ROUNDING + vectors
+    other += 2 * groups * n_blocks * listed  # units
     row_size = D / 128 if in_weight else 0.0
     columns = triton.cdiv(D, config.products[0])
     programs, together = programs_of(device), row_chunk(hidden)
@@ -338,20 +342,22 @@ def run_backward(
             multiply_weight(wave)
         if need_bias:
             sum_up(wave)
+    if need_bias:
+        d_bias = d_bias.to(bias.dtype)
     if ordered:
         del sort, write_q, product, multiply, multiply_weight, sum_up
         del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept, remainder
+        free = scratch.view(-1)[V * D :]
+        room = order_room(afforded, bound, [scratch.nbytes, d_hidden.nbytes], vectors + order.nbytes)
         if need_weight:
-            small_ones = vectors + order.nbytes + d_bias.nbytes
-            room = order_room(afforded, bound, [scratch.nbytes, d_hidden.nbytes], small_ones)
-            unsort_rows(d_weight, order, scratch.view(-1)[V * D :], room)
+            unsort_rows(d_weight, order, free, room)
         else:
             d_weight = empty(0, dtype=dtype)
         if need_bias:
-            d_bias = torch.empty_like(d_bias).scatter_(0, order.long(), d_bias)
+            unsort_rows(d_bias[:, None], order, free, room)
     if need_hidden and not hidden_fp32:
         d_hidden = d_hidden.to(dtype)
-    return d_hidden, d_weight, d_bias.to(bias.dtype) if need_bias else d_bias
+    return d_hidden, d_weight, d_bias
 
 
 def triton_dtype(dtype: torch.dtype):

@@ -7,11 +7,11 @@
 | lean     | 0.4 % or 4 MiB                           | LSE, row index                      | dtype              |
 
 The larger of the two figures holds. A buffer that a call cannot do without (one group's slots, the maxima, the
-remainder) counts even where it is larger, and an order of 256,000 ids takes up to 2 MiB beside them. `fast` and
-`balanced` may use up to 256 MiB in long batches, to be done in `most_waves`: each wave reads and writes dE and lasts as
-long as its longest unit, so that many thousand tokens beside small gradients (32,768 tokens, 50,257 ids, width 768)
-would spend their time on that. So may every preset if `weight` has no gradient, whose storage the waves
-otherwise share; with an order they have that storage all the same.
+remainder, the sums of a bias) counts even where it is larger, and an order of 256,000 ids takes up to 2 MiB beside
+them. `fast` and `balanced` may use up to 256 MiB in long batches, to be done in `most_waves`: each wave reads and
+writes dE and lasts as long as its longest unit, so that many thousand tokens beside small gradients (32,768 tokens,
+50,257 ids, width 768) would spend their time on that. So may every preset if `weight` has no gradient, whose storage
+the waves otherwise share; with an order they have that storage all the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import math
 
 SLOT = 128 * 128  # elements of a slot: the gradient of one tile
 MIB = 2**20
-ROUNDING = 2 * MIB  # what the allocator may add to a large buffer, and the vectors of N numbers
+ROUNDING = 2 * MIB  # what the allocator may add to the scratch, and small vectors
 # share of dE + dC that a preset may use beside them, and the least that it may use, in MiB
 BUDGETS = {"fast": (0.20, 128), "balanced": (0.05, 48), "lean": (0.004, 4)}
 UNFILTERED_BALANCED = 0.25
@@ -75,9 +75,9 @@ def order_room(budget: float, bound: int, held: list[int], vectors: int) -> int:
 
 
 def allocated(nbytes: int) -> int:
-    """What PyTorch's allocator takes for a large buffer: of blocks of 2 MiB it splits off a rest of more than 1 MiB."""
+    """What PyTorch's allocator takes for a buffer: from 10 MiB on blocks of 2 MiB, less a rest of more than 1 MiB."""
     rest = -nbytes % (2 * MIB)
-    return nbytes + (rest if rest <= MIB else 0)
+    return nbytes + (rest if nbytes >= 10 * MIB and rest <= MIB else 0)
 
 
 def spare_slots(
