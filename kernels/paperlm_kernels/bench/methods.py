@@ -6,6 +6,7 @@ softcap of the case and drops ignored tokens before any product.
 
 from __future__ import annotations
 
+import abc
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ class AbsentError(Exception):
     """This method cannot run here; the message says why."""
 
 
-class Contender:
+class Contender(abc.ABC):
     """A method on one case.
 
     `settings` go into the row, `package` is a peer's, `modules` take long to import; `own_gradient`: the backward
@@ -39,9 +40,9 @@ class Contender:
     def __init__(self, case: Case, device: torch.device, **settings: Any) -> None:
         self.case, self.device, self.settings = case, device, settings
 
+    @abc.abstractmethod
     def loss(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood of the counting tokens, a differentiable scalar."""
-        raise NotImplementedError
 
     def per_token(self, hidden: Tensor, weight: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Those of "nll" and "lse" that the method can give for each token (N,), 0 where ignored."""

@@ -229,8 +229,8 @@ def run_backward(
     pair = memory == "balanced" and not as_float and accumulate == "fp32" and need_hidden
     kept = (alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, saved.maxima)
     bound = (N + V) * D * dtype.itemsize
-    in_dtype = allocated(N * D * dtype.itemsize)
-    carry = in_dtype - N * D * dtype.itemsize  # what the allocator adds to dE, and what it is carried in
+    # what the allocator adds to dE, and what dE is carried in
+    carry = allocated(N * D * dtype.itemsize) - N * D * dtype.itemsize
     carry += allocated(4 * N * D) if as_float and dtype != torch.float32 else 0
     carry += allocated(n_blocks * 128 * D) if pair else 0
     vectors = 40 * N + 8 * V * need_bias  # of a number or two a token, and db in float32 and in its dtype

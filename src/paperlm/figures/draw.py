@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paperlm.figures import KINDS
 from paperlm.files import write_atomic
@@ -34,6 +35,15 @@ class Drawing:
     samples: Mapping[Key, CellSamples] = field(default_factory=dict)
     untested: str = ""
     "why no claim can be judged; empty: they are judged"
+
+
+def row_styles(rows: list[str]) -> dict[str, dict[str, Any]]:
+    """Colour and dashes of each row's curve: those that coincide stay visible, without colour too."""
+    import seaborn as sns
+
+    dashes = itertools.cycle(["-", (0, (4, 2)), (0, (1, 2)), (0, (6, 2, 1, 2))])
+    colors = sns.color_palette("colorblind", len(rows))
+    return {row: {"color": c, "linestyle": d} for row, c, d in zip(rows, colors, dashes, strict=False)}
 
 
 def write_figure(project: Project, name: str, records: Iterable[Path], out: Path) -> None:

@@ -6,7 +6,6 @@ that the others are compared with.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paperlm.figures.draw import Drawing
+from paperlm.figures.draw import Drawing, row_styles
 from paperlm.figures.paired import band, p_equivalent, p_greater, relative_spread, smoothed
 from paperlm.models.sizes import parameter_count
 from paperlm.record.record import Record
@@ -58,7 +57,7 @@ def training_loss(project: Project, name: str, records: Iterable[Path] = ()) -> 
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "update", "tokens", "loss", "smoothed"])
     figure, (left, right) = _panels()
-    styles = _styles(every)
+    styles = row_styles(every)
     for row, by_seed in runs.items():
         curves = np.array([smoothed(_losses(r), window) for r in by_seed.values()])
         _line(left, _updates(next(iter(by_seed.values())), curves[0]), curves, styles[row], row)
@@ -122,7 +121,7 @@ def validation_perplexity(project: Project, name: str, records: Iterable[Path] =
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "update", "tokens", *DEFINITIONS])
     figure, axes = _panels()
-    styles = _styles(every)
+    styles = row_styles(every)
     for axis, (definition, label) in zip(axes, DEFINITIONS.items(), strict=True):
         for row in runs:
             here = frame[frame["row"] == row].pivot(index="update", columns="seed", values=definition)
@@ -226,15 +225,6 @@ def _panels() -> tuple[Figure, Any]:
     import matplotlib.pyplot as plt
 
     return plt.subplots(1, 2, figsize=(9.6, 4.0))
-
-
-def _styles(rows: list[str]) -> dict[str, dict[str, Any]]:
-    """Colour and dashes of each row: curves that coincide stay visible, without colour too."""
-    import seaborn as sns
-
-    dashes = itertools.cycle(["-", (0, (4, 2)), (0, (1, 2)), (0, (6, 2, 1, 2))])
-    colors = sns.color_palette("colorblind", len(rows))
-    return {row: {"color": c, "linestyle": d} for row, c, d in zip(rows, colors, dashes, strict=False)}
 
 
 def _line(axis: Axes, x: np.ndarray, curves: np.ndarray, style: dict[str, Any], label: str, marker: str = "") -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from paperlm.figures.draw import Drawing
+from paperlm.figures.draw import Drawing, row_styles
 from paperlm.record.ranks import RankCurve, RankRecord
 from paperlm.record.record import parse_record
 from paperlm.spec.project import Project
@@ -29,7 +29,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """A line for each row with a record, one for the random weights of the first, and the filter's threshold."""
     import matplotlib.pyplot as plt
     import pandas as pd
-    import seaborn as sns
 
     _, spec = project.figure(name)
     found = curves(project, spec.table, [parse_record(path, RankRecord) for path in records])
@@ -40,11 +39,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "rank", "mean_probability"])
     figure, axis = plt.subplots(figsize=(6.2, 4.2))
-    palette = sns.color_palette("colorblind", max(1, len(found)))
-    for (label, (_, curve)), color in zip(found.items(), palette, strict=False):
-        style = {"color": "0.5", "linestyle": "--"} if label == RANDOM else {"color": color}
+    styles = row_styles([label for label in found if label != RANDOM]) | {RANDOM: {"color": "0.5"}}
+    for label, (_, curve) in found.items():
         text = f"{label}: {curve.share_above:.2%} of entries, {curve.alive_tiles:.0%} of tiles at 2^-12 or more"
-        axis.plot(curve.ranks, curve.mean_probability, linewidth=1.3, label=text, **style)
+        axis.plot(curve.ranks, curve.mean_probability, linewidth=1.3, label=text, **styles[label])
     about = ""
     if found:
         record, _ = next(iter(found.values()))

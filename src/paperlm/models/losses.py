@@ -33,7 +33,7 @@ FUSED: dict[str, dict[str, Any]] = {
 KEPT = "cce_exact_kept"
 UNFILTERED = (MATERIALISED, "cce_exact", KEPT)
 ExactLoss = Literal["auto", "torch", "kernels"]
-"How the exact loss of a run (MATERIALISED) is computed; the logits are held either way."
+"How the exact loss of a run (MATERIALISED) is computed. kernels: the logits are kept where the kernels can keep them."
 
 
 def executed_loss(loss: str, choice: ExactLoss, vocab_size: int, numerics: str, device: torch.device) -> str:
