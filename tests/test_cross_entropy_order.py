@@ -95,17 +95,19 @@ def test_an_ordered_gradient_is_sorted_back_when_lists_are_freed_and_in_the_room
 @kernels
 @pytest.mark.parametrize(
     "vocab,columns,room,share,allocated",
-    [(300, 21, 0, 0.0, 1), (300, 21, 2**20, 0.0, 1), (1, 130, 0, 1.2, 0), (257, 64, 0, 0.06, 0), (257, 64, 0, 0.01, 1),
-     (257, 64, 514, 0.06, 0), (257, 64, 514, 0.02, 0), (257, 64, 257 * 16, 0.06, 1),
-     (257, 64, 2**20, 0.01, 1), (300, 70, 0, 1.2, 0)],
+    [(300, 21, 0, 0.0, 1), (300, 21, 900, 0.0, 1), (1, 130, 0, 1.2, 0), (257, 64, 0, 0.06, 0), (257, 64, 0, 0.01, 1),
+     (257, 64, 0.5, 0.06, 0), (257, 64, 0.5, 0.02, 0), (257, 64, 1, 0.02, 1), (257, 64, 4, 0.06, 1),
+     (257, 64, 1000, 0.01, 1), (300, 70, 0, 1.2, 0)],
 )  # fmt: skip
 def test_rows_go_back_to_their_places_with_or_without_free_memory(
     place, vocab, columns, room, share, allocated, monkeypatch
 ):
+    """room: in columns of the matrix; share: elements that are free, of 64 columns."""
     matrix = torch.randn(vocab, columns, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
     order = torch.randperm(vocab, generator=torch.Generator().manual_seed(1)).int().to(place.device)
     free = torch.zeros(int(share * vocab * 64), dtype=place.dtype, device=place.device)
     right = matrix[order.argsort()]
+    room = int(room * vocab * matrix.element_size())
     made, empty = [], torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **k: made.append(a) or empty(*a, **k))
     reorder.unsort_rows(matrix, order, free, room)
