@@ -197,6 +197,8 @@ def test_a_run_trains_with_its_loss(manifest, tmp_path, monkeypatch):
         ({"vocab_size": 50257}, (9, 0), "cross_entropy"),
         ({"vocab_size": 4096}, (9, 0), "cross_entropy"),
         ({"vocab_size": 32_001}, (9, 0), "cross_entropy"),
+        ({"hidden_size": 1024}, (9, 0), "cce_exact_kept"),
+        ({"hidden_size": 2048}, (9, 0), "cross_entropy"),
         ({"numerics": "fp32"}, (9, 0), "cross_entropy"),
         ({"numerics": "fp32_master"}, (9, 0), "cross_entropy"),
         ({"loss": "cce_exact"}, (9, 0), "cce_exact"),
@@ -207,8 +209,9 @@ def test_a_run_trains_with_its_loss(manifest, tmp_path, monkeypatch):
 )
 def test_the_kernels_take_over_only_where_they_were_measured_to_be_faster(monkeypatch, changed, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    asked = {"loss": "cross_entropy", "choice": "auto", "vocab_size": 32_000, "numerics": "pure_bf16"}
-    assert losses.executed_loss(**{**asked, "device": torch.device("cuda"), **changed}) == expected
+    asked = {"loss": "cross_entropy", "choice": "auto", "vocab_size": 32_000, "hidden_size": 512}
+    rest = {"numerics": "pure_bf16", "device": torch.device("cuda")}
+    assert losses.executed_loss(**{**asked, **rest, **changed}) == expected
 
 
 def test_a_run_with_the_kernels_in_place_of_its_loss_is_the_same_run_and_says_so(manifest, tmp_path, monkeypatch):

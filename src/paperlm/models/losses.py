@@ -36,18 +36,21 @@ ExactLoss = Literal["auto", "torch", "kernels"]
 "How the exact loss of a run (MATERIALISED) is computed. kernels: the logits are kept where the kernels can keep them."
 
 
-def executed_loss(loss: str, choice: ExactLoss, vocab_size: int, numerics: str, device: torch.device) -> str:
+def executed_loss(
+    loss: str, choice: ExactLoss, vocab_size: int, hidden_size: int, numerics: str, device: torch.device
+) -> str:
     """The loss that a run's updates compute: its own, or KEPT in place of MATERIALISED, which differs by rounding.
 
     loss: RunConfig.loss; choice: Execution.exact_loss. auto takes the kernels where they were measured to train faster
-    than the compiled loss: on a Hopper GPU, in bfloat16, with about 32,000 ids, at the sizes 71M and 130M
-    (paper_tables/records/bench/pretrain.jsonl; the other widths are taken to be alike).
+    than the compiled loss: on a Hopper GPU, in bfloat16, with about 32,000 ids, at the sizes 71M to 350M and not at 1B
+    (paper_tables/records/bench/pretrain.jsonl).
     """
     if loss != MATERIALISED or choice == "torch":
         return loss
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     # rows of logits that are no multiple of 16 bytes cannot be kept
-    measured = hopper and numerics == "pure_bf16" and 30_000 <= vocab_size <= 33_000 and vocab_size % 8 == 0
+    ids = 30_000 <= vocab_size <= 33_000 and vocab_size % 8 == 0
+    measured = hopper and numerics == "pure_bf16" and ids and hidden_size <= 1024
     return KEPT if choice == "kernels" or measured else loss
 
 

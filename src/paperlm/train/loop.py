@@ -114,7 +114,9 @@ class Trainer:
         )
         self.micro = self._first_micro_batch()
         self.compiled = execution.compile == "yes" or (execution.compile == "auto" and world.device.type == "cuda")
-        self.loss = executed_loss(run.loss, execution.exact_loss, run.vocab_size, run.numerics, world.device)
+        self.loss = executed_loss(
+            run.loss, execution.exact_loss, run.vocab_size, run.hidden_size, run.numerics, world.device
+        )
         first = torch.from_numpy(self.train_shards.rows(self.order.indices(0))[: run.loss_group])
         self.model = build_model(run, first, world.device)
         self.optimizer = torch.optim.Adam(
