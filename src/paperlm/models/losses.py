@@ -42,8 +42,8 @@ def executed_loss(
     """The loss that a run's updates compute: its own, or KEPT in place of MATERIALISED, which differs by rounding.
 
     loss: RunConfig.loss; choice: Execution.exact_loss. auto takes the kernels where they were measured to train faster
-    than the compiled loss: on a Hopper GPU, in bfloat16, with about 32,000 ids, at the sizes 71M to 350M (there hardly) and
-    not at 1B (paper_tables/records/bench/pretrain.jsonl).
+    than the compiled loss: on a Hopper GPU, in bfloat16, with about 32,000 ids, at the sizes 71M to 350M (there hardly)
+    and not at 1B (paper_tables/records/bench/pretrain.jsonl).
     """
     if loss != MATERIALISED or choice == "torch":
         return loss
