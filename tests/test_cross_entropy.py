@@ -293,12 +293,25 @@ def test_gradcheck(softcap, reduction, shift, ignored):
     assert torch.autograd.gradcheck(lambda h, w, b: function(h, w, bias=b, return_lse=True), leaves)
 
 
-def test_a_second_order_gradient_is_refused():
-    p = problem(CPU)
-    factor = torch.tensor(2.0, requires_grad=True)
-    (gradient,) = torch.autograd.grad(factor * run(CPU, p), p.hidden, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+@everywhere
+@pytest.mark.parametrize("options", [{}, {"filter_eps": None, "keep_logits": True}])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_second_order_gradient_is_refused_and_not_taken_to_be_zero(place, options, constant):
+    if place.exact and options:
+        pytest.skip("the reference keeps no logits")
+    p = problem(place)
+    factor = 2.0 if constant else torch.tensor(2.0, device=place.device, requires_grad=True)
+    loss = factor * run(place, p, **options)
+    (gradient,) = torch.autograd.grad(loss, p.hidden, create_graph=True)
+    assert torch.equal(gradient, torch.autograd.grad(factor * run(place, p, **options), p.hidden)[0])
+    with pytest.raises(NotImplementedError, match="backend='eager'"):
+        (loss + gradient.square().sum()).backward()
+
+
+def test_the_eager_backend_has_second_order_gradients():
+    h, w, target = torch.randn(6, 8, dtype=torch.float64), torch.randn(20, 8, dtype=torch.float64), torch.arange(6)
+    function = lambda h: linear_cross_entropy(h, w, target, backend="eager")  # noqa: E731
+    assert torch.autograd.gradgradcheck(function, h.requires_grad_())
 
 
 class Largest(TorchDispatchMode):

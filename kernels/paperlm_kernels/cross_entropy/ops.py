@@ -10,10 +10,10 @@ import math
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from paperlm_kernels.cross_entropy.kept import kept_backward
 from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, is_hopper, run_backward, run_forward
+from paperlm_kernels.cross_entropy.once import differentiable_once
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
@@ -109,7 +109,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return lse, target_logit
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, d_lse, d_target):
         hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order = ctx.saved_tensors
         softcap, scale, eps, grads, accumulate, memory, keep, group, vocab_start = ctx.settings

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from paperlm_kernels.cross_entropy.once import differentiable_once
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 
@@ -184,7 +184,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return lse, target_logit
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, grad_lse, grad_target_logit):
         hidden, weight, bias, target, lse, order, index = ctx.saved_tensors
         settings, accumulator = ctx.settings, lse.dtype
