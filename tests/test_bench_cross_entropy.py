@@ -156,6 +156,33 @@ def test_an_error_in_a_gradient_is_seen_with_its_size():
     found = accuracy.errors(Doubled(SMALL, CPU), data, accuracy.truth(data, 20.0))
     assert found["dE"] == pytest.approx(1, abs=1e-4)
     assert found["dC"] < 1e-5
+    assert (found["dE norm"], found["dC norm"]) == pytest.approx((2, 1), abs=1e-4)
+
+
+def test_the_time_of_a_step_is_divided_among_its_kernels():
+    contender = METHODS["eager"][0](SMALL, CPU)
+    step = measure.step(contender, Inputs(*map(_leaf, _tensors(make_inputs(SMALL)))), "both")
+    found = measure.kernel_times(step, CPU, warmup=1, runs=3)
+    assert found["mm"][1] == 3, "products a step: logits and two gradients"
+    assert list(found)[-1] == "others" and all(ms >= 0 for ms, _ in found.values())
+    longest = [ms for ms, _ in list(found.values())[:-1]]
+    assert longest == sorted(longest, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "short"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::f<float>>(int, float)",
+            "vectorized_elementwise_kernel",
+        ),
+        ("forward_kernel", "forward_kernel"),
+        ("Memset (Device)", "Memset"),
+        ("(anonymous)", "(anonymous)"),
+    ],
+)
+def test_kernels_are_named_without_their_template(kernel, short):
+    assert measure._short(kernel) == short
 
 
 def test_results_that_change_from_run_to_run_are_called_so():
@@ -261,6 +288,7 @@ def test_rows_become_a_table_of_memory_and_time_and_one_of_accuracy():
     text = tables([
         _row("lower_bound", "peak_memory", 4 / 2**20, measure="loss"),
         _row("lower_bound", "alive_share", 0.271, tiles="128x128"),
+        _row("lower_bound", "alive_share", 0.2, tiles="128x128 sorted"),
         _row("lower_bound", "product", 14.02, measure="logits"),
         _row("lower_bound", "product", 9.876, measure="dE"),
         _row("ours", "time", 99.0, measure="both", over_floor=9.0, **speed),
@@ -269,6 +297,10 @@ def test_rows_become_a_table_of_memory_and_time_and_one_of_accuracy():
         _row("eager", "outcome", None, measure="both", outcome="out of memory"),
         _row("peer", "outcome", None, outcome="absent: peer is not installed"),
         _row("ours", "error", 0.0271, measure="dE"),
+        _row("ours", "norm", 0.98765, measure="dE"),
+        _row("ours", "kernel", 13.0, measure="forward_kernel", launches=1.0),
+        _row("ours", "kernel", 13.5, measure="others", launches=4.4),
+        _row("eager", "kernel", 14.0, measure="gemm", launches=3.0),
         _row("peer exact", "determinism", 0.0, parts=same, method="peer 1.0 (exact)"),
     ])  # fmt: skip
     assert (
@@ -286,12 +318,24 @@ Times: median (20th-80th percentile) of 50 repetitions. Card, torch 2, triton 3,
 | ours |  | 1,219 | 24.9 (24.9-24.9) | 1.05 | 2.04 |
 | eager |  | out of memory | out of memory |  |  |
 
-| method | dE, relative error | same bits in every run |
-|---|---|---|
-| ours | 2.7e-02 |  |
-| peer 1.0 (exact) |  | not dC |
+| method | dE, relative error | norm of dE / exact | same bits in every run |
+|---|---|---|---|
+| ours | 2.7e-02 | 0.9877 |  |
+| peer 1.0 (exact) |  |  | not dC |
 
-Not measured: peer (absent: peer is not installed)."""
+| kernel: ms (launches) | ours | eager |
+|---|---|---|
+| gemm |  | 14.00 (3) |
+| forward_kernel | 13.00 (1) |  |
+| others | 13.50 (4.4) |  |
+
+Not measured: peer (absent: peer is not installed).
+
+Share of tiles alive, tokens x ids; sorted: ids by their mean logit.
+
+| case | order of the ids | 128x128 | 128x128 sorted |
+|---|---|---|---|
+| toy | natural | 27.1% | 20.0% |"""
     )
 
 
@@ -347,7 +391,14 @@ def test_showing_a_file_without_rows_says_how_to_get_some(tmp_path, capsys):
 def test_a_run_on_a_cpu_measures_each_method_in_a_process_and_appends_its_rows(tmp_path, capsys):
     out = tmp_path / "rows.jsonl"
     command = ["cross_entropy", "--device", "cpu", "--cases", "tiny_cpu", "--scale", "small", "--repeats", "2"]
-    command += ["--methods", "ours,eager,liger-kernel", "--measure", "both,error,determinism", "--out", str(out)]
+    command += [
+        "--methods",
+        "ours,eager,liger-kernel",
+        "--measure",
+        "both,error,determinism,kernels",
+        "--out",
+        str(out),
+    ]
     assert main(command) == 0
     shown = capsys.readouterr()
     assert "[4/4] tiny_cpu liger-kernel: absent: " in shown.err
@@ -363,6 +414,8 @@ def test_a_run_on_a_cpu_measures_each_method_in_a_process_and_appends_its_rows(t
         assert row["device"].startswith("cpu (")
         assert row["alive_share"] == 1
         assert found[name, "error", "dE"]["value"] < 1e-4
+        assert found[name, "norm", "dE"]["value"] == pytest.approx(1, abs=1e-4)
+        assert found[name, "kernel", "mm"]["launches"] >= 3
         assert found[name, "error", "lse"]["value"] < 1e-4
         assert found[name, "determinism", ""]["value"] == 1
     assert main(["show", str(out)]) == 0

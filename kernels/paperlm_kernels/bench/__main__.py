@@ -10,6 +10,8 @@ from pathlib import Path
 from paperlm_kernels.bench import rows as files
 from paperlm_kernels.bench.report import tables
 
+MEASURES = ("loss", "gradient", "both", "both_cold", "error", "determinism", "kernels")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse and run; the exit status."""
@@ -27,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measure.add_argument(
         "--measure",
         default="loss,gradient,both",
-        help="of loss, gradient, both, both_cold (L2 flushed), error, determinism",
+        help="of loss, gradient, both, both_cold (L2 flushed), error, determinism, kernels (time of each)",
     )
     measure.add_argument("--repeats", type=int, default=50, help="repetitions of each time (default 50)")
     measure.add_argument(
@@ -91,9 +93,7 @@ def _cross_entropy(options: argparse.Namespace) -> int:
     cases = _names("case", options.cases or ("all" if device == "cuda" else "tiny_cpu"), CASES, GROUPS)
     given = options.methods or ",".join(METHODS if device == "cuda" else ON_CPU)
     methods = [name for name in _names("method", given, [*METHODS, BOUND]) if name != BOUND]
-    measures = tuple(
-        _names("measure", options.measure, ("loss", "gradient", "both", "both_cold", "error", "determinism"))
-    )
+    measures = tuple(_names("measure", options.measure, MEASURES))
     common = {
         "measures": measures, "repeats": options.repeats, "warmup": options.warmup, "seconds": options.seconds,
         "seed": options.seed, "permute": options.permute, "small": options.scale == "small", "device": device,

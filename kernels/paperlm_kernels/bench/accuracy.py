@@ -61,12 +61,15 @@ def truth(inputs: Inputs, softcap: float | None, chunk: int = 8192) -> Truth:
 
 
 def errors(contender: Contender, inputs: Inputs, exact: Truth) -> dict[str, float]:
-    """Relative error (Frobenius norm) of the gradients "dE" and "dC"; largest error of "nll" and "lse", if given."""
+    """Relative error (Frobenius norm) of the gradients "dE" and "dC", and as "dE norm" and "dC norm" their norms over
+    the exact ones; largest error of "nll" and "lse", if given."""
     _gradients(contender, inputs)
     found = {
         "dE": _relative(inputs.hidden.grad, exact.d_hidden),
         "dC": _relative(inputs.weight.grad, exact.d_weight),
     }
+    for name, leaf, right in (("dE", inputs.hidden, exact.d_hidden), ("dC", inputs.weight, exact.d_weight)):
+        found[f"{name} norm"] = (leaf.grad.norm(dtype=torch.float64) / right.norm()).item()
     inputs.hidden.grad = inputs.weight.grad = None
     with torch.no_grad():
         for name, values in contender.per_token(inputs.hidden, inputs.weight, inputs.target).items():

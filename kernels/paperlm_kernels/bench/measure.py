@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import re
 import subprocess
 import tempfile
 import time
@@ -95,6 +96,40 @@ def _cpu_time(step: Step) -> float:
     begin = time.perf_counter()
     step.run(state)
     return (time.perf_counter() - begin) * 1e3
+
+
+def kernel_times(step: Step, device: torch.device, *, warmup: int, runs: int = 5) -> dict[str, tuple[float, float]]:
+    """Kernel (on a CPU: operator) -> milliseconds and launches a run, the longest first; those of less than half a
+    percent together as "others"."""
+    for _ in range(max(1, warmup)):
+        step.run(step.prepare())
+    states = [step.prepare() for _ in range(runs)]
+    synchronize(device)
+    gpu = device.type == "cuda"
+    kind = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[kind]) as profile:
+        for state in states:
+            step.run(state)
+        synchronize(device)
+    found: dict[str, list[float]] = {}
+    for event in profile.key_averages():
+        # operators, too, are listed with the time of the kernels that they start
+        if gpu and event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        microseconds = event.self_device_time_total if gpu else event.self_cpu_time_total
+        parts = found.setdefault(_short(event.key), [0.0, 0.0])
+        parts[0] += microseconds / 1e3 / runs
+        parts[1] += event.count / runs
+    total = sum(ms for ms, _ in found.values())
+    listed = sorted(((v, k) for k, v in found.items() if v[0] >= total / 200), reverse=True)
+    others = [v for v in found.values() if v[0] < total / 200]
+    kernels = {name: (ms, launches) for (ms, launches), name in listed}
+    return kernels | {"others": (sum(ms for ms, _ in others), sum(n for _, n in others))}
+
+
+def _short(kernel: str) -> str:
+    """`void at::native::sum_kernel<float, 4>(...)` -> `sum_kernel`."""
+    return re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0].strip().split("::")[-1] or kernel
 
 
 def peak_memory(step: Step, device: torch.device) -> float:

@@ -15,6 +15,7 @@ ERRORS = {
     "nll": "nll, largest error",
     "lse": "LSE, largest error",
 }
+NORMS = {"dE": "norm of dE / exact", "dC": "norm of dC / exact"}
 
 
 def latest(rows: Iterable[Row]) -> dict[tuple, dict[str, Cells]]:
@@ -32,12 +33,14 @@ def latest(rows: Iterable[Row]) -> dict[tuple, dict[str, Cells]]:
 
 
 def tables(rows: Iterable[Row]) -> str:
-    """For each case its sizes and data, a table of memory and time, one of accuracy, and what was not measured."""
-    return "\n\n".join(_case(methods) for methods in latest(rows).values())
+    """For each case its sizes and data, a table of memory and time, one of accuracy, one of kernels, and what was not
+    measured; then the shares of tiles alive in all of them."""
+    cases = latest(rows)
+    return "\n\n".join(filter(None, [*(_case(methods) for methods in cases.values()), _alive(cases)]))
 
 
 def _case(methods: dict[str, Cells]) -> str:
-    blocks = [_caption(methods), _speed(methods), _accuracy(methods), _missing(methods)]
+    blocks = [_caption(methods), _speed(methods), _accuracy(methods), _kernels(methods), _missing(methods)]
     return "\n\n".join(filter(None, blocks))
 
 
@@ -105,10 +108,50 @@ def _accuracy(methods: dict[str, Cells]) -> str:
     lines = []
     for name, cells in methods.items():
         values = [f"{cells['error', what]['value']:.1e}" if ("error", what) in cells else "" for what in ERRORS]
+        values += [f"{cells['norm', what]['value']:.4f}" if ("norm", what) in cells else "" for what in NORMS]
         values.append(_same_bits(cells.get(("determinism", ""))))
         if any(values):
             lines.append([_title(name, cells), *values])
-    return _table(["method", *ERRORS.values(), "same bits in every run"], lines)
+    return _table(["method", *ERRORS.values(), *NORMS.values(), "same bits in every run"], lines)
+
+
+def _kernels(methods: dict[str, Cells]) -> str:
+    """Milliseconds of each kernel in loss and gradient, in brackets how often it is launched; longest of all first."""
+    times = {
+        _title(name, cells): {part: row for (metric, part), row in cells.items() if metric == "kernel"}
+        for name, cells in methods.items()
+    }
+    times = {title: kernels for title, kernels in times.items() if kernels}
+    longest: dict[str, float] = {}
+    for kernels in times.values():
+        for kernel, row in kernels.items():
+            longest[kernel] = max(row["value"], longest.get(kernel, 0.0))
+    cell = lambda row: "" if row is None else f"{row['value']:.2f} ({row['launches']:g})"  # noqa: E731
+    lines = [
+        [kernel, *(cell(kernels.get(kernel)) for kernels in times.values())]
+        for kernel in sorted(longest, key=lambda name: (name == "others", -longest[name]))
+    ]
+    return _table(["kernel: ms (launches)", *times], lines)
+
+
+def _alive(cases: dict[tuple, dict[str, Cells]]) -> str:
+    """Shares of tiles (tokens x ids) in which some entry of softmax minus target reaches the filter's threshold."""
+    shares = {
+        (case, order): {part: row["value"] for (metric, part), row in cells.items() if metric == "alive_share"}
+        for (case, order, *_), methods in cases.items()
+        for cells in methods.values()
+        if any(metric == "alive_share" for metric, _ in cells)
+    }
+    tiles = list(dict.fromkeys(tile for found in shares.values() for tile in found))
+    if len(tiles) < 2:
+        return ""
+    lines = [
+        [case, order, *(f"{found[tile]:.1%}" if tile in found else "" for tile in tiles)]
+        for (case, order), found in shares.items()
+    ]
+    return "Share of tiles alive, tokens x ids; sorted: ids by their mean logit.\n\n" + _table(
+        ["case", "order of the ids", *tiles], lines
+    )
 
 
 def _missing(methods: dict[str, Cells]) -> str:

@@ -105,9 +105,18 @@ def run(task: Task) -> Iterator[dict[str, Any]]:
             elif name == "error":
                 exact = accuracy.truth(inputs, task.sizes.softcap)
                 for what, value in accuracy.errors(contender, inputs, exact).items():
-                    unit = "relative" if what in ("dE", "dC") else "nats"
-                    yield make_row(task, device_name(device), "error", unit, [value], measure=what)
+                    part = what.removesuffix(" norm")
+                    metric = "error" if part == what else "norm"
+                    unit = "nats" if part in ("nll", "lse") else "relative"
+                    yield make_row(task, device_name(device), metric, unit, [value], measure=part)
                 del exact
+            elif name == "kernels":
+                step = measure.step(contender, inputs, "both")
+                for kernel, (ms, launches) in measure.kernel_times(step, device, warmup=task.warmup).items():
+                    over = {"over_floor": short(ms / task.sizes.floor(RATE))} if device.type == "cuda" else {}
+                    yield make_row(
+                        task, device_name(device), "kernel", "ms", [ms], measure=kernel, launches=launches, **over
+                    )
             elif name == "determinism":
                 same = accuracy.reproducible(contender, inputs)
                 bits = [float(all(same.values()))]
