@@ -164,6 +164,7 @@ def test_the_time_of_a_step_is_divided_among_its_kernels():
     step = measure.step(contender, Inputs(*map(_leaf, _tensors(make_inputs(SMALL)))), "both")
     found = measure.kernel_times(step, CPU, warmup=1, runs=3)
     assert found["mm"][1] == 3, "products a step: logits and two gradients"
+    assert "add_" not in found, "no gradient is added to that of the run before"
     assert list(found)[-1] == "others" and all(ms >= 0 for ms, _ in found.values())
     longest = [ms for ms, _ in list(found.values())[:-1]]
     assert longest == sorted(longest, reverse=True)

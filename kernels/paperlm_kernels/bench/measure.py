@@ -103,13 +103,13 @@ def kernel_times(step: Step, device: torch.device, *, warmup: int, runs: int = 5
     percent together as "others"."""
     for _ in range(max(1, warmup)):
         step.run(step.prepare())
-    states = [step.prepare() for _ in range(runs)]
     synchronize(device)
     gpu = device.type == "cuda"
     kind = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[kind]) as profile:
-        for state in states:
-            step.run(state)
+        for _ in range(runs):
+            # each by itself: a gradient that is still there would be added to
+            step.run(step.prepare())
         synchronize(device)
     found: dict[str, list[float]] = {}
     for event in profile.key_averages():
