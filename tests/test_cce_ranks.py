@@ -129,6 +129,12 @@ def test_the_claims_of_figure_3_are_about_every_trained_model_and_the_random_one
     assert " ".join(row["verdict"] for row in found.values()) == expected
     lines = list(csv.DictReader((tmp_path / "cce_figure3.csv").read_text().splitlines()))
     assert {line["row"] for line in lines} == {*ROWS, "random weights"} and len(lines) == 15
+    said = {
+        (row["column"], row["verdict"]): row["reason"]
+        for row in csv.DictReader((tmp_path / "cce_figure3.diff.csv").read_text().splitlines())
+    }
+    assert said["First Rank Below 2^-12", "see claims"] == "in the text: after about 50 ids"
+    assert said["Alive Tiles", "not printed"] == "the paper prints no number of this"
     if expected.startswith("holds"):
         assert "even a uniform softmax is below" in found["CCE-F3-2b"]["reason"]
 

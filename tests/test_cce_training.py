@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -17,15 +18,17 @@ from paperlm.data.prepare import prepare
 from paperlm.data.registry import HERE
 from paperlm.data.sources import documents
 from paperlm.data.tokenizer import TextTokenizer
-from paperlm.errors import DataError, RecordError
+from paperlm.errors import DataError, RecordError, SpecError
 from paperlm.evaluate.perplexity import ValidationLosses
 from paperlm.figures import paired
-from paperlm.figures.draw import notes
+from paperlm.figures.draw import Drawing, notes, statistics_rows
 from paperlm.figures.pretraining import BEYOND, DEVIATION, EQUIVALENCE, loss_samples
 from paperlm.record.record import write_record
 from paperlm.spec.project import Project
 from paperlm.tables.build import table_contents
+from paperlm.tables.claims import CellSamples
 from paperlm.tables.results import collect
+from paperlm.tables.terminal import print_summary
 from paperlm.train.loop import Execution, Interrupted, pretrain
 
 QUIET = Execution(device="cpu", progress=False)
@@ -227,6 +230,30 @@ def test_figure_4_has_a_row_a_step_and_figure_5_both_perplexities(tmp_path):
     assert float(last["ppl_sequences"]) == pytest.approx(22 * math.exp(-1e-3), rel=1e-6)
 
 
+def test_the_statistics_that_claims_read_are_written_and_shown(tmp_path, capsys):
+    above = [0.1, 0.2, 0.4]
+    verdicts(tmp_path, "cce_figure5", records(tmp_path, dict.fromkeys(ROWS, [0.0] * 3) | {"CCE": above}))
+    rows = list(csv.DictReader((tmp_path / "cce_figure5.diff.csv").read_text().splitlines()))
+    ratio = next(row for row in rows if (row["row"], row["column"]) == ("CCE", "Perplexity Ratio"))
+    ratios = [math.exp(nats) for nats in above]
+    assert float(ratio["judged_on"]) == pytest.approx(statistics.fmean(ratios), rel=1e-6)
+    assert float(ratio["spread"]) == pytest.approx(statistics.stdev(ratios), rel=1e-3) and ratio["seeds"] == "3"
+    assert {row["verdict"] for row in rows} == {"not printed"} and {row["published"] for row in rows} == {""}
+    print_summary(tmp_path / "cce_figure5.csv")
+    shown = capsys.readouterr().out
+    assert "Perplexity Ratio" in shown and ratio["regenerated"] in shown and "cce_figure5.diff.csv" in shown
+
+
+def test_words_about_a_statistic_that_the_figure_lacks_are_refused(monkeypatch):
+    project = Project({"scale": "gpu"})
+    _, spec = project.figure("cce_figure4")
+    drawing = Drawing(None, None, {("CCE", "p of Equivalence"): CellSamples((0.5,), (False,), 0.0)})
+    assert [row.regenerated for row in statistics_rows(project, "cce_figure4", drawing)] == ["0.5"]
+    monkeypatch.setitem(spec.in_words, "p of Equivalent", "small")
+    with pytest.raises(SpecError, match="unknown statistic 'p of Equivalent'; did you mean 'p of Equivalence'"):
+        statistics_rows(project, "cce_figure4", drawing)
+
+
 def test_one_seed_decides_nothing_and_a_figure_without_runs_says_so(tmp_path):
     one = verdicts(tmp_path, "cce_figure4", records(tmp_path, {row: [0.0] for row in ROWS}))
     assert {row["verdict"] for row in one.values()} == {"not tested"}
@@ -238,6 +265,8 @@ def test_one_seed_decides_nothing_and_a_figure_without_runs_says_so(tmp_path):
     for name in ("cce_figure3", "cce_figure4", "cce_figure5"):
         assert {row["verdict"] for row in verdicts(tmp_path, name, []).values()} == {"not tested"}
         assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1
+        assert len((tmp_path / f"{name}.diff.csv").read_text().splitlines()) == 1
+        print_summary(tmp_path / f"{name}.csv")
 
 
 @pytest.mark.parametrize(("scale", "label"), [("gpu", "a proxy of phi3.5-mini: hidden_size 768,"), ("paper", "")])

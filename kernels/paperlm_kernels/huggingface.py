@@ -101,6 +101,8 @@ def use_fused_loss(
     Raises:
         TypeError: not such a model, or an option that is unknown or belongs to the model.
         ValueError: a config attribute that seems to transform the logits and is not known, or logits that differ.
+
+    softcap and logit_scale are read now: a config that is changed later needs another call.
     """
     for name in SET_BY_MODEL:
         if name in options:

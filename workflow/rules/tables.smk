@@ -105,6 +105,12 @@ use rule figure as judged_figure with:
         ),
         image="paper_tables/{figure}.png",
         numbers="paper_tables/{figure}.csv",
+        diff=report(
+            "paper_tables/{figure}.diff.csv",
+            caption="../report/diff.rst",
+            category="Figures",
+            labels={"table": "{figure}", "file": "diff"},
+        ),
         claims=report(
             "paper_tables/{figure}.claims.csv",
             caption="../report/claims.rst",

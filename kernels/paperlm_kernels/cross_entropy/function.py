@@ -105,6 +105,9 @@ def linear_cross_entropy(
         ValueError, TypeError: keywords or tensors that do not fit; the message names the fix. Target ids outside the
             vocabulary are found on the CPU (with a process_group only negative ones), and elsewhere, or against the
             vocabulary of all ranks, if the environment variable PAPERLM_KERNELS_DEBUG is 1; never under torch.compile.
+        NotImplementedError: when the gradient is differentiated again; that of "eager" can be.
+
+    Source: Cut Cross-Entropy, arXiv 2411.09009, section 4; the filter and the order of the vocabulary, 4.3.
     """
     checks.check_tensors(hidden, weight, target, bias)
     checks.check_choice("reduction", reduction)
@@ -211,8 +214,12 @@ def compute_z_loss(
 ) -> Tensor:
     """Squared log-sum-exp, reduced over the tokens that count: the z-loss to be weighted and added.
 
-    lse is what `linear_cross_entropy(..., return_lse=True)` returned; target, shift and ignore_index are what it was
-    given. Without target every position counts. No counting token: mean is NaN, its gradient zero.
+    lse is what `linear_cross_entropy(..., return_lse=True)` returned, (...) float32 (float64 for float64 inputs);
+    target, shift and ignore_index are what it was given. Without target every position counts. No counting token: mean
+    is NaN, its gradient zero. Returns a scalar of lse's dtype, or lse's shape with reduction "none". Raises ValueError
+    for an unknown reduction, and for an lse that has not the shape of target without its first `shift` columns.
+
+    Source: PaLM, arXiv 2204.02311, section 5 (there with a weight of 1e-4).
     """
     checks.check_choice("reduction", reduction)
     squares = lse.square()

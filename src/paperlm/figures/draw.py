@@ -1,22 +1,26 @@
-"""`paperlm figure`: a figure of a paper file as .svg and .png, its numbers as .csv, verdicts as .claims.csv if any."""
+"""`paperlm figure`: a figure of a paper file as .svg and .png, its numbers as .csv; if it has claims, the statistics
+that they read as .diff.csv and the verdicts as .claims.csv."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import itertools
+import statistics
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paperlm.errors import SpecError, unknown
 from paperlm.figures import KINDS
 from paperlm.files import write_atomic
 from paperlm.spec.project import Project
-from paperlm.tables.build import sibling, write_claims
+from paperlm.tables.build import sibling, write_claims, write_diff
 from paperlm.tables.claims import CellSamples
-from paperlm.tables.contents import Contents, Key
+from paperlm.tables.compare import DiffRow
+from paperlm.tables.contents import NOT_PRINTED, Contents, Key
 from paperlm.tables.verdicts import claim_rows
 
 if TYPE_CHECKING:
@@ -69,8 +73,34 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
     text = drawing.numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     _write(out.with_suffix(".csv"), text.encode())
     if spec.claims:
-        contents = Contents(diff=[], samples=drawing.samples, untested=drawing.untested)
+        contents = Contents(
+            diff=statistics_rows(project, name, drawing), samples=drawing.samples, untested=drawing.untested
+        )
+        write_diff(sibling(out.with_suffix(".csv"), "diff"), contents.diff)
         write_claims(sibling(out.with_suffix(".csv"), "claims"), claim_rows(project, name, contents))
+
+
+def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffRow]:
+    """A row for each statistic that claims read: its mean over seeds, beside what the paper's text says of it.
+
+    Raises SpecError for words about another statistic.
+    """
+    _, spec = project.figure(name)
+    columns = {column for _, column in drawing.samples}
+    for column in spec.in_words:
+        if columns and column not in columns:
+            raise SpecError(f"figures.{name}.in_words: {unknown('statistic', column, columns)}")
+    rows = []
+    for (row, column), sample in drawing.samples.items():
+        mean, several = statistics.fmean(sample.values), len(set(sample.values)) > 1
+        said = spec.in_words.get(column)
+        reason = f"in the text: {said}" if said else "the paper prints no number of this"
+        rows.append(DiffRow(
+            table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=f"{mean:.4g}",
+            metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(sample.values):.4g}" if several else "",
+            seeds=len(sample.values), verdict="see claims" if said else NOT_PRINTED, reason=reason,
+        ))  # fmt: skip
+    return rows
 
 
 def notes(project: Project, name: str) -> list[str]:

@@ -242,5 +242,7 @@ class FigureSpec(Frozen):
     claims_name: str = ""
     "how its claims call the figure's statistics, e.g. F4"
     claims: list[ClaimSpec] = []
+    in_words: dict[str, str] = {}
+    "statistic -> what the paper's text says of it; its figures print no numbers"
     notes: list[str] = []
     "printed under the figure"

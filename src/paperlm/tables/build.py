@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from paperlm.files import write_atomic
 from paperlm.spec.project import Project
 from paperlm.tables import arithmetic, measurements, runs, settings
+from paperlm.tables.compare import DiffRow
 from paperlm.tables.contents import Contents
 from paperlm.tables.published import PublishedTable, read_published
 from paperlm.tables.verdicts import CLAIM_COLUMNS, claim_rows
@@ -44,12 +46,17 @@ def write_table(project: Project, name: str, records: Iterable[Path], out: Path,
     rows = [[contents.scale_of(r), r, *(cells[r, c].regenerated for c in contents.columns)] for r in contents.rows]
     claims = claim_rows(project, name, contents)
     _write_csv(out, ["scale", printed_table(project, name).corner, *contents.columns], rows)
-    _write_csv(sibling(out, "diff"), list(contents.diff[0].as_dict()), [d.as_dict().values() for d in contents.diff])
+    write_diff(sibling(out, "diff"), contents.diff)
     write_claims(sibling(out, "claims"), claims)
     if html is not None:
         from paperlm.tables.html import write_page
 
         write_page(html / f"{name}.html", project, name, contents, claims)
+
+
+def write_diff(path: Path, rows: list[DiffRow]) -> None:
+    """<name>.diff.csv."""
+    _write_csv(path, [f.name for f in dataclasses.fields(DiffRow)], [row.as_dict().values() for row in rows])
 
 
 def write_claims(path: Path, claims: list[dict[str, Any]]) -> None:

@@ -17,14 +17,15 @@ COLORS = {
 
 
 def print_summary(table_csv: Path) -> None:
-    """Print a built table beside the published numbers, or a figure's verdicts. RecordError if it was not built."""
+    """Print a built table beside the published numbers, or a figure's statistics, and the verdicts. Raises RecordError
+    if it was not built."""
     if not table_csv.is_file():
         raise RecordError(f"{table_csv}: not built yet; run snakemake {table_csv} --cores 2")
     console = Console(width=None if Console().is_terminal else 150)
     beside = {kind: table_csv.with_name(f"{table_csv.stem}.{kind}.csv") for kind in ("diff", "claims")}
     files = {kind: path for kind, path in beside.items() if path.is_file()}
-    if "diff" in files:
-        _print_cells(console, table_csv, _read(files["diff"]))
+    if "diff" in files and (diff := _read(files["diff"])):
+        _print_cells(console, table_csv, diff)
     claims = _read(files["claims"]) if "claims" in files else []
     if claims:
         table = Table(title=f"claims of {table_csv.stem}, scale {claims[0]['scale']}", title_justify="left")
@@ -42,17 +43,17 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     cells = {(d["row"], d["column"]): d for d in diff}
     grid = Table(title=f"{table_csv.stem}, scale {diff[0]['scale']}: regenerated (published)", title_justify="left")
     grid.add_column("")
-    columns = [c for c in columns if any(_said(cells[row, c]) for row in rows)]
+    columns = [c for c in columns if any(_said(cells[row, c]) for row in rows if (row, c) in cells)]
     for column in columns:
         grid.add_column(column, justify="right")
     for row in rows:
-        grid.add_row(row, *(_cell(cells[row, column]) for column in columns))
+        grid.add_row(row, *(_cell(cells[row, column]) if (row, column) in cells else "" for column in columns))
     console.print(grid)
     counts: dict[str, int] = {}
     for d in diff:
         counts[d["verdict"]] = counts.get(d["verdict"], 0) + 1
-    for scale in dict.fromkeys(row["scale"] for row in _read(table_csv)):
-        if scale != diff[0]["scale"]:
+    for scale in dict.fromkeys(row.get("scale", "") for row in _read(table_csv)):
+        if scale not in ("", diff[0]["scale"]):
             console.print(f"a proxy at scale {scale}")
     console.print("cells: " + ", ".join(f"{n} {_paint(v)}" for v, n in counts.items()))
 
