@@ -239,9 +239,12 @@ def test_the_statistics_that_claims_read_are_written_and_shown(tmp_path, capsys)
     assert float(ratio["judged_on"]) == pytest.approx(statistics.fmean(ratios), rel=1e-6)
     assert float(ratio["spread"]) == pytest.approx(statistics.stdev(ratios), rel=1e-3) and ratio["seeds"] == "3"
     assert {row["verdict"] for row in rows} == {"not printed"} and {row["published"] for row in rows} == {""}
+    proxy = "a proxy of phi3.5-mini: hidden_size 768, n_layers 12, vocab_size 50257"
+    assert {row["labels"] for row in rows} == {proxy}
     print_summary(tmp_path / "cce_figure5.csv")
     shown = capsys.readouterr().out
     assert "Perplexity Ratio" in shown and ratio["regenerated"] in shown and "cce_figure5.diff.csv" in shown
+    assert proxy in " ".join(shown.split())
 
 
 def test_words_about_a_statistic_that_the_figure_lacks_are_refused(monkeypatch):

@@ -19,7 +19,7 @@ from paperlm.files import write_atomic
 from paperlm.spec.project import Project
 from paperlm.tables.build import sibling, write_claims, write_diff
 from paperlm.tables.claims import CellSamples
-from paperlm.tables.compare import DiffRow
+from paperlm.tables.compare import DiffRow, proxy_of
 from paperlm.tables.contents import NOT_PRINTED, Contents, Key
 from paperlm.tables.verdicts import claim_rows
 
@@ -90,6 +90,9 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
     for column in spec.in_words:
         if columns and column not in columns:
             raise SpecError(f"figures.{name}.in_words: {unknown('statistic', column, columns)}")
+    table = project.table(spec.table)[1] if spec.table else None
+    sizes = {column.size for column in table.columns.values()} if table and table.kind == "runs" else set()
+    labels = "; ".join(sorted(filter(None, (proxy_of(project, size) for size in sizes))))
     rows = []
     for (row, column), sample in drawing.samples.items():
         mean, several = statistics.fmean(sample.values), len(set(sample.values)) > 1
@@ -99,6 +102,7 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
             table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=f"{mean:.4g}",
             metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(sample.values):.4g}" if several else "",
             seeds=len(sample.values), verdict="see claims" if said else NOT_PRINTED, reason=reason,
+            labels=labels,
         ))  # fmt: skip
     return rows
 

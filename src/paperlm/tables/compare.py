@@ -62,7 +62,7 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
         reason = why_not_run(project, result)
         return DiffRow(**common, regenerated="not run", verdict="not run", reason=reason)
     labels = {label for r in result.records for label in r.labels}
-    if resized := _resized(project, table.columns[cell.column].size):
+    if resized := proxy_of(project, table.columns[cell.column].size):
         labels.add(resized)
     if result.missing:
         labels.add(f"{len(result.records)} of {len(cell.runs)} seeds have a record")
@@ -106,7 +106,7 @@ def _run_row(project: Project, table_name: str, result: CellResult, printed: str
     return DiffRow(**common, **shown, verdict=verdict)
 
 
-def _resized(project: Project, size: str) -> str:
+def proxy_of(project: Project, size: str) -> str:
     """Label of a model that is not of the published size, in which its column is named; empty for one that is."""
     changes = {**project.scale.settings, **project.scale.sizes.get(size, {})}
     sizes = [f"{key} {changes[key].value}" for key in ("hidden_size", "n_layers", "vocab_size") if key in changes]

@@ -55,6 +55,9 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     for scale in dict.fromkeys(row.get("scale", "") for row in _read(table_csv)):
         if scale not in ("", diff[0]["scale"]):
             console.print(f"a proxy at scale {scale}")
+    for label in dict.fromkeys(label for d in diff for label in d["labels"].split("; ")):
+        if label.startswith("a proxy of "):
+            console.print(label)
     console.print("cells: " + ", ".join(f"{n} {_paint(v)}" for v, n in counts.items()))
 
 
