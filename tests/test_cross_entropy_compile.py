@@ -25,10 +25,11 @@ from triton.compiler import ASTSource  # noqa: E402
 SHARED = {90: 232448, 80: 101376}
 "Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
 POINTERS = {
-    "*bf16": "E E_rows C C_wide bias scratch q_rows q_columns d_hidden d_weight kept matrix first_part second_part",
+    "*bf16": "E E_rows C C_wide bias scratch q_rows q_columns d_hidden d_weight kept matrix saved",
     "*fp32": "upstream part_max part_sum target_logit base",
     "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order",
     "*i16": "row_groups row_starts slot_blocks group_blocks",
+    "*i64": "lowest",
     "*i8": "alive maxima remainder",
     "fp32": "scale cap eps log_eps",
 }
@@ -209,16 +210,22 @@ def test_it_compiles_for_hopper_with_wgmma_and_tma(name, spill, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", [90, 80])
-def test_rows_move_16_bytes_at_a_time_there_and_8_back(architecture, tmp_path):
+def test_rows_move_16_bytes_at_a_time_there_and_back(architecture, tmp_path):
     kernel = compiled(reorder.sort_kernel, (8, 1), {"ROWS": 16, "BLOCK": 512}, {}, architecture)
     assert "ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v4.b32" in kernel.asm["ptx"]
-    for back in (False, True):
-        constants = {"WIDTH": 4, "PARTS": 2, "BACK": back, "BLOCK": 256}
-        back_again = compiled(reorder.copy_columns_kernel, (4, 1), constants, {}, architecture)
-        # 8 bytes, all that a part has of a row
-        assert all(f"{what}.global.v2.b32" in back_again.asm["ptx"] for what in ("ld", "st"))
-        if architecture == 90:
-            assert spilled(kernel, tmp_path) == spilled(back_again, tmp_path) == 0
+    assert architecture != 90 or spilled(kernel, tmp_path) == 0
+    walks = {"save": {}, "walk": {}, "walk_cycles": {"ROWS": 64}}
+    for name, constants in walks.items():
+        walk = compiled(getattr(reorder, f"{name}_kernel"), (1, 1), constants | {"BLOCK": 256}, {}, architecture)
+        assert all(f"{what}.global.v4.b32" in walk.asm["ptx"] for what in ("ld", "st"))
+        assert architecture != 90 or spilled(walk, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", [90, 80])
+def test_both_halves_of_a_word_that_other_programs_double_are_read_and_written_at_once(architecture):
+    doubling = compiled(reorder.double_kernel, (4, 1), {"BLOCK": 512}, {}, architecture).asm["ptx"]
+    assert re.search(r"ld\.global[.\w]*\.b64", doubling) and re.search(r"st\.global[.\w]*\.b64", doubling)
+    assert not re.search(r"(ld|st)\.global[.\w]*\.b(8|16|32)\b", doubling)
 
 
 BY_POINTERS = [

@@ -92,25 +92,62 @@ def test_an_ordered_gradient_is_sorted_back_when_lists_are_freed_and_in_the_room
     assert max(beyond) <= waves.ORDER_ROOM, "of a preset that is to use nothing else"
 
 
-@kernels
-@pytest.mark.parametrize(
-    "vocab,columns,room,share,allocated",
-    [(300, 21, 0, 0.0, 1), (300, 21, 900, 0.0, 1), (1, 130, 0, 1.2, 0), (257, 64, 0, 0.06, 0), (257, 64, 0, 0.01, 1),
-     (257, 64, 0.5, 0.06, 0), (257, 64, 0.5, 0.02, 0), (257, 64, 1, 0.02, 1), (257, 64, 4, 0.06, 1),
-     (257, 64, 1000, 0.01, 1), (300, 70, 0, 1.2, 0)],
-)  # fmt: skip
-def test_rows_go_back_to_their_places_with_or_without_free_memory(
-    place, vocab, columns, room, share, allocated, monkeypatch
-):
-    """room: in columns of the matrix; share: elements that are free, of 64 columns."""
+ORDERS = {
+    "random": lambda n: torch.randperm(n, generator=torch.Generator().manual_seed(1)),
+    "natural": torch.arange,
+    "reversed": lambda n: torch.arange(n).flip(0),  # cycles of two rows
+    "shifted": lambda n: (torch.arange(n) + 1) % n,  # one cycle
+    "shifted back": lambda n: (torch.arange(n) - 1) % n,
+}
+
+
+def sort_back(place, vocab, columns, order, free, room):
+    """Whether rows come to their places, and the bytes of buffers that were made. free: elements."""
     matrix = torch.randn(vocab, columns, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
-    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(1)).int().to(place.device)
-    free = torch.zeros(int(share * vocab * 64), dtype=place.dtype, device=place.device)
-    right = matrix[order.argsort()]
-    room = int(room * vocab * matrix.element_size())
+    order = ORDERS[order](vocab).int().to(place.device)
+    right = torch.empty_like(matrix)
+    right[order.long()] = matrix
+    # what is free begins at any element
+    free = torch.zeros(free + 5, dtype=place.dtype, device=place.device)[5:]
     made, empty = [], torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: made.append(a) or empty(*a, **k))
-    reorder.unsort_rows(matrix, order, free, room)
-    assert torch.equal(matrix, right)
-    assert sum(n * matrix.element_size() for (n,) in made) <= (room or 8 * vocab)
-    assert len(made) == allocated, "what is free is used first, and memory taken only to halve the launches"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *a, **k: made.append(empty(*a, **k)) or made[-1])
+        reorder.unsort_rows(matrix, order, free, room)
+    return torch.equal(matrix, right), [tensor.nbytes for tensor in made]
+
+
+@kernels
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("vocab,columns", [(300, 21), (1, 130), (257, 300), (300, 1)])
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_rows_go_back_to_their_places_whatever_the_cycles_of_the_order(place, order, vocab, columns, share):
+    """share: rows that what is free holds, of all."""
+    free, size = int(share * vocab) * columns, place.dtype.itemsize
+    least = max(8 * vocab, columns * size)  # two numbers a row, or a row
+    enough = free * size - 16 >= least
+    assert sort_back(place, vocab, columns, order, free, 0) == (True, [] if enough else [least])
+
+
+@kernels
+@pytest.mark.parametrize("room,taken", [(0, 8 * 300), (4000, 4000), (10**6, 10**6)])
+def test_the_room_that_a_preset_leaves_is_taken_where_nothing_is_free(place, room, taken):
+    assert sort_back(place, 300, 70, "random", 30, room) == (True, [taken])
+    assert sort_back(place, 300, 70, "random", 3000, room) == (True, [])
+
+
+@kernels
+def test_more_rows_are_on_their_way_at_once_the_more_memory_is_free(place, monkeypatch):
+    starts = []
+
+    class Noted:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            starts.append(grid[0])
+            return self.kernel[grid]
+
+    monkeypatch.setattr(reorder, "walk_kernel", Noted(reorder.walk_kernel))
+    for rows in (41, 100, 300):
+        assert sort_back(place, 300, 70, "random", rows * 70 + 16, 0) == (True, [])
+    assert starts == [38, 100, 300], "each eighth row, each third, all"

@@ -203,6 +203,7 @@ METHODS: dict[str, tuple[partial, str]] = {
         _ours(memory="lean", vocab_order="mean_logit"),
         "lean memory, ids sorted by mean logit, every tile recomputed, as published (row 1)",
     ),
+    "ours_sorted": (_ours(vocab_order="mean_logit"), "the same in our default's memory"),
     "ours_lean": (_ours(memory="lean"), "as row 1 in natural order (row 6)"),
     "ours_lean_unfiltered": (
         _ours(memory="lean", filter_eps=None, backend="triton", keep_logits=False),

@@ -30,60 +30,107 @@ def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constex
 
 
 def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor, room: int) -> None:
-    """Move row i of the matrix to row order[i], in place, some columns at a time: as many as fit in `free`, a vector of
-    its dtype, or, if that is fewer launches, in `room` bytes beside it. If neither holds a column, 8 bytes a row are
-    taken."""
+    """Move row i of a contiguous matrix to row order[i], in place.
+
+    Every program takes a row to its place, the row that was there to the place of that one, and so on along a cycle of
+    the permutation, until it comes to a row where another program began: each `stride`-th row is such a start, as many
+    as are copied beforehand into `free`, a vector, or, if that holds less than a row or 8 bytes a row, into a buffer of
+    `room` bytes or of as much as that. A cycle without a start is for one program, which begins at its lowest row.
+    """
     rows, columns = matrix.shape
-    widest = lambda elements: min(64, 1 << max(elements, 1).bit_length() - 1)  # noqa: E731
-    column = rows * matrix.element_size()
-    if free.numel() < rows and room < column:
-        room = 8 * rows
-    width, own_width = widest(free.numel() // rows), widest(room // column)
-    parts = [free]
-    own_parts = 1 + (free.numel() >= rows * own_width)
-    if room >= column and (free.numel() < rows or own_parts * own_width > width):
-        width = own_width
-        own = torch.empty(rows * width, dtype=matrix.dtype, device=matrix.device)
-        parts = [own, free][:own_parts]
-    arguments = matrix, parts[0], parts[-1], order, rows, columns, WAVE
-    out, back = (
-        Repeated(
-            copy_columns_kernel, triton.cdiv(rows, 256), *arguments, WIDTH=width, PARTS=len(parts), BACK=b, BLOCK=256
+    size = matrix.element_size()
+    least = max(8 * rows, size * columns)
+    buffer = free.view(torch.uint8)[-free.data_ptr() % 16 :]
+    if buffer.numel() < least:
+        buffer = torch.empty(max(room, least), dtype=torch.uint8, device=matrix.device)
+    stride = triton.cdiv(rows, buffer.numel() // (size * columns))
+    starts = triton.cdiv(rows, stride)
+    # one warp a program: its lanes read a row before any of them writes it
+    block = min(512 // size, triton.next_power_of_2(columns))
+    pieces, one = triton.cdiv(columns, block), {"num_warps": 1}
+    if stride > 1:
+        lowest = buffer[: 8 * rows].view(torch.int64)
+        grid = (triton.cdiv(rows, 512),)
+        cycle_kernel[grid](lowest, order, rows, stride, BLOCK=512)
+        double = Repeated(double_kernel, *grid, lowest, rows, WAVE, BLOCK=512)
+        for step in range((rows - 1).bit_length()):
+            double(step)
+        walk_cycles_kernel[triton.cdiv(rows, 64), pieces](
+            matrix, lowest, order, rows, columns, stride, ROWS=64, BLOCK=block, **one
         )
-        for b in (False, True)
-    )
-    for piece in range(triton.cdiv(columns, width * len(parts))):
-        out(piece)
-        back(piece)
+    saved = buffer[: starts * columns * size].view(matrix.dtype)
+    save_kernel[starts, pieces](matrix, saved, columns, stride, BLOCK=block, **one)
+    walk_kernel[starts, pieces](matrix, saved, order, columns, stride, BLOCK=block, **one)
 
 
 @triton.jit
-def _places(matrix, part, row, matrix_row, column, n_rows, n_columns, WIDTH: tl.constexpr):
-    """Where WIDTH columns of some rows are in the matrix and in a part, and which of them there are."""
-    c = column + tl.arange(0, WIDTH)
-    mask = (row < n_rows)[:, None] & (c < n_columns)[None, :]
-    outside = matrix + matrix_row.to(tl.int64)[:, None] * n_columns + c[None, :]
-    return outside, part + row.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :], mask
-
-
-@triton.jit(do_not_specialize=["piece"])
-def copy_columns_kernel(
-    matrix, first_part, second_part, order, n_rows, n_columns, piece,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A piece of the matrix, WIDTH columns a part, into one part or two; BACK: from them, row i at row order[i]."""
+def cycle_kernel(lowest, order, n_rows, stride, BLOCK: tl.constexpr):
+    """For each row: the row that it goes to (upper half) and itself, but 0 for a start (lower half)."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    matrix_row = row
-    if BACK:
-        matrix_row = tl.load(order + row, mask=row < n_rows, other=0)
-    column = piece * PARTS * WIDTH
-    outside, inside, mask = _places(matrix, first_part, row, matrix_row, column, n_rows, n_columns, WIDTH)
-    more_outside, more_inside, more_mask = _places(
-        matrix, second_part, row, matrix_row, column + WIDTH, n_rows, n_columns, WIDTH
-    )
-    # all loads before the first store, which they would wait for
-    first = tl.load(inside if BACK else outside, mask=mask)
-    if PARTS == 2:
-        second = tl.load(more_inside if BACK else more_outside, mask=more_mask)
-        tl.store(more_outside if BACK else more_inside, second, mask=more_mask)
-    tl.store(outside if BACK else inside, first, mask=mask)
+    mask = row < n_rows
+    to = tl.load(order + row, mask=mask, other=0).to(tl.int64)
+    tl.store(lowest + row, (to << 32) | tl.where(row % stride == 0, 0, row), mask=mask)
+
+
+@triton.jit(do_not_specialize=["step"])
+def double_kernel(lowest, n_rows, step, BLOCK: tl.constexpr):
+    """Twice as far along its cycle, at least: the row that comes after (upper half) and the lowest until there.
+
+    A row that has been doubled already by another program takes this one further, for both halves are one word.
+    """
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < n_rows
+    mine = tl.load(lowest + row, mask=mask, other=0)
+    further = tl.load(lowest + (mine >> 32), mask=mask, other=0)
+    least = tl.minimum(mine & 0xFFFFFFFF, further & 0xFFFFFFFF)
+    tl.store(lowest + row, ((further >> 32) << 32) | least, mask=mask)
+
+
+@triton.jit
+def walk_cycles_kernel(matrix, lowest, order, n_rows, n_columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Along the cycles without a start whose lowest row is one of the program's. Grid: rows, columns."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    least = tl.load(lowest + row, mask=row < n_rows, other=0) & 0xFFFFFFFF
+    to = tl.load(order + row, mask=row < n_rows, other=0)
+    left = tl.where((least == row) & (row % stride != 0) & (to != row) & (row < n_rows), row, n_rows)
+    first = tl.min(left)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < n_columns
+    while first < n_rows:
+        moved = tl.load(matrix + first.to(tl.int64) * n_columns + column, mask=mask)
+        place = tl.load(order + first)
+        while place != first:
+            there = matrix + place.to(tl.int64) * n_columns + column
+            place = tl.load(order + place)
+            following = tl.load(there, mask=mask)
+            tl.store(there, moved, mask=mask)
+            moved = following
+        tl.store(matrix + first.to(tl.int64) * n_columns + column, moved, mask=mask)
+        left = tl.where(left == first, n_rows, left)
+        first = tl.min(left)
+
+
+@triton.jit
+def save_kernel(matrix, saved, n_columns, stride, BLOCK: tl.constexpr):
+    """The starts' rows, one after the other. Grid: starts, columns."""
+    start = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < n_columns
+    tl.store(saved + start * n_columns + column, tl.load(matrix + start * stride * n_columns + column, mask=mask), mask)
+
+
+@triton.jit
+def walk_kernel(matrix, saved, order, n_columns, stride, BLOCK: tl.constexpr):
+    """From a start to the next. Grid: starts, columns."""
+    start = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < n_columns
+    moved = tl.load(saved + start * n_columns + column, mask=mask)
+    place = tl.load(order + start * stride)
+    while place % stride != 0:
+        there = matrix + place.to(tl.int64) * n_columns + column
+        place = tl.load(order + place)
+        following = tl.load(there, mask=mask)  # waited for in the next round alone
+        tl.store(there, moved, mask=mask)
+        moved = following
+    tl.store(matrix + place.to(tl.int64) * n_columns + column, moved, mask=mask)
