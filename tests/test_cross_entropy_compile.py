@@ -27,9 +27,9 @@ SHARED = {90: 232448, 80: 101376}
 POINTERS = {
     "*bf16": "E E_rows C C_wide bias scratch q_rows q_columns d_hidden d_weight kept matrix saved",
     "*fp32": "upstream part_max part_sum target_logit base",
-    "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order",
+    "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order walks extra",
     "*i16": "row_groups row_starts slot_blocks group_blocks",
-    "*i64": "lowest",
+    "*i64": "ahead extra_until",
     "*i8": "alive maxima remainder",
     "fp32": "scale cap eps log_eps",
 }
@@ -214,8 +214,13 @@ def test_rows_move_16_bytes_at_a_time_there_and_back(architecture, tmp_path):
     kernel = compiled(reorder.sort_kernel, (8, 1), {"ROWS": 16, "BLOCK": 512}, {}, architecture)
     assert "ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v4.b32" in kernel.asm["ptx"]
     assert architecture != 90 or spilled(kernel, tmp_path) == 0
-    walks = {"save": {}, "walk": {}, "walk_cycles": {"ROWS": 64}}
-    for name, constants in walks.items():
+    walks = [
+        ("save", {"EVERY": False}),
+        ("walk", {"EVERY": False}),
+        ("walk", {"EVERY": True}),
+        ("walk_cycles", {"ROWS": 64}),
+    ]
+    for name, constants in walks:
         walk = compiled(getattr(reorder, f"{name}_kernel"), (1, 1), constants | {"BLOCK": 256}, {}, architecture)
         assert all(f"{what}.global.v4.b32" in walk.asm["ptx"] for what in ("ld", "st"))
         assert architecture != 90 or spilled(walk, tmp_path) == 0

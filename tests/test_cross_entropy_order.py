@@ -6,6 +6,7 @@ filter.
 
 from __future__ import annotations
 
+import random
 import weakref
 
 import pytest
@@ -102,7 +103,7 @@ ORDERS = {
 
 
 def sort_back(place, vocab, columns, order, free, room):
-    """Whether rows come to their places, and the bytes of buffers that were made. free: elements."""
+    """Whether rows come to their places, and the bytes of each buffer for rows that was made. free: elements."""
     matrix = torch.randn(vocab, columns, generator=torch.Generator().manual_seed(0)).to(place.device, place.dtype)
     order = ORDERS[order](vocab).int().to(place.device)
     right = torch.empty_like(matrix)
@@ -113,7 +114,7 @@ def sort_back(place, vocab, columns, order, free, room):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", lambda *a, **k: made.append(empty(*a, **k)) or made[-1])
         reorder.unsort_rows(matrix, order, free, room)
-    return torch.equal(matrix, right), [tensor.nbytes for tensor in made]
+    return torch.equal(matrix, right), [tensor.nbytes for tensor in made if tensor.dtype == torch.uint8]
 
 
 @kernels
@@ -123,9 +124,18 @@ def sort_back(place, vocab, columns, order, free, room):
 def test_rows_go_back_to_their_places_whatever_the_cycles_of_the_order(place, order, vocab, columns, share):
     """share: rows that what is free holds, of all."""
     free, size = int(share * vocab) * columns, place.dtype.itemsize
-    least = max(8 * vocab, columns * size)  # two numbers a row, or a row
+    least = max(8 * vocab, 2 * columns * size)  # two numbers a row, or two rows
     enough = free * size - 16 >= least
     assert sort_back(place, vocab, columns, order, free, 0) == (True, [] if enough else [least])
+
+
+@kernels
+def test_rows_go_back_to_their_places_in_orders_drawn_at_random(place):
+    draw = random.Random(0)
+    for _ in range(12):
+        vocab, columns = draw.randrange(2, 150), draw.choice([1, 3, 40, 130])
+        free, room = draw.randrange(vocab * columns), draw.choice([0, vocab * columns])
+        assert sort_back(place, vocab, columns, draw.choice(list(ORDERS)), free, room)[0]
 
 
 @kernels
@@ -136,18 +146,32 @@ def test_the_room_that_a_preset_leaves_is_taken_where_nothing_is_free(place, roo
 
 
 @kernels
-def test_more_rows_are_on_their_way_at_once_the_more_memory_is_free(place, monkeypatch):
-    starts = []
+@pytest.mark.parametrize("order", [name for name in ORDERS if name != "natural"])
+@pytest.mark.parametrize("held,stride", [(42, 15), (101, 6), (310, 1)])
+def test_no_program_moves_more_rows_than_twice_the_share_of_those_that_fit_in_memory(
+    place, order, held, stride, monkeypatch
+):
+    walks = []
 
     class Noted:
         def __init__(self, kernel):
             self.kernel = kernel
 
         def __getitem__(self, grid):
-            starts.append(grid[0])
-            return self.kernel[grid]
+            def launch(*arguments, **options):
+                walks.append((grid[0], arguments[3].clone()))
+                return self.kernel[grid](*arguments, **options)
+
+            return launch
 
     monkeypatch.setattr(reorder, "walk_kernel", Noted(reorder.walk_kernel))
-    for rows in (41, 100, 300):
-        assert sort_back(place, 300, 70, "random", rows * 70 + 16, 0) == (True, [])
-    assert starts == [38, 100, 300], "each eighth row, each third, all"
+    free = held * 70 + 16
+    assert sort_back(place, 300, 70, order, free, 0) == (True, [])
+    ((starts, (rows, steps)),) = walks
+    assert starts <= held and len(steps) == (starts if stride > 1 else 0)
+    if stride > 1:
+        assert steps.max() <= stride
+        counted = rows[steps > 0]
+        assert len(counted) == len(counted.unique()) and (rows[: starts // 2] % stride == 0).all()
+        if "shifted" in order:  # one cycle, all of it in walks
+            assert steps.sum() == 300

@@ -32,68 +32,109 @@ def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constex
 def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor, room: int) -> None:
     """Move row i of a contiguous matrix to row order[i], in place.
 
-    Every program takes a row to its place, the row that was there to the place of that one, and so on along a cycle of
-    the permutation, until it comes to a row where another program began: each `stride`-th row is such a start, as many
-    as are copied beforehand into `free`, a vector, or, if that holds less than a row or 8 bytes a row, into a buffer of
-    `room` bytes or of as much as that. A cycle without a start is for one program, which begins at its lowest row.
+    A program takes a row to its place, the row that was there to the place of that one, and so on along a cycle of the
+    permutation, until it comes to a row where another program began. The rows at such starts are copied beforehand into
+    `free`, a vector, or, if that does not hold two rows and 8 bytes a row, into a buffer of `room` bytes or of as much
+    as that. Half of the starts are each `stride`-th row, the others lie where it would be more than `stride` steps to
+    the next one. Cycles that none of them meets are for one program each.
     """
     rows, columns = matrix.shape
-    size = matrix.element_size()
-    least = max(8 * rows, size * columns)
+    size = columns * matrix.element_size()
+    least = max(8 * rows, 2 * size)
     buffer = free.view(torch.uint8)[-free.data_ptr() % 16 :]
     if buffer.numel() < least:
         buffer = torch.empty(max(room, least), dtype=torch.uint8, device=matrix.device)
-    stride = triton.cdiv(rows, buffer.numel() // (size * columns))
-    starts = triton.cdiv(rows, stride)
-    # one warp a program: its lanes read a row before any of them writes it
-    block = min(512 // size, triton.next_power_of_2(columns))
-    pieces, one = triton.cdiv(columns, block), {"num_warps": 1}
+    held = buffer.numel() // size
+    stride = 1 if held >= rows else triton.cdiv(rows, held // 2)
+    regular = triton.cdiv(rows, stride)
+    starts = regular if stride == 1 else 2 * regular
+    # one warp a program: all its lanes read a row before any of them writes it
+    options = {"BLOCK": min(512 // matrix.element_size(), triton.next_power_of_2(columns)), "num_warps": 1}
+    pieces = triton.cdiv(columns, options["BLOCK"])
+    walks = torch.zeros((2, starts if stride > 1 else 0), dtype=torch.int32, device=matrix.device)
     if stride > 1:
-        lowest = buffer[: 8 * rows].view(torch.int64)
-        grid = (triton.cdiv(rows, 512),)
-        cycle_kernel[grid](lowest, order, rows, stride, BLOCK=512)
-        double = Repeated(double_kernel, *grid, lowest, rows, WAVE, BLOCK=512)
+        ahead = buffer[: 8 * rows].view(torch.int64)
+        grid = triton.cdiv(rows, 512)
+        ahead_kernel[grid,](ahead, order, rows, stride, BLOCK=512)
+        double = Repeated(double_kernel, grid, ahead, rows, WAVE, BLOCK=512)
         for step in range((rows - 1).bit_length()):
             double(step)
+        extra = torch.empty(regular, dtype=torch.int32, device=matrix.device)
+        regular_kernel[triton.cdiv(regular, 512),](ahead, order, walks, extra, regular, stride, BLOCK=512)
+        extra_kernel[grid,](ahead, walks, extra.cumsum(0), rows, regular, stride, BLOCK=512)
         walk_cycles_kernel[triton.cdiv(rows, 64), pieces](
-            matrix, lowest, order, rows, columns, stride, ROWS=64, BLOCK=block, **one
+            matrix, ahead, order, rows, columns, stride, ROWS=64, **options
         )
-    saved = buffer[: starts * columns * size].view(matrix.dtype)
-    save_kernel[starts, pieces](matrix, saved, columns, stride, BLOCK=block, **one)
-    walk_kernel[starts, pieces](matrix, saved, order, columns, stride, BLOCK=block, **one)
+    saved = buffer[: starts * size].view(matrix.dtype)
+    for kernel in (save_kernel, walk_kernel):
+        kernel[starts, pieces](matrix, saved, order, walks, columns, starts, EVERY=stride == 1, **options)
 
 
-@triton.jit
-def cycle_kernel(lowest, order, n_rows, stride, BLOCK: tl.constexpr):
-    """For each row: the row that it goes to (upper half) and itself, but 0 for a start (lower half)."""
+@triton.jit(do_not_specialize=["stride"])
+def ahead_kernel(ahead, order, n_rows, stride, BLOCK: tl.constexpr):
+    """Of each row: a row ahead of it (upper half) and the steps to that one (lower half). Regular starts stay where
+    they are."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
     to = tl.load(order + row, mask=mask, other=0).to(tl.int64)
-    tl.store(lowest + row, (to << 32) | tl.where(row % stride == 0, 0, row), mask=mask)
+    start = row % stride == 0
+    tl.store(ahead + row, tl.where(start, row.to(tl.int64) << 32, (to << 32) + 1), mask=mask)
 
 
 @triton.jit(do_not_specialize=["step"])
-def double_kernel(lowest, n_rows, step, BLOCK: tl.constexpr):
-    """Twice as far along its cycle, at least: the row that comes after (upper half) and the lowest until there.
+def double_kernel(ahead, n_rows, step, BLOCK: tl.constexpr):
+    """Twice as far ahead at least: as far as the row ahead is from there.
 
-    A row that has been doubled already by another program takes this one further, for both halves are one word.
+    That one may have been doubled already by another program. Its two halves are one word, so they belong together.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
-    mine = tl.load(lowest + row, mask=mask, other=0)
-    further = tl.load(lowest + (mine >> 32), mask=mask, other=0)
-    least = tl.minimum(mine & 0xFFFFFFFF, further & 0xFFFFFFFF)
-    tl.store(lowest + row, ((further >> 32) << 32) | least, mask=mask)
+    mine = tl.load(ahead + row, mask=mask, other=0)
+    further = tl.load(ahead + (mine >> 32), mask=mask, other=0)
+    # steps around a cycle without a start have no bound
+    steps = (mine + further) & 0xFFFFFFFF
+    tl.store(ahead + row, ((further >> 32) << 32) | steps, mask=mask)
 
 
-@triton.jit
-def walk_cycles_kernel(matrix, lowest, order, n_rows, n_columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["stride"])
+def regular_kernel(ahead, order, walks, extra, n_starts, stride, BLOCK: tl.constexpr):
+    """For each regular start: its row and steps to the next start of any kind; and how many others lie before the
+    regular one at the end."""
+    start = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = start < n_starts
+    first = tl.load(order + start * stride, mask=mask, other=0)
+    word = tl.load(ahead + first, mask=mask, other=0)
+    steps = (word & 0xFFFFFFFF).to(tl.int32)
+    tl.store(walks + start, start * stride, mask=mask)
+    tl.store(walks + 2 * n_starts + start, steps % stride + 1, mask=mask)
+    tl.store(extra + (word >> 32) // stride, steps // stride, mask=mask)
+
+
+@triton.jit(do_not_specialize=["stride"])
+def extra_kernel(ahead, walks, extra_until, n_rows, n_starts, stride, BLOCK: tl.constexpr):
+    """The other starts, each a multiple of `stride` steps before a regular one: row and steps. extra_until: how many
+    there are before that regular start and those of lower rows."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(ahead + row, mask=row < n_rows, other=0)
+    end, steps = (word >> 32).to(tl.int32), (word & 0xFFFFFFFF).to(tl.int32)
+    found = (row < n_rows) & (end % stride == 0) & (steps > 0) & (steps % stride == 0)
+    until = tl.load(extra_until + end // stride, mask=found, other=0).to(tl.int32)
+    place = n_starts + until - steps // stride
+    tl.store(walks + place, row, mask=found)
+    tl.store(walks + 2 * n_starts + place, tl.zeros_like(row) + stride, mask=found)
+
+
+@triton.jit(do_not_specialize=["stride"])
+def walk_cycles_kernel(matrix, ahead, order, n_rows, n_columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Along the cycles without a start whose lowest row is one of the program's. Grid: rows, columns."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    least = tl.load(lowest + row, mask=row < n_rows, other=0) & 0xFFFFFFFF
-    to = tl.load(order + row, mask=row < n_rows, other=0)
-    left = tl.where((least == row) & (row % stride != 0) & (to != row) & (row < n_rows), row, n_rows)
-    first = tl.min(left)
+    end = tl.load(ahead + row, mask=row < n_rows, other=0) >> 32
+    to = tl.load(order + row, mask=row < n_rows, other=0)  # from now on the row that a search upwards has come to
+    alone = (row < n_rows) & (end % stride != 0) & (to != row)
+    while tl.max((alone & (to > row)).to(tl.int32), 0) > 0:
+        to = tl.where(alone & (to > row), tl.load(order + to), to)
+    left = tl.where(alone & (to == row), row, n_rows)
+    first = tl.min(left, 0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < n_columns
     while first < n_rows:
@@ -107,27 +148,38 @@ def walk_cycles_kernel(matrix, lowest, order, n_rows, n_columns, stride, ROWS: t
             moved = following
         tl.store(matrix + first.to(tl.int64) * n_columns + column, moved, mask=mask)
         left = tl.where(left == first, n_rows, left)
-        first = tl.min(left)
+        first = tl.min(left, 0)
 
 
 @triton.jit
-def save_kernel(matrix, saved, n_columns, stride, BLOCK: tl.constexpr):
-    """The starts' rows, one after the other. Grid: starts, columns."""
-    start = tl.program_id(0).to(tl.int64)
+def _walk(walks, n_starts, EVERY: tl.constexpr):
+    """Row of the program's start, and steps to the next."""
+    start = tl.program_id(0)
+    if EVERY:
+        return start, 1
+    else:
+        return tl.load(walks + start), tl.load(walks + n_starts + start)
+
+
+@triton.jit
+def save_kernel(matrix, saved, order, walks, n_columns, n_starts, EVERY: tl.constexpr, BLOCK: tl.constexpr):
+    """The rows at starts, one after the other. Grid: starts, columns."""
+    row, steps = _walk(walks, n_starts, EVERY)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < n_columns
-    tl.store(saved + start * n_columns + column, tl.load(matrix + start * stride * n_columns + column, mask=mask), mask)
+    mask = (column < n_columns) & (steps > 0)
+    moved = tl.load(matrix + row.to(tl.int64) * n_columns + column, mask=mask)
+    tl.store(saved + tl.program_id(0).to(tl.int64) * n_columns + column, moved, mask=mask)
 
 
 @triton.jit
-def walk_kernel(matrix, saved, order, n_columns, stride, BLOCK: tl.constexpr):
+def walk_kernel(matrix, saved, order, walks, n_columns, n_starts, EVERY: tl.constexpr, BLOCK: tl.constexpr):
     """From a start to the next. Grid: starts, columns."""
-    start = tl.program_id(0).to(tl.int64)
+    row, steps = _walk(walks, n_starts, EVERY)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < n_columns
-    moved = tl.load(saved + start * n_columns + column, mask=mask)
-    place = tl.load(order + start * stride)
-    while place % stride != 0:
+    mask = (column < n_columns) & (steps > 0)
+    moved = tl.load(saved + tl.program_id(0).to(tl.int64) * n_columns + column, mask=mask)
+    place = tl.load(order + row)
+    for _ in range(1, steps):
         there = matrix + place.to(tl.int64) * n_columns + column
         place = tl.load(order + place)
         following = tl.load(there, mask=mask)  # waited for in the next round alone
