@@ -7,6 +7,8 @@ order then. (A block of two groups may reach into the scratch. What comes of it 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -46,6 +48,8 @@ def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor, r
         buffer = torch.empty(max(room, least), dtype=torch.uint8, device=matrix.device)
     held = buffer.numel() // size
     stride = 1 if held >= rows else triton.cdiv(rows, held // 2)
+    while math.gcd(stride, rows * (rows - 1)) > 1 < stride:
+        stride += 1  # else shifts and transpositions have long cycles without a regular start
     regular = triton.cdiv(rows, stride)
     starts = regular if stride == 1 else 2 * regular
     # one warp a program: all its lanes read a row before any of them writes it
@@ -124,6 +128,18 @@ def extra_kernel(ahead, walks, extra_until, n_rows, n_starts, stride, BLOCK: tl.
     tl.store(walks + 2 * n_starts + place, tl.zeros_like(row) + stride, mask=found)
 
 
+@triton.jit
+def _exchange(there, moved, mask):
+    """Store `moved`, return what was there.
+
+    The choice between the two, which the mask has made already, lets the store wait for the load. Else it would reach
+    L1 while the line is on its way there, and hold up the accesses of all programs on the multiprocessor.
+    """
+    found = tl.load(there, mask=mask)
+    tl.store(there, tl.where(mask, moved, found), mask=mask)
+    return found
+
+
 @triton.jit(do_not_specialize=["stride"])
 def walk_cycles_kernel(matrix, ahead, order, n_rows, n_columns, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Along the cycles without a start whose lowest row is one of the program's. Grid: rows, columns."""
@@ -143,9 +159,7 @@ def walk_cycles_kernel(matrix, ahead, order, n_rows, n_columns, stride, ROWS: tl
         while place != first:
             there = matrix + place.to(tl.int64) * n_columns + column
             place = tl.load(order + place)
-            following = tl.load(there, mask=mask)
-            tl.store(there, moved, mask=mask)
-            moved = following
+            moved = _exchange(there, moved, mask)
         tl.store(matrix + first.to(tl.int64) * n_columns + column, moved, mask=mask)
         left = tl.where(left == first, n_rows, left)
         first = tl.min(left, 0)
@@ -182,7 +196,5 @@ def walk_kernel(matrix, saved, order, walks, n_columns, n_starts, EVERY: tl.cons
     for _ in range(1, steps):
         there = matrix + place.to(tl.int64) * n_columns + column
         place = tl.load(order + place)
-        following = tl.load(there, mask=mask)  # waited for in the next round alone
-        tl.store(there, moved, mask=mask)
-        moved = following
+        moved = _exchange(there, moved, mask)
     tl.store(matrix + place.to(tl.int64) * n_columns + column, moved, mask=mask)
