@@ -115,6 +115,32 @@ def test_a_frozen_classifier_in_an_order_takes_the_memory_of_its_gradient_and_no
     assert 0 < peak(4096, 131072, 2048, memory, 2**-12, "mean_logit", frozen=True) <= most
 
 
+@pytest.mark.parametrize("order", [None, "mean_logit"])
+@pytest.mark.parametrize(
+    "needed,natural,ordered",
+    [("both", {(True, True)}, {(True, False), (False, True)}), ("hidden", {(True, False)}, {(True, False)}),
+     ("weight", {(False, True)}, {(False, True)}), ("bias", set(), set())],
+)  # fmt: skip
+def test_no_product_is_launched_that_nobody_needs(host_side, monkeypatch, order, needed, natural, ordered):
+    launched = set()
+
+    class Noted(NotLaunched):
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: launched.add((options["HIDDEN"], options["WEIGHT"]))
+
+    monkeypatch.setattr(products, "products_kernel", Noted())
+    make = lambda name, *shape: torch.empty(  # noqa: E731
+        *shape, dtype=torch.bfloat16, device="meta", requires_grad=needed in (name, "both")
+    )
+    hidden, weight, bias = make("hidden", 300, 64), make("weight", 1000, 64), make("bias", 1000)
+    target = torch.empty(300, dtype=torch.int64, device="meta")
+    lse, own = ops.linear_cross_entropy_core(
+        hidden, weight, bias, target, filter_eps=2**-12, filter_grads="both", memory="balanced", vocab_order=order
+    )
+    (lse - own).mean().backward()
+    assert launched == (ordered if order else natural)  # pairs: for dE, for dC
+
+
 METHODS = {
     "ours": ("balanced", 2**-12, None),
     "ours_exact": ("balanced", None, None),

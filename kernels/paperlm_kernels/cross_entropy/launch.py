@@ -336,7 +336,7 @@ def run_backward(
         write_q(wave)
         if flag:
             lists(wave)
-        if need_hidden or not ordered:
+        if need_hidden or (need_weight and not ordered):
             multiply(wave)
         if need_weight and ordered:
             multiply_weight(wave)
