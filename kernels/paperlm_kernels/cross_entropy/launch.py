@@ -261,9 +261,9 @@ def run_backward(
             saved.maxima, saved.base, saved.lse, rows, targets, control, alive, n_blocks * 128, groups, GROUPS=32,
             num_warps=4,
         )  # fmt: skip
+    BLOCKS = triton.next_power_of_2(n_blocks)
+    at_once = max(1, min(16, 4096 // BLOCKS))
     if listed:
-        BLOCKS = triton.next_power_of_2(n_blocks)
-        at_once = max(1, min(16, 4096 // BLOCKS))
         liveness.rank_kernel[(triton.cdiv(groups, at_once),)](
             alive, rank, group_counts, control, groups, BLOCKS=BLOCKS, GROUPS=at_once, num_warps=4
         )
@@ -272,15 +272,14 @@ def run_backward(
         BLOCK=min(4096, triton.next_power_of_2(groups)), num_warps=4,
     )  # fmt: skip
 
-    def lists(wave: int | None) -> None:
-        liveness.lists_kernel[(n_blocks + triton.cdiv(groups, 256),)](
-            alive, rank, offsets, control, plan, wave or 0, row_slots, row_groups, row_starts, slot_blocks,
-            group_blocks, group_counts, groups, n_blocks, WAVE=wave is not None, LISTED=listed, ROW_LISTS=drop_hidden,
-            GROUP_LISTS=visit == "some", BLOCK=256, num_warps=4,
-        )  # fmt: skip
-
+    lists = Repeated(
+        liveness.lists_kernel, n_blocks + triton.cdiv(groups, at_once), alive, rank, offsets, control, plan, WAVE,
+        row_slots, row_groups, row_starts, slot_blocks, group_blocks, group_counts, groups, n_blocks, WAVE=flag,
+        LISTED=listed, ROW_LISTS=drop_hidden, GROUP_LISTS=visit == "some", BLOCK=256, BLOCKS=BLOCKS, GROUPS=at_once,
+        num_warps=4,
+    )  # fmt: skip
     if filtered and not flag:
-        lists(None)
+        lists(0)
     if listed:
         window = max(WINDOW, triton.cdiv(groups, MOST_WINDOWS))
         liveness.units_kernel[(waves, triton.cdiv(groups, window), triton.cdiv(n_blocks, together))](
@@ -345,7 +344,7 @@ def run_backward(
     if need_bias:
         d_bias = d_bias.to(bias.dtype)
     if ordered:
-        del sort, write_q, product, multiply, multiply_weight, sum_up
+        del sort, lists, write_q, product, multiply, multiply_weight, sum_up
         del alive, rank, row_slots, row_groups, row_starts, slot_blocks, group_blocks, kept, remainder
         free = scratch.view(-1)[V * D :]
         room = order_room(afforded, bound, [scratch.nbytes, d_hidden.nbytes], vectors + order.nbytes)

@@ -109,6 +109,7 @@ def lists_kernel(
     alive, rank, offsets, control, plan, wave, row_slots, row_groups, row_starts, slot_blocks, group_blocks,
     group_counts, groups, n_blocks,
     WAVE: tl.constexpr, LISTED: tl.constexpr, ROW_LISTS: tl.constexpr, GROUP_LISTS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The kept tiles, row block by row block (for dE) and group by group (for dC): of one wave (WAVE), else of all
     groups.
@@ -117,7 +118,7 @@ def lists_kernel(
     row_starts[block, f] to row_starts[block, l]. LISTED, i.e. only kept tiles are computed: row_slots (row blocks,
     groups) are their slots in the order of all tiles, and slot_blocks[slot] is the row block of a slot. Otherwise
     group_blocks (groups, row blocks) and group_counts are the kept row blocks of a group. Grid: row blocks, then chunks
-    of groups.
+    of GROUPS groups.
     """
     program = tl.program_id(0)
     row_blocks = tl.load(control + 1)
@@ -146,15 +147,13 @@ def lists_kernel(
                 count += tl.sum(keep.to(tl.int32), 0)
             tl.store(starts + last, count)
     elif GROUP_LISTS:
-        group = first + (program - n_blocks) * BLOCK + tl.arange(0, BLOCK)
-        inside = group < last
-        count = tl.zeros([BLOCK], tl.int32)
-        for block in range(row_blocks):
-            keep = tl.load(alive + block * groups + group, mask=inside, other=0) > 0
-            at = group.to(tl.int64) * n_blocks + count
-            tl.store(group_blocks + at, tl.full([BLOCK], 0, tl.int32) + block, mask=inside & keep)
-            count += keep.to(tl.int32)
-        tl.store(group_counts + group, count, mask=inside)
+        block = tl.arange(0, BLOCKS)
+        group = first + (program - n_blocks) * GROUPS + tl.arange(0, GROUPS)
+        there = (block < row_blocks)[:, None] & (group < last)[None, :]
+        keep = tl.load(alive + block[:, None] * groups + group[None, :], mask=there, other=0).to(tl.int32)
+        at = group.to(tl.int64)[None, :] * n_blocks + tl.cumsum(keep, 0) - keep
+        tl.store(group_blocks + at, block[:, None] + tl.zeros_like(keep), mask=keep > 0)
+        tl.store(group_counts + group, tl.sum(keep, 0), mask=group < last)
 
 
 @triton.jit
