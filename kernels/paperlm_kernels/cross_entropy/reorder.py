@@ -38,7 +38,8 @@ def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor, r
     permutation, until it comes to a row where another program began. The rows at such starts are copied beforehand into
     `free`, a vector, or, if that does not hold two rows and 8 bytes a row, into a buffer of `room` bytes or of as much
     as that. Half of the starts are each `stride`-th row, the others lie where it would be more than `stride` steps to
-    the next one. Cycles that none of them meets are for one program each.
+    the next one. Cycles that none of them meets are for one program each. An order that is no permutation leaves wrong
+    rows, but ends, and nothing is written beyond the matrix and the buffer.
     """
     rows, columns = matrix.shape
     size = columns * matrix.element_size()
@@ -124,6 +125,7 @@ def extra_kernel(ahead, walks, extra_until, n_rows, n_starts, stride, BLOCK: tl.
     found = (row < n_rows) & (end % stride == 0) & (steps > 0) & (steps % stride == 0)
     until = tl.load(extra_until + end // stride, mask=found, other=0).to(tl.int32)
     place = n_starts + until - steps // stride
+    found = found & (place >= n_starts) & (place < 2 * n_starts)  # as in a permutation
     tl.store(walks + place, row, mask=found)
     tl.store(walks + 2 * n_starts + place, tl.zeros_like(row) + stride, mask=found)
 
@@ -147,8 +149,10 @@ def walk_cycles_kernel(matrix, ahead, order, n_rows, n_columns, stride, ROWS: tl
     end = tl.load(ahead + row, mask=row < n_rows, other=0) >> 32
     to = tl.load(order + row, mask=row < n_rows, other=0)  # from now on the row that a search upwards has come to
     alone = (row < n_rows) & (end % stride != 0) & (to != row)
-    while tl.max((alone & (to > row)).to(tl.int32), 0) > 0:
+    steps = 0
+    while (tl.max((alone & (to > row)).to(tl.int32), 0) > 0) & (steps < n_rows):
         to = tl.where(alone & (to > row), tl.load(order + to), to)
+        steps += 1
     left = tl.where(alone & (to == row), row, n_rows)
     first = tl.min(left, 0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -156,10 +160,12 @@ def walk_cycles_kernel(matrix, ahead, order, n_rows, n_columns, stride, ROWS: tl
     while first < n_rows:
         moved = tl.load(matrix + first.to(tl.int64) * n_columns + column, mask=mask)
         place = tl.load(order + first)
-        while place != first:
+        steps = 0
+        while (place != first) & (steps < n_rows):
             there = matrix + place.to(tl.int64) * n_columns + column
             place = tl.load(order + place)
             moved = _exchange(there, moved, mask)
+            steps += 1
         tl.store(matrix + first.to(tl.int64) * n_columns + column, moved, mask=mask)
         left = tl.where(left == first, n_rows, left)
         first = tl.min(left, 0)
