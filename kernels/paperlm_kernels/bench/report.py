@@ -62,10 +62,12 @@ def _caption(methods: dict[str, Cells]) -> str:
     sentences = [f"{size}, {data}.", f"Both gradients take {_memory(last['lower_bound_mib'])} MiB"]
     timed = [row for row in every if row["metric"] == "time"]
     if floors := [row["floor_ms"] for row in timed if "floor_ms" in row]:
-        rate = statistics.median(row["matmul_tflops"] for row in timed if "matmul_tflops" in row)
-        sentences[-1] += (
-            f", one matrix product {floors[-1]:.2f} ms at 790 TFLOP/s (measured beside: {rate:.0f} TFLOP/s)"
-        )
+        # a median a method, for the methods of a case may be of several cards
+        rates = {
+            f"{_rate(cells):.0f}" for cells in methods.values() if any("matmul_tflops" in r for r in cells.values())
+        }
+        beside = "-".join(sorted({min(rates, key=float), max(rates, key=float)}, key=float))
+        sentences[-1] += f", one matrix product {floors[-1]:.2f} ms at 790 TFLOP/s (measured beside: {beside} TFLOP/s)"
     sentences[-1] += "."
     if products := [f"{row['measure']} {row['value']:.{_digits(row)}f}" for row in every if row["metric"] == "product"]:
         sentences.append(f"The products of these data by cuBLAS alone, ms: {', '.join(products)}.")
@@ -80,8 +82,14 @@ def _caption(methods: dict[str, Cells]) -> str:
         )
     versions = [f"{name} {last['versions'][name]}" for name in ("torch", "triton") if name in last["versions"]]
     dates = " and ".join(sorted({row["date"] for row in every}))
-    sentences.append(f"{', '.join([last['device'], *versions, dates])}.")
+    commits = " and ".join(sorted({row["commit"][:7] for row in every if row.get("commit")}))
+    sentences.append(f"{', '.join([last['device'], *versions, dates, *([f'commit {commits}'] if commits else [])])}.")
     return " ".join(sentences)
+
+
+def _rate(cells: Cells) -> float:
+    """Rate of a large matrix product beside a method's times, TFLOP/s."""
+    return statistics.median(row["matmul_tflops"] for row in cells.values() if "matmul_tflops" in row)
 
 
 def _speed(methods: dict[str, Cells]) -> str:
