@@ -1,20 +1,216 @@
-"""The committed measurements of linear cross-entropy: of the commands beside them, and in the README of the kernels."""
+"""Rows, tables and the command line of the benchmark of linear cross-entropy, and its committed rows."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shlex
 import subprocess
 import sys
 
-from paperlm_kernels.bench.__main__ import MEASURES
-from paperlm_kernels.bench.methods import METHODS
-from paperlm_kernels.bench.rows import read
-from paperlm_kernels.bench.worker import BOUND
+import pytest
+from paperlm_kernels.bench import chart, rows
+from paperlm_kernels.bench.__main__ import MEASURES, main
+from paperlm_kernels.bench.methods import METHODS, label
+from paperlm_kernels.bench.report import tables
+from paperlm_kernels.bench.run import run
+from paperlm_kernels.bench.worker import BOUND, Task
 from paperlm_kernels.cross_entropy.data import CASES
 
 from paperlm.spec.project import ROOT
+
+# -- rows and tables ----
+
+
+def test_a_row_has_the_keys_of_the_committed_measurements():
+    committed = json.loads((ROOT / "paper_tables/records/bench/pretrain.jsonl").read_text().splitlines()[0])
+    row = rows.row("cross_entropy", "c", "ours", "time", "ms", [3.0, 1.0, 2.0, 5.0, 4.0, 6.0], "cpu", mean=3.5)
+    assert set(committed) - {"settings"} <= set(row)
+    assert (row["value"], row["low"], row["high"], row["n"], row["mean"]) == (3.5, 2.0, 5.0, 6, 3.5)
+
+
+def test_without_a_repository_the_commit_comes_from_the_environment(monkeypatch):
+    def no_git(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    monkeypatch.setenv("PAPERLM_COMMIT", "abc")
+    rows.commit_id.cache_clear()
+    assert rows.commit_id() == "abc"
+    rows.commit_id.cache_clear()
+
+
+def test_a_peers_name_in_a_row_has_its_version(monkeypatch):
+    monkeypatch.setattr("paperlm_kernels.bench.methods.version", lambda name: "1.2")
+    assert label("cut-cross-entropy exact") == "cut-cross-entropy 1.2 (exact)"
+    assert label("liger-kernel") == "liger-kernel 1.2"
+    assert label("ours_exact") == "ours_exact"
+
+
+def _row(name: str, metric: str, value: float | None, **extra: object) -> dict:
+    return {
+        "op": "cross_entropy", "case": "toy", "method": extra.pop("method", name), "name": name, "metric": metric,
+        "value": value, "low": value, "high": value, "n": 50, "device": "Card", "order": "natural", "scale": "full",
+        "source": "synthetic", "seed": 0, "lower_bound_mib": 1161.0, "versions": {"torch": "2", "triton": "3"},
+        "commit": "abc", "date": "2026-01-02",
+        "shape": {"tokens": 8, "counting": 0.36, "vocab": 16, "width": 4, "softcap": 30.0, "dtype": "bfloat16"},
+        **extra,
+    }  # fmt: skip
+
+
+def test_rows_become_a_table_of_memory_and_time_and_one_of_accuracy():
+    same = {"loss": True, "dE": True, "dC": False}
+    speed = {"floor_ms": 12.23, "matmul_tflops": 800.0}
+    text = tables([
+        _row("lower_bound", "peak_memory", 4 / 2**20, measure="loss"),
+        _row("lower_bound", "alive_share", 0.271, tiles="128x128"),
+        _row("lower_bound", "alive_share", 0.2, tiles="128x128 sorted"),
+        _row("lower_bound", "product", 14.02, measure="logits"),
+        _row("lower_bound", "product", 9.876, measure="dE"),
+        _row("ours", "time", 99.0, measure="both", over_floor=9.0, **speed),
+        _row("ours", "time", 24.94, measure="both", over_floor=2.039, **speed),
+        _row("ours", "peak_memory", 1219.4, measure="both", over_bound=1.0503),
+        _row("eager", "outcome", None, measure="both", outcome="out of memory"),
+        _row("peer", "outcome", None, outcome="absent: peer is not installed"),
+        _row("eager", "time", 30.0, measure="loss", floor_ms=12.23, matmul_tflops=787.4, commit="def"),
+        _row("ours", "error", 0.0271, measure="dE"),
+        _row("ours", "norm", 0.98765, measure="dE"),
+        _row("ours", "kernel", 13.0, measure="forward_kernel", launches=1.0),
+        _row("ours", "kernel", 13.5, measure="others", launches=4.4),
+        _row("eager", "kernel", 14.0, measure="gemm", launches=3.0),
+        _row("peer exact", "determinism", 0.0, parts=same, method="peer 1.0 (exact)"),
+    ])  # fmt: skip
+    assert (
+        text
+        == """\
+**toy**: 8 tokens, 36% of them counting, 16 ids, width 4, softcap 30, bfloat16, synthetic data with ids in natural \
+order, 27% of the 128 x 128 tiles alive. Both gradients take 1,161 MiB, one matrix product 12.23 ms at 790 TFLOP/s \
+(measured beside: 787-800 TFLOP/s). The products of these data by cuBLAS alone, ms: logits 14.0, dE 9.88. \
+Times: median (20th-80th percentile) of 50 repetitions. Card, torch 2, triton 3, \
+2026-01-02, commit abc and def.
+
+| method | loss, MiB | loss, ms | loss+gradient, MiB | loss+gradient, ms | memory / gradients | time / product |
+|---|---|---|---|---|---|---|
+| lower bound | < 0.01 |  |  |  |  |  |
+| ours |  |  | 1,219 | 24.9 (24.9-24.9) | 1.05 | 2.04 |
+| eager |  | 30.0 (30.0-30.0) | out of memory | out of memory |  |  |
+
+| method | dE, relative error | norm of dE / exact | same bits in every run |
+|---|---|---|---|
+| ours | 2.7e-02 | 0.9877 |  |
+| peer 1.0 (exact) |  |  | not dC |
+
+| kernel: ms (launches) | ours | eager |
+|---|---|---|
+| gemm |  | 14.00 (3) |
+| forward_kernel | 13.00 (1) |  |
+| others | 13.50 (4.4) |  |
+
+Not measured: peer (absent: peer is not installed).
+
+Share of tiles alive, tokens x ids; sorted: ids by their mean logit.
+
+| case | order of the ids | 128x128 | 128x128 sorted |
+|---|---|---|---|
+| toy | natural | 27.1% | 20.0% |"""
+    )
+
+
+def test_a_method_that_was_absent_and_is_measured_later_is_no_longer_called_absent():
+    text = tables([
+        _row("peer", "outcome", None, outcome="absent: peer is not installed"),
+        _row("peer", "time", 5.0, measure="loss", method="peer 1.0"),
+    ])  # fmt: skip
+    assert "absent" not in text
+    assert "| peer 1.0 | 5.00 (5.00-5.00) |" in text
+
+
+def test_the_chart_shows_both_ratios_of_every_method_and_case(tmp_path):
+    pytest.importorskip("seaborn")
+    found = [
+        _row("ours", "time", 24.9, measure="both", over_floor=2.04),
+        _row("ours", "peak_memory", 1219.0, measure="both", over_bound=1.05),
+        _row("eager", "time", 67.0, measure="both", over_floor=5.5, case="other"),
+    ]
+    points = [(p["case"], p["method"], p.get("over_floor"), p.get("over_bound")) for p in chart.points(found)]
+    assert points == [("toy", "ours", 2.04, 1.05), ("other", "eager", 5.5, None)]
+    chart.draw(found, tmp_path / "chart.svg")
+    assert "<svg" in (tmp_path / "chart.svg").read_text()
+    with pytest.raises(ValueError, match="no row has a time or memory of loss and gradient"):
+        chart.draw([_row("ours", "time", 1.0, measure="loss")], tmp_path / "none.svg")
+
+
+# -- command line ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cases", "gema2_2b"], "unknown case 'gema2_2b'; did you mean 'gemma2_2b'"),
+        (["--cases", "tabel1"], "unknown case 'tabel1'; did you mean 'table1'"),
+        (["--methods", "eagre"], "unknown method 'eagre'; did you mean 'eager'"),
+        (["--measure", "los"], "unknown measure 'los'; did you mean 'loss'"),
+        (["--methods", ","], "no method given; known: ours,"),
+        (["--repeats", "0"], "--repeats is 1 or more"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_the_nearest_name(arguments, message, capsys):
+    assert main(["cross_entropy", "--device", "cpu", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_showing_a_file_without_rows_says_how_to_get_some(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").touch()
+    assert main(["show", str(tmp_path / "rows.jsonl")]) == 2
+    assert "cross_entropy --out" in capsys.readouterr().err
+
+
+def test_a_run_on_a_cpu_measures_each_method_in_a_process_and_appends_its_rows(tmp_path, capsys):
+    out = tmp_path / "rows.jsonl"
+    command = ["cross_entropy", "--device", "cpu", "--cases", "tiny_cpu", "--scale", "small", "--repeats", "2"]
+    command += [
+        "--methods",
+        "ours,eager,liger-kernel",
+        "--measure",
+        "both,error,determinism,kernels",
+        "--out",
+        str(out),
+    ]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "[4/4] tiny_cpu liger-kernel: absent: " in shown.err
+    found = {(r["name"], r["metric"], r.get("measure", "")): r for r in rows.read(out) if "tiles" not in r}
+    case = CASES["tiny_cpu"].small()
+    logits = case.tokens * case.vocab * 4 / 2**20
+    assert found["eager", "peak_memory", "both"]["value"] == pytest.approx(4 * logits, rel=0.01)
+    assert found["lower_bound", "peak_memory", "both"]["value"] == pytest.approx(case.lower_bound, rel=1e-5)
+    for name in ("ours", "eager"):
+        row = found[name, "time", "both"]
+        assert row["n"] == 2
+        assert 0 < row["low"] <= row["value"] <= row["high"]
+        assert row["device"].startswith("cpu (")
+        assert row["alive_share"] == 1
+        assert found[name, "error", "dE"]["value"] < 1e-4
+        assert found[name, "norm", "dE"]["value"] == pytest.approx(1, abs=1e-4)
+        assert found[name, "kernel", "mm"]["launches"] >= 3
+        assert found[name, "error", "lse"]["value"] < 1e-4
+        assert found[name, "determinism", ""]["value"] == 1
+    assert main(["show", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == tables(rows.read(out))
+
+
+def test_a_method_that_fails_leaves_a_row_with_the_reason():
+    collected = []
+    found = run(
+        [Task("tiny_cpu", "eager", small=True, device="cpu", seed="no number")], lambda _, r: collected.append(r)
+    )
+    assert collected == [found]
+    assert [row["metric"] for row in found] == ["outcome"]
+    assert found[0]["outcome"].startswith("failed: RuntimeError: manual_seed")
+
+
+# -- committed rows ----
 
 
 def test_every_committed_measurement_is_of_a_command_in_the_script_beside_it():
@@ -31,7 +227,7 @@ def test_every_committed_measurement_is_of_a_command_in_the_script_beside_it():
         order = "permuted" if "--permute" in words else "natural"
         commanded |= set(itertools.product(cases, [order], [*methods, BOUND], given["--measure"].split(",")))
     of_metric = {"error": "error", "norm": "error", "determinism": "determinism", "kernel": "kernels"}
-    for row in read(records / "cross_entropy.jsonl"):
+    for row in rows.read(records / "cross_entropy.jsonl"):
         if row["name"] == BOUND:
             assert any(name == BOUND and tuple(place) == (row["case"], row["order"]) for *place, name, _ in commanded)
         elif row["metric"] != "outcome":
