@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from typing import NamedTuple
@@ -218,6 +219,17 @@ def gradients(place, p, **keywords):
     """The loss and the gradients of the leaves."""
     loss = run(place, p, **keywords)
     return [loss.detach(), *torch.autograd.grad(loss, p.leaves)]
+
+
+@contextlib.contextmanager
+def poisoned():
+    """Every torch.empty holds NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def tighten(monkeypatch):

@@ -27,9 +27,9 @@ SHARED = {90: 232448, 80: 101376}
 POINTERS = {
     "*bf16": "E E_rows C C_wide bias scratch q_rows q_columns d_hidden d_weight kept matrix saved",
     "*fp32": "upstream part_max part_sum target_logit base",
-    "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order walks extra",
+    "*i32": "rows targets control row_slots units unit_counts plan offsets group_counts order walks extra extra_until",
     "*i16": "row_groups row_starts slot_blocks group_blocks",
-    "*i64": "ahead extra_until",
+    "*i64": "ahead",
     "*i8": "alive maxima remainder",
     "fp32": "scale cap eps log_eps",
 }

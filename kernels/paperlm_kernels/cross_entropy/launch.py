@@ -30,6 +30,7 @@ L2_BYTES = 20 * MIB  # of an L2 of 50 MiB in two halves, for what is read again 
 FLAT_WIDTH = 1024  # widest embeddings for which the forward kernel is one flat loop
 WINDOW = 4  # groups whose rows of C a chunk of row blocks shares through L2 while q is computed
 MOST_WINDOWS = 2**15  # CUDA's grids have at most 65,535 programs in their second and third direction
+TILES_AT_ONCE = 4096  # of a program that ranks or lists the tiles of some groups
 CHUNK = 3  # column blocks of a product whose operand stays in L2
 
 
@@ -262,7 +263,7 @@ def run_backward(
             num_warps=4,
         )  # fmt: skip
     BLOCKS = triton.next_power_of_2(n_blocks)
-    at_once = max(1, min(16, 4096 // BLOCKS))
+    at_once = max(1, min(16, TILES_AT_ONCE // BLOCKS))
     if listed:
         liveness.rank_kernel[(triton.cdiv(groups, at_once),)](
             alive, rank, group_counts, control, groups, BLOCKS=BLOCKS, GROUPS=at_once, num_warps=4

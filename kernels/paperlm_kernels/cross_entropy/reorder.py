@@ -15,6 +15,10 @@ import triton.language as tl
 
 from paperlm_kernels.cross_entropy.repeated import WAVE, Repeated
 
+MOST_STARTS = 2**14  # of walks: more than any card runs at once
+ROWS_AT_ONCE = 512  # of a program that looks at the order alone
+CYCLES_AT_ONCE = 64  # rows of a program that looks for cycles among them
+
 
 @triton.jit(do_not_specialize=["wave"])
 def sort_kernel(C, order, plan, wave, d_weight, V, D, stride_c, ROWS: tl.constexpr, BLOCK: tl.constexpr):
@@ -48,7 +52,7 @@ def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor, r
     if buffer.numel() < least:
         buffer = torch.empty(max(room, least), dtype=torch.uint8, device=matrix.device)
     held = buffer.numel() // size
-    stride = 1 if held >= rows else triton.cdiv(rows, held // 2)
+    stride = 1 if held >= rows else triton.cdiv(rows, min(held, MOST_STARTS) // 2)
     while math.gcd(stride, rows * (rows - 1)) > 1 < stride:
         stride += 1  # else shifts and transpositions have long cycles without a regular start
     regular = triton.cdiv(rows, stride)
@@ -59,16 +63,18 @@ def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor, r
     walks = torch.zeros((2, starts if stride > 1 else 0), dtype=torch.int32, device=matrix.device)
     if stride > 1:
         ahead = buffer[: 8 * rows].view(torch.int64)
-        grid = triton.cdiv(rows, 512)
-        ahead_kernel[grid,](ahead, order, rows, stride, BLOCK=512)
-        double = Repeated(double_kernel, grid, ahead, rows, WAVE, BLOCK=512)
+        grid = triton.cdiv(rows, ROWS_AT_ONCE)
+        ahead_kernel[grid,](ahead, order, rows, stride, BLOCK=ROWS_AT_ONCE)
+        double = Repeated(double_kernel, grid, ahead, rows, WAVE, BLOCK=ROWS_AT_ONCE)
         for step in range((rows - 1).bit_length()):
             double(step)
         extra = torch.empty(regular, dtype=torch.int32, device=matrix.device)
-        regular_kernel[triton.cdiv(regular, 512),](ahead, order, walks, extra, regular, stride, BLOCK=512)
-        extra_kernel[grid,](ahead, walks, extra.cumsum(0), rows, regular, stride, BLOCK=512)
-        walk_cycles_kernel[triton.cdiv(rows, 64), pieces](
-            matrix, ahead, order, rows, columns, stride, ROWS=64, **options
+        regular_kernel[triton.cdiv(regular, ROWS_AT_ONCE),](
+            ahead, order, walks, extra, regular, stride, BLOCK=ROWS_AT_ONCE
+        )
+        extra_kernel[grid,](ahead, walks, extra.cumsum(0, dtype=torch.int32), rows, regular, stride, BLOCK=ROWS_AT_ONCE)
+        walk_cycles_kernel[triton.cdiv(rows, CYCLES_AT_ONCE), pieces](
+            matrix, ahead, order, rows, columns, stride, ROWS=CYCLES_AT_ONCE, **options
         )
     saved = buffer[: starts * size].view(matrix.dtype)
     for kernel in (save_kernel, walk_kernel):
@@ -123,7 +129,7 @@ def extra_kernel(ahead, walks, extra_until, n_rows, n_starts, stride, BLOCK: tl.
     word = tl.load(ahead + row, mask=row < n_rows, other=0)
     end, steps = (word >> 32).to(tl.int32), (word & 0xFFFFFFFF).to(tl.int32)
     found = (row < n_rows) & (end % stride == 0) & (steps > 0) & (steps % stride == 0)
-    until = tl.load(extra_until + end // stride, mask=found, other=0).to(tl.int32)
+    until = tl.load(extra_until + end // stride, mask=found, other=0)
     place = n_starts + until - steps // stride
     found = found & (place >= n_starts) & (place < 2 * n_starts)  # as in a permutation
     tl.store(walks + place, row, mask=found)
