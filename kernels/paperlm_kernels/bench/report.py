@@ -63,10 +63,8 @@ def _caption(methods: dict[str, Cells]) -> str:
     timed = [row for row in every if row["metric"] == "time"]
     if floors := [row["floor_ms"] for row in timed if "floor_ms" in row]:
         # a median a method, for the methods of a case may be of several cards
-        rates = {
-            f"{_rate(cells):.0f}" for cells in methods.values() if any("matmul_tflops" in r for r in cells.values())
-        }
-        beside = "-".join(sorted({min(rates, key=float), max(rates, key=float)}, key=float))
+        rates = [round(rate) for rate in map(_rate, methods.values()) if rate is not None]
+        beside = "-".join(map(str, sorted({min(rates), max(rates)})))
         sentences[-1] += f", one matrix product {floors[-1]:.2f} ms at 790 TFLOP/s (measured beside: {beside} TFLOP/s)"
     sentences[-1] += "."
     if products := [f"{row['measure']} {row['value']:.{_digits(row)}f}" for row in every if row["metric"] == "product"]:
@@ -87,9 +85,10 @@ def _caption(methods: dict[str, Cells]) -> str:
     return " ".join(sentences)
 
 
-def _rate(cells: Cells) -> float:
-    """Rate of a large matrix product beside a method's times, TFLOP/s."""
-    return statistics.median(row["matmul_tflops"] for row in cells.values() if "matmul_tflops" in row)
+def _rate(cells: Cells) -> float | None:
+    """Rate of a large matrix product beside a method's times, TFLOP/s; None if there is none."""
+    rates = [row["matmul_tflops"] for row in cells.values() if "matmul_tflops" in row]
+    return statistics.median(rates) if rates else None
 
 
 def _speed(methods: dict[str, Cells]) -> str:

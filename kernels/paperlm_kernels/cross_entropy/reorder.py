@@ -77,8 +77,9 @@ def unsort_rows(matrix: torch.Tensor, order: torch.Tensor, free: torch.Tensor, r
             matrix, ahead, order, rows, columns, stride, ROWS=CYCLES_AT_ONCE, **options
         )
     saved = buffer[: starts * size].view(matrix.dtype)
-    for kernel in (save_kernel, walk_kernel):
-        kernel[starts, pieces](matrix, saved, order, walks, columns, starts, EVERY=stride == 1, **options)
+    options["EVERY"] = stride == 1
+    save_kernel[starts, pieces](matrix, saved, walks, columns, starts, **options)
+    walk_kernel[starts, pieces](matrix, saved, order, walks, columns, starts, **options)
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -166,12 +167,10 @@ def walk_cycles_kernel(matrix, ahead, order, n_rows, n_columns, stride, ROWS: tl
     while first < n_rows:
         moved = tl.load(matrix + first.to(tl.int64) * n_columns + column, mask=mask)
         place = tl.load(order + first)
-        steps = 0
-        while (place != first) & (steps < n_rows):
+        while place != first:  # which the search has come back to
             there = matrix + place.to(tl.int64) * n_columns + column
             place = tl.load(order + place)
             moved = _exchange(there, moved, mask)
-            steps += 1
         tl.store(matrix + first.to(tl.int64) * n_columns + column, moved, mask=mask)
         left = tl.where(left == first, n_rows, left)
         first = tl.min(left, 0)
@@ -188,7 +187,7 @@ def _walk(walks, n_starts, EVERY: tl.constexpr):
 
 
 @triton.jit
-def save_kernel(matrix, saved, order, walks, n_columns, n_starts, EVERY: tl.constexpr, BLOCK: tl.constexpr):
+def save_kernel(matrix, saved, walks, n_columns, n_starts, EVERY: tl.constexpr, BLOCK: tl.constexpr):
     """The rows at starts, one after the other. Grid: starts, columns."""
     row, steps = _walk(walks, n_starts, EVERY)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures all that cross_entropy.jsonl holds, into a new file: 20 to 40 minutes on one H200.
+# Measures all that cross_entropy.jsonl holds, into a new file, on one GPU of 141 GB.
 #
 #     sh paper_tables/records/bench/cross_entropy.sh NEW.jsonl [small table1 uncapped permuted ignored kernels models errors]
 #
