@@ -99,7 +99,6 @@ ORDERS = {
     "natural": torch.arange,
     "reversed": lambda n: torch.arange(n).flip(0),  # cycles of two rows
     "shifted": lambda n: (torch.arange(n) + 1) % n,  # one cycle
-    "shifted back": lambda n: (torch.arange(n) - 1) % n,
     "shifted by 12": lambda n: (torch.arange(n) + 12) % n,  # of 300: 12 cycles
 }
 
