@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
     path = config.getoption("--summary")
-    if path is None:
+    if path is None or hasattr(config, "workerinput"):  # a worker of pytest-xdist knows its own share only
         return
     import datetime
     import json
