@@ -242,10 +242,11 @@ def test_the_committed_measurements_are_those_of_the_commands_in_the_script_besi
     assert all(tuple(place) in absent for *place, _ in left), left
 
 
-def test_the_readme_of_the_kernels_shows_the_committed_measurements():
-    measured = ROOT / "paper_tables/records/bench/cross_entropy.jsonl"
+@pytest.mark.parametrize("name", ["cross_entropy.jsonl", "cross_entropy_h100.jsonl"])
+def test_the_readme_of_the_kernels_shows_the_committed_measurements(name):
+    measured = ROOT / "paper_tables/records/bench" / name
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels")}
     command = [sys.executable, "-m", "paperlm_kernels.bench", "show", str(measured)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
     readme = (ROOT / "kernels/README.md").read_text()
-    assert readme.split("cross_entropy.jsonl -->")[1].split("<!-- end -->")[0].strip() == shown
+    assert readme.split(f"{name} -->")[1].split("<!-- end -->")[0].strip() == shown
