@@ -31,7 +31,7 @@ POINTERS = {
     "*i16": "row_groups row_starts slot_blocks group_blocks",
     "*i64": "ahead",
     "*i8": "alive maxima remainder",
-    "fp32": "scale cap eps log_eps",
+    "fp32": "scale cap eps tiny log_eps",
 }
 LOGIT = {"HAS_BIAS": False, "HAS_CAP": True, "PRECISION": "ieee", "DTYPE": tl.bfloat16}
 

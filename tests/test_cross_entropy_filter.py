@@ -1,10 +1,12 @@
 """The gradient filter: which tiles stay, what leaves them out, and what the variants of the paper make of it."""
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
 from paperlm_kernels import linear_cross_entropy
+from paperlm_kernels.cross_entropy.data import CASES, make_inputs
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from support_cross_entropy import (
     CPU,
@@ -12,6 +14,7 @@ from support_cross_entropy import (
     Problem,
     check_gradients,
     everywhere,
+    kernels,
     poisoned,
     problem,
     relative,
@@ -279,6 +282,66 @@ def test_accumulating_in_the_input_dtype_rounds_after_every_tile():
         got[accumulate] = torch.autograd.grad(loss, hidden)[0].item()
     assert got["input"] == 0.25
     assert got["fp32"] == torch.tensor(0.25 + 3 * 2**-11).bfloat16().item()
+
+
+@kernels
+@pytest.mark.parametrize("memory", ["balanced", "lean"])
+@pytest.mark.parametrize("filter_grads", ["both", "hidden", "weight"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_probabilities_below_a_4096th_of_the_threshold_are_zero_in_16_bits_if_both_gradients_are_filtered(
+    place, dtype, filter_grads, memory
+):
+    if place.dtype != torch.float32 or (place.device == "cpu" and dtype == torch.bfloat16):
+        pytest.skip("the dtype is a parameter here, and the interpreter has no right bfloat16")
+    # One token, whose logits are the first column: probabilities of 2^-13 and 2^-15 beside the target, and one of 2^-13
+    # in a tile that the filter drops. The second column shows in dE what the second of them adds.
+    weight = torch.zeros(2 * TILE, 8, device=place.device)
+    weight[:, 0] = -40.0
+    weight[[0, 1, 2, TILE], 0] = torch.tensor([0.0, -13.0, -15.0, -13.0], device=place.device) * 0.693147
+    weight[2, 1] = 8.0
+    hidden = torch.zeros(1, 8, device=place.device)
+    hidden[0, 0] = 1.0
+    hidden, weight = (t.to(dtype).requires_grad_() for t in (hidden, weight))
+    p = Problem(hidden, weight, None, torch.zeros(1, dtype=torch.long, device=place.device))
+    loss = run(place, p, filter_eps=0.25, filter_grads=filter_grads, memory=memory, reduction="sum")
+    d_hidden, d_weight = torch.autograd.grad(loss, p.leaves)
+    there = dtype == torch.float32 or filter_grads != "both"
+    exact = parts(p._replace(bias=torch.zeros(2 * TILE)))[0][0]
+    assert d_weight[1, 0].item() == pytest.approx(exact[1].item(), rel=2**-7)
+    assert d_weight[2, 0].item() == pytest.approx(exact[2].item() if there else 0.0, rel=2**-7)
+    assert d_weight[TILE, 0].item() == pytest.approx(exact[TILE].item() if filter_grads == "hidden" else 0, rel=2**-7)
+    assert d_hidden[0, 1].item() == pytest.approx(8 * exact[2].item() if there else 0.0, rel=2**-7)
+
+
+def test_what_16_bits_round_to_zero_is_most_of_the_kept_tiles_and_less_than_the_rounding_of_the_gradients():
+    """On the benchmark's data, from the definition."""
+    pytest.importorskip("triton")
+    from paperlm_kernels.cross_entropy.launch import NEGLIGIBLE
+
+    case = dataclasses.replace(CASES["gemma2_2b_uncapped"], tokens=256, vocab=2**15, width=256)
+    inputs = make_inputs(case)
+    hidden, weight = inputs.hidden.float(), inputs.weight.float()
+    softmax = (hidden @ weight.T).softmax(1)
+    onehot = torch.nn.functional.one_hot(inputs.target, case.vocab).float()
+    mask = kept(softmax, onehot, 2.0**-12, torch.arange(case.vocab))
+    faint = (softmax < 2.0**-12 * NEGLIGIBLE) * mask
+    assert faint.sum() > 0.75 * mask.sum()
+    all_of_it, rest = (softmax - onehot) * mask, (softmax * (1 - faint) - onehot) * mask
+    for mine, right in ((rest @ weight, all_of_it @ weight), (rest.T @ hidden, all_of_it.T @ hidden)):
+        assert 0 < relative(mine, right) < relative(right.bfloat16(), right) / 6
+
+
+@kernels
+@pytest.mark.parametrize("filter_eps", ["auto", None])
+def test_a_token_that_is_not_a_number_is_none_in_the_gradients(place, filter_eps):
+    dtype = torch.float16 if place.device == "cpu" else place.dtype
+    p = problem(place._replace(dtype=dtype), (1, 3), 24, 300)
+    with torch.no_grad():
+        p.hidden[0, 1] = torch.nan
+    d_hidden, d_weight, d_bias = torch.autograd.grad(run(place, p, filter_eps=filter_eps), p.leaves)
+    own = p.target[0, 1]
+    assert d_hidden[0, 1].isnan().all() and d_weight[own].isnan().all() and d_bias[own].isnan()
+    assert not d_hidden[0, [0, 2]].isnan().any()
 
 
 @everywhere

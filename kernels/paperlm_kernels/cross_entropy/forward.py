@@ -5,12 +5,13 @@ maximum and sum in registers, and writes one pair a row; a second kernel combine
 tile of logits is in registers its largest entry per row and group of 128 ids is kept as a byte, so that the backward
 pass knows which tiles the gradient filter drops before it recomputes anything.
 
-The byte is ceil(STEPS * log2(1 + x)) + LOWEST, with x = maximum - base - ln eps in nats and base the log-sum-exp over
-the row's target and the first 128 ids, less a 2048th of it. log-sum-exp of all ids, which the filter compares with, is
-not known yet, but it is never below the base and mostly little above it, where the steps are the finest: a 97th of a
-nat at the base, a 20th four nats above it. 127, about 12.6 nats above (the logarithm of 300,000 ids), stands for
-"always kept", -127 for "below the base", which is dropped unless rounding puts log-sum-exp there too, and -128 for rows
-and groups outside the matrix.
+The byte is ceil(STEPS * octaves(1 + x)) + LOWEST. `octaves` is the logarithm to base 2, but straight between the powers
+of two; x = maximum - base - ln eps in nats, with base the log-sum-exp over the row's target and the first 128 ids, less
+a 2048th of it. log-sum-exp of all ids, which the filter compares with, is not known yet, but it is never below the base
+and mostly little above it, where the steps are the finest: a 68th of a nat up to one nat above the base, twice that up
+to three, and so on. 127, from 12.65 nats above (the logarithm of 311,000 ids), stands for "always kept", -127 for
+"below the base", which is dropped unless rounding puts log-sum-exp there too, and -128 for rows and groups outside the
+matrix.
 """
 
 import triton
@@ -20,7 +21,7 @@ from paperlm_kernels.cross_entropy.tiles import LN2, LOG2E, finish_logits, gathe
 
 ALWAYS = tl.constexpr(127)
 NEVER = tl.constexpr(-128)
-STEPS = tl.constexpr(67.0)
+STEPS = tl.constexpr(68.0)
 LOWEST = tl.constexpr(-126.0)
 # what log-sum-exp may be below the base for rounding: in nats, and as a share, which TF32 with its 11 bits needs
 SLACK = tl.constexpr(0.001)
@@ -31,7 +32,9 @@ IGNORED = tl.constexpr(-2)  # local id of a token that does not count; -1 is an 
 @triton.jit
 def steps_above(x):
     """Place of x nats above the base on the scale of the byte maxima, not rounded; -127 for what is below it."""
-    place = STEPS * tl.log2(1.0 + tl.maximum(x + SLACK, 0.0)) + LOWEST
+    # exponent and significand of a float, read as one number, are its octaves
+    bits = (1.0 + tl.maximum(x + SLACK, 0.0)).to(tl.float32).to(tl.int32, bitcast=True)
+    place = STEPS * ((bits - 0x3F800000).to(tl.float32) * 2.0**-23) + LOWEST
     return tl.where(x < -SLACK, -127.0, place)
 
 

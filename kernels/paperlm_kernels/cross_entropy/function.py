@@ -75,6 +75,7 @@ def linear_cross_entropy(
         return_lse: return (loss, lse); both differentiable.
         filter_eps: drop 128 x 128 tiles of the logits' gradient in which every probability is below it and that hold no
             target. "auto": 2^-12 in bf16, 2^-15 in fp16, 2^-28 in fp32; None: exact. A number of 0 or more, below 1.
+            Where both gradients are filtered, the 16-bit kernels also round probabilities below a 4096th of it to zero.
         filter_grads: which gradient the filter touches: "both", "hidden", "weight" (with the bias) or "none".
         accumulate: "fp32", or "input": running sums of the gradients in the input's dtype, as published. For study;
             with a logit_scale the sum of hidden's gradient is rounded before it and after it, once more a wave.

@@ -5,6 +5,10 @@ dE = scale q C, dC = scale q^T E, db = sum of q over tokens (paper section 4.3).
 whose q fits the scratch buffer. `gradient_kernel` recomputes the logits of the wave's tiles and stores q, rounded once
 to the inputs' dtype, into slots of 128 tokens x 128 ids; products.py multiplies.
 
+Most entries of a kept tile are far below the filter's threshold, the only larger ones being a few of its columns. In 16
+bits those below a 4096th of it are stored as zeros: the gradients change by less than their rounding, and the products,
+whose speed the card's power limits, take less of it for a factor that is zero.
+
 C is the classifier, or its rows in a given order of the vocabulary (see reorder.py), then in the storage of dC. List
 entries are read one unit before they are used, so that no block waits for its own address.
 """
@@ -49,19 +53,19 @@ def _store_slot(scratch, slot, q, TMA: tl.constexpr):
 
 @triton.jit
 def _finish_tile(
-    z, bias, target, log_sum, a, b, alive, group, last, V, scale, cap, eps,
+    z, bias, target, log_sum, a, b, alive, group, last, V, scale, cap, eps, tiny,
     FLAG: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q of one tile from its product, rounded to DTYPE; FLAG: writes whether the filter keeps it to `alive`.
 
-    target: of each row, its place in the vocabulary order.
+    tiny: probabilities below it count as zero. target: of each row, its place in the vocabulary order.
     """
     place = group * 128 + tl.arange(0, 128)
     z = finish_logits(z, bias, place, V, scale, cap, HAS_BIAS, HAS_CAP)
     if group * 128 + 128 > V:
         z = tl.where((place < V)[None, :], z, float("-inf"))
     p = tl.exp2(z - log_sum[:, None])
-    q = p * a[:, None]
+    q = tl.where(p < tiny, 0.0, p * a[:, None])  # so that what is not a number stays it
     own = (target >= group * 128) & (target < group * 128 + 128)
     any_own = tl.max(own.to(tl.int32), 0)
     if any_own > 0:
@@ -102,20 +106,20 @@ def _pair(unit, entry, row_slots, row_groups, first, last, row_blocks, chunk, gr
 @triton.jit
 def _finish_pair(
     left_z, right_z, left_group, right_group, left_slot, right_slot, block, bias, target, log_sum, a, b, scratch, base,
-    alive, last, V, scale, cap, eps, groups,
+    alive, last, V, scale, cap, eps, tiny, groups,
     TMA: tl.constexpr, FLAG: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Stores q of a unit's tiles."""
     flags = alive + block.to(tl.int64) * groups
     q = _finish_tile(
-        left_z, bias, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps, FLAG, HAS_BIAS, HAS_CAP,
+        left_z, bias, target, log_sum, a, b, flags, left_group, last, V, scale, cap, eps, tiny, FLAG, HAS_BIAS, HAS_CAP,
         DTYPE,
     )  # fmt: skip
     _store_slot(scratch, base + left_slot, q, TMA)
     if right_group < groups:
         q = _finish_tile(
-            right_z, bias, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps, FLAG, HAS_BIAS, HAS_CAP,
-            DTYPE,
+            right_z, bias, target, log_sum, a, b, flags, right_group, last, V, scale, cap, eps, tiny, FLAG, HAS_BIAS,
+            HAS_CAP, DTYPE,
         )  # fmt: skip
         _store_slot(scratch, base + right_slot, q, TMA)
 
@@ -123,7 +127,7 @@ def _finish_pair(
 @triton.jit
 def _gradient_tiles(
     E, E_rows, C, C_wide, bias, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts, plan, wave,
-    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
+    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, tiny, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, GATHER: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -184,8 +188,8 @@ def _gradient_tiles(
                         left_z, right_z = halves(z)
                         _finish_pair(
                             left_z, right_z, left_group, right_group, left_slot, right_slot, block, bias, target,
-                            log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, groups, TMA, FLAG, HAS_BIAS,
-                            HAS_CAP, DTYPE,
+                            log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, tiny, groups, TMA, FLAG,
+                            HAS_BIAS, HAS_CAP, DTYPE,
                         )  # fmt: skip
                 else:
                     if LISTED:
@@ -199,8 +203,8 @@ def _gradient_tiles(
                             right_z = tl.dot(e, right_c.T, right_z, input_precision=PRECISION)
                         _finish_pair(
                             left_z, right_z, left_group, right_group, left_slot, right_slot, block, bias, target,
-                            log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, groups, TMA, FLAG, HAS_BIAS,
-                            HAS_CAP, DTYPE,
+                            log_sum, a, b, scratch, base, alive, last, V, scale, cap, eps, tiny, groups, TMA, FLAG,
+                            HAS_BIAS, HAS_CAP, DTYPE,
                         )  # fmt: skip
             block, left_group, left_slot, right_group, right_slot = next_block, a_group, a_slot, b_group, b_slot
 
@@ -208,7 +212,7 @@ def _gradient_tiles(
 @triton.jit(do_not_specialize=COUNTS)
 def gradient_kernel(
     E, E_rows, C, C_wide, bias, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts, plan, wave,
-    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
+    n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, tiny, groups, n_blocks, chunk,
     BK: tl.constexpr, TMA: tl.constexpr, LISTED: tl.constexpr, FLAG: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -223,12 +227,12 @@ def gradient_kernel(
         if TMA:
             _gradient_tiles(
                 E, E_rows, C, C_wide, bias, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts,
-                plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk,
-                BK, TMA, False, LISTED, FLAG, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+                plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, tiny, groups, n_blocks,
+                chunk, BK, TMA, False, LISTED, FLAG, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
             )  # fmt: skip
     else:
         _gradient_tiles(
             E, E_rows, C, C_wide, bias, rows, targets, control, upstream, row_slots, row_groups, units, unit_counts,
-            plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, groups, n_blocks, chunk, BK,
-            TMA, True, LISTED, FLAG, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
+            plan, wave, n_waves, scratch, alive, V, D, stride_e, stride_c, scale, cap, eps, tiny, groups, n_blocks,
+            chunk, BK, TMA, True, LISTED, FLAG, HAS_BIAS, HAS_CAP, PRECISION, DTYPE,
         )  # fmt: skip

@@ -31,6 +31,7 @@ FLAT_WIDTH = 1024  # widest embeddings for which the forward kernel is one flat 
 WINDOW = 4  # groups whose rows of C a chunk of row blocks shares through L2 while q is computed
 MOST_WINDOWS = 2**15  # CUDA's grids have at most 65,535 programs in their second and third direction
 TILES_AT_ONCE = 4096  # of a program that ranks or lists the tiles of some groups
+NEGLIGIBLE = 2.0**-12  # of the filter's threshold: probabilities below it are rounded to zero in 16 bits
 CHUNK = 3  # column blocks of a product whose operand stays in L2
 
 
@@ -208,6 +209,7 @@ def run_backward(
     flag = filtered and saved.maxima.numel() == 0  # no maxima: all tiles are recomputed and tested then
     listed = drop_hidden and drop_weight and not flag
     visit = "listed" if listed else "some" if drop_weight else "all"
+    tiny = filter_eps * NEGLIGIBLE if drop_hidden and drop_weight and dtype.itemsize == 2 else 0.0
 
     # which tiles, in which waves
     empty = functools.partial(torch.empty, device=device)
@@ -312,8 +314,8 @@ def run_backward(
         gradient.gradient_kernel, programs, hidden_in, hidden, weight_in, weight_wide,
         bias.index_select(0, order) if ordered and bias is not None else bias, rows, targets, control, upstream,
         row_slots, row_groups, units, unit_counts, plan, WAVE, waves, slot_out, alive, V, D, hidden.stride(0),
-        C.stride(0), scale, cap, filter_eps if flag else 0.0, groups, n_blocks, together, BK=BK, TMA=tma, LISTED=listed,
-        FLAG=flag, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision,
+        C.stride(0), scale, cap, filter_eps if flag else 0.0, tiny, groups, n_blocks, together, BK=BK, TMA=tma,
+        LISTED=listed, FLAG=flag, HAS_BIAS=bias is not None, HAS_CAP=softcap is not None, PRECISION=precision,
         DTYPE=triton_dtype(dtype), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     product = functools.partial(
