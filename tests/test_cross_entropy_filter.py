@@ -106,6 +106,8 @@ def clustered(place, ignored=True, seed=0):
 @pytest.mark.parametrize("filter_grads", ["both", "hidden", "weight", "none"])
 @pytest.mark.parametrize("memory", ["fast", "balanced", "lean"])
 def test_the_gradient_holds_the_tiles_of_the_definition_and_no_others(place, filter_grads, memory, monkeypatch):
+    if place.interpreted and memory == "fast":
+        pytest.skip("the interpreter is slow, and in float32 the balanced preset does the same here")
     if place.backend == "triton":
         from paperlm_kernels.cross_entropy import launch
 
@@ -156,6 +158,8 @@ def test_an_order_changes_which_ids_share_a_tile_and_nothing_else(place):
     ids=str,
 )  # fmt: skip
 def test_with_an_order_each_gradient_is_right_whichever_others_are_wanted(place, wanted, filter_grads, monkeypatch):
+    if place.interpreted and (wanted, filter_grads) in [((0, 2), "both"), ((0, 1, 2), "weight")]:
+        pytest.skip("the interpreter is slow")
     tighten(monkeypatch)
     p, order = clustered(place)
     with torch.no_grad():
