@@ -45,6 +45,17 @@ def _hasten_the_interpreter() -> None:
     # Each integer sum is computed again in 64 bits; no index of these small problems needs more than 32.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
+    # The table from Triton's types to NumPy's is built again for every value.
+    np_dtype, found = interpreter._get_np_dtype, {}
+
+    def np_dtype_once(kind):
+        name = kind.scalar.name
+        if name not in found:
+            found[name] = np_dtype(kind)
+        return found[name]
+
+    interpreter._get_np_dtype = np_dtype_once
+
     # Each call of a device function puts the interpreted operators into triton.language, where the kernel's launch
     # has put them already.
     patch, done = interpreter._patch_lang, set()
