@@ -158,8 +158,8 @@ def test_an_order_changes_which_ids_share_a_tile_and_nothing_else(place):
     ids=str,
 )  # fmt: skip
 def test_with_an_order_each_gradient_is_right_whichever_others_are_wanted(place, wanted, filter_grads, monkeypatch):
-    if place.interpreted and (wanted, filter_grads) in [((0, 2), "both"), ((0, 1, 2), "weight")]:
-        pytest.skip("the interpreter is slow")
+    if place.interpreted and wanted == (0, 2):
+        pytest.skip("the interpreter is slow, and (0,) differs from it by the gradient of the bias alone")
     tighten(monkeypatch)
     p, order = clustered(place)
     with torch.no_grad():
@@ -317,12 +317,12 @@ def test_probabilities_below_a_4096th_of_the_threshold_are_zero_in_16_bits_if_bo
     assert d_hidden[0, 1].item() == pytest.approx(8 * exact[2].item() if there else 0.0, rel=2**-7)
 
 
-def test_what_16_bits_round_to_zero_is_most_of_the_kept_tiles_and_less_than_the_rounding_of_the_gradients():
-    """On the benchmark's data, from the definition."""
+def test_what_16_bits_round_to_zero_is_most_of_the_kept_tiles_but_in_norm_less_than_the_rounding_of_the_gradients():
+    """On the benchmark's data, from the definition; row by row it is in the median less than what the filter drops."""
     pytest.importorskip("triton")
     from paperlm_kernels.cross_entropy.launch import NEGLIGIBLE
 
-    case = dataclasses.replace(CASES["gemma2_2b_uncapped"], tokens=256, vocab=2**15, width=256)
+    case = dataclasses.replace(CASES["gemma2_2b_uncapped"], tokens=256, vocab=2**17, width=128)
     inputs = make_inputs(case)
     hidden, weight = inputs.hidden.float(), inputs.weight.float()
     softmax = (hidden @ weight.T).softmax(1)
@@ -330,9 +330,14 @@ def test_what_16_bits_round_to_zero_is_most_of_the_kept_tiles_and_less_than_the_
     mask = kept(softmax, onehot, 2.0**-12, torch.arange(case.vocab))
     faint = (softmax < 2.0**-12 * NEGLIGIBLE) * mask
     assert faint.sum() > 0.75 * mask.sum()
-    all_of_it, rest = (softmax - onehot) * mask, (softmax * (1 - faint) - onehot) * mask
-    for mine, right in ((rest @ weight, all_of_it @ weight), (rest.T @ hidden, all_of_it.T @ hidden)):
-        assert 0 < relative(mine, right) < relative(right.bfloat16(), right) / 6
+    exact = softmax - onehot
+    filtered = exact * mask
+    rounded = filtered - softmax * faint
+    for sums in (lambda q: q @ weight, lambda q: q.T @ hidden):
+        true, right, mine = sums(exact), sums(filtered), sums(rounded)
+        assert 0 < relative(mine, right) < relative(right.bfloat16(), right) / 4
+        by_filter, by_rounding = ((a - b).norm(dim=1) / true.norm(dim=1) for a, b in ((right, true), (mine, right)))
+        assert by_rounding.median() < min(0.025, by_filter.median())
 
 
 @kernels

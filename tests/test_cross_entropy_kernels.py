@@ -73,10 +73,10 @@ def test_no_tile_with_a_probability_above_the_threshold_is_dropped_and_few_below
     logits = hidden[0] @ weight.T + bias
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     top = logits.softmax(1).amax(0).view(-1, 128).amax(1)
-    # a step is (1 + x) ln(2) / 67 at x nats above the base; there are 253
+    # a step is a 68th of the power of two that is in 1 + x, at x nats above the base; there are 253
     base = logits[:, :128].logsumexp(1)
     above = (logits.logsumexp(1) - base + base.abs() / 2048).max().item()
-    step = (1 + above) * math.log(2) / 67
+    step = 2 ** math.floor(math.log2(1 + above)) / 68
     for eps in (top[1::3] * (1 - 2e-5)).tolist():
         saved = launch.run_forward(
             p.hidden[0], p.weight, p.bias, p.target[0], softcap, 1.0, math.log(eps), False, 0

@@ -5,9 +5,9 @@ dE = scale q C, dC = scale q^T E, db = sum of q over tokens (paper section 4.3).
 whose q fits the scratch buffer. `gradient_kernel` recomputes the logits of the wave's tiles and stores q, rounded once
 to the inputs' dtype, into slots of 128 tokens x 128 ids; products.py multiplies.
 
-Most entries of a kept tile are far below the filter's threshold, the only larger ones being a few of its columns. In 16
-bits those below a 4096th of it are stored as zeros: the gradients change by less than their rounding, and the products,
-whose speed the card's power limits, take less of it for a factor that is zero.
+Most entries of a kept tile are far below the filter's threshold: a few columns keep it. In 16 bits, and where both
+gradients are filtered, those below a 4096th of the threshold are stored as zeros. The card's power limits the products,
+and a factor of zero takes less of it. What it changes is in the package's README.
 
 C is the classifier, or its rows in a given order of the vocabulary (see reorder.py), then in the storage of dC. List
 entries are read one unit before they are used, so that no block waits for its own address.
@@ -65,7 +65,7 @@ def _finish_tile(
     if group * 128 + 128 > V:
         z = tl.where((place < V)[None, :], z, float("-inf"))
     p = tl.exp2(z - log_sum[:, None])
-    q = tl.where(p < tiny, 0.0, p * a[:, None])  # so that what is not a number stays it
+    q = tl.where(p < tiny, 0.0, p * a[:, None])  # a probability that is not a number stays it
     own = (target >= group * 128) & (target < group * 128 + 128)
     any_own = tl.max(own.to(tl.int32), 0)
     if any_own > 0:

@@ -15,7 +15,8 @@ free:
 | torch_compile          | None       | none         | fp32       | None        |        | compile |
 | torch_eager            | None       | none         | fp32       | None        |        | eager   |
 
-`cce` is the published scheme: gradients summed in the input's precision, ids sorted by mean logit. The Kahan variants
+`cce` is the published scheme: gradients summed in the input's precision, ids sorted by mean logit (but for
+probabilities below a 4096th of the threshold, which the kernels round to zero in 16 bits). The Kahan variants
 are those whose sums are compensated; here that means sums in fp32 that are rounded once. "Full C" and "full E" leave
 the gradient of the classifier (`weight`) or of the embeddings (`hidden`) unfiltered.
 """

@@ -13,7 +13,8 @@ the classifier.
 
 All arithmetic is fp32 (float64 for float64 inputs); each gradient is rounded once to the input's dtype.
 `accumulate="input"` rounds the running sums of dE and dC after every tile instead, as the published kernel does: a
-study of that error, nothing more.
+study of that error, nothing more. The kernels also round the entries of q, in 16 bits with both gradients filtered
+those below eps / 4096 to zero.
 """
 
 from __future__ import annotations
