@@ -24,11 +24,6 @@ class Place(NamedTuple):
         return f"{self.backend}-{self.device}-{str(self.dtype).removeprefix('torch.')}"
 
     @property
-    def interpreted(self) -> bool:
-        """The kernels without a GPU: slow, so that what another case covers is left to a GPU."""
-        return self.backend == "triton" and self.device == "cpu"
-
-    @property
     def exact(self) -> bool:
         """Float64: errors are those of another order of summation."""
         return self.dtype == torch.float64

@@ -106,9 +106,9 @@ def clustered(place, ignored=True, seed=0):
 @pytest.mark.parametrize("filter_grads", ["both", "hidden", "weight", "none"])
 @pytest.mark.parametrize("memory", ["fast", "balanced", "lean"])
 def test_the_gradient_holds_the_tiles_of_the_definition_and_no_others(place, filter_grads, memory, monkeypatch):
-    if place.interpreted and memory == "fast":
-        pytest.skip("the interpreter is slow, and in float32 the balanced preset does the same here")
     if place.backend == "triton":
+        if place.device == "cpu" and memory == "fast":
+            pytest.skip("the interpreter is slow, and in float32 the balanced preset does the same here")
         from paperlm_kernels.cross_entropy import launch
 
         monkeypatch.setattr(launch, "TILES_AT_ONCE", 16)  # so that three programs list the groups' tiles
@@ -158,8 +158,6 @@ def test_an_order_changes_which_ids_share_a_tile_and_nothing_else(place):
     ids=str,
 )  # fmt: skip
 def test_with_an_order_each_gradient_is_right_whichever_others_are_wanted(place, wanted, filter_grads, monkeypatch):
-    if place.interpreted and wanted == (0, 2):
-        pytest.skip("the interpreter is slow, and (0,) differs from it by the gradient of the bias alone")
     tighten(monkeypatch)
     p, order = clustered(place)
     with torch.no_grad():
@@ -333,6 +331,7 @@ def test_what_16_bits_round_to_zero_is_most_of_the_kept_tiles_but_in_norm_less_t
     exact = softmax - onehot
     filtered = exact * mask
     rounded = filtered - softmax * faint
+    assert relative(rounded.sum(0), filtered.sum(0)) < relative(filtered.sum(0).bfloat16(), filtered.sum(0)) / 4
     for sums in (lambda q: q @ weight, lambda q: q.T @ hidden):
         true, right, mine = sums(exact), sums(filtered), sums(rounded)
         assert 0 < relative(mine, right) < relative(right.bfloat16(), right) / 4

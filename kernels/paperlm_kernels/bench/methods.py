@@ -201,7 +201,7 @@ METHODS: dict[str, tuple[partial, str]] = {
     "ours": (_ours(), "our default: balanced memory, natural order, dead tiles are not recomputed (row 1b)"),
     "ours_published_scheme": (
         _ours(memory="lean", vocab_order="mean_logit"),
-        "lean memory, ids sorted by mean logit, every tile recomputed, as published (row 1)",
+        "lean memory, ids sorted by mean logit, every tile recomputed: published but for faint probabilities (row 1)",
     ),
     "ours_sorted": (_ours(vocab_order="mean_logit"), "the same in our default's memory"),
     "ours_lean": (_ours(memory="lean"), "as row 1 in natural order (row 6)"),
@@ -215,7 +215,10 @@ METHODS: dict[str, tuple[partial, str]] = {
     "ours_exact": (_ours(filter_eps=None, backend="triton", keep_logits=False), "no filter, logits recomputed"),
     "ours_auto_exact": (_ours(filter_eps=None), "no filter, logits kept where they are small beside free memory"),
     "ours_eps_2^-10": (_ours(filter_eps=2.0**-10), "the threshold of the authors' first release"),
-    "ours_rounded": (_ours(preset="cce"), "running sums of the gradients rounded to the inputs' dtype, as published"),
+    "ours_rounded": (
+        _ours(preset="cce"),
+        "running sums rounded to the inputs' dtype, as published but for faint probabilities",
+    ),
     "eager": (partial(Eager), "logits held, PyTorch's cross-entropy (row 5, baseline)"),
     "torch.compile": (partial(Compiled), "the same, compiled (row 4)"),
     "chunked": (partial(Chunked), f"{CHUNKS} chunks, each one's cross-entropy compiled, as in Torch Tune (row 3)"),
