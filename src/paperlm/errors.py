@@ -26,6 +26,14 @@ class RecordError(PaperLMError):
     """A result record is unreadable or incomplete."""
 
 
+class JobError(PaperLMError):
+    """A job cannot be done with the model, data or machine that it was given."""
+
+
+class Interrupted(PaperLMError):
+    """A job was asked to stop; it goes on where it was when it is started again."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Message for an unknown name: the nearest known one first, then all of them.
 

@@ -108,13 +108,14 @@ def tokenizer_entry(name: str) -> TokenizerEntry:
     return registry().tokenizers[name]
 
 
-def data_fingerprint(dataset: str, tokenizer: str) -> dict[str, Any]:
-    """Checksums of the texts and the tokenizer: part of every run's and every prepared dataset's hash."""
+def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, Any]:
+    """Checksums of the files and, of a text, the tokenizer: part of every job's and every prepared dataset's hash."""
     _, entry = dataset_entry(dataset)
     files = {split: [f.sha256 for f in files] for split, files in entry.files.items()}
     hub = entry.hub.model_dump(mode="json") if entry.hub else None
     share = entry.validation_share
-    return {"files": files, "hub": hub, "share": share, "tokenizer": tokenizer_entry(tokenizer).file.sha256}
+    found = {"files": files, "hub": hub, "share": share}
+    return found if tokenizer is None else found | {"tokenizer": tokenizer_entry(tokenizer).file.sha256}
 
 
 def data_id(settings: dict[str, Any]) -> str:

@@ -1,0 +1,87 @@
+"""What the data rule prepares: rows of tokens to train on, or items (one JSON object a line) of a data set.
+
+Both are values with an id, like jobs: settings and checksums of the registry's entry.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from paperlm.data.registry import data_fingerprint, dataset_entry, tokenizer_entry
+from paperlm.errors import DataError, SpecError
+from paperlm.frozen import Frozen, digest
+
+Example = Literal["truncate", "split", "packed"]
+"""truncate: a document is one example, its rest is dropped (the normalization papers); split: its rest makes more
+examples; packed: all documents in a row, cut into full examples (Cut Cross-Entropy)."""
+
+
+class TokenData(Frozen):
+    """Text as rows of token ids (paperlm.data.prepare)."""
+
+    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
+    tokenizer: str
+    vocab_size: int = Field(gt=2, le=65536)
+    seq_len: int = Field(gt=1)
+    example: Example
+    train_examples: int = Field(gt=0)
+    "at most so many examples are prepared"
+    validation_tokens: int = Field(gt=0)
+    "the first documents that hold so many real tokens are the validation set"
+
+    @model_validator(mode="after")
+    def tokenizer_fits(self) -> TokenData:
+        try:
+            dataset_entry(self.dataset)
+            size = tokenizer_entry(self.tokenizer).vocab_size
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        if size != self.vocab_size:
+            raise ValueError(
+                f"tokenizer {self.tokenizer!r} has {size} ids, the model vocab_size {self.vocab_size}: set vocab_size "
+                f"to {size} or choose another tokenizer"
+            )
+        return self
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Checksums of the text and the tokenizer."""
+        return data_fingerprint(self.dataset, self.tokenizer)
+
+    @property
+    def data_id(self) -> str:
+        """Folder name below results/data/."""
+        name, _ = dataset_entry(self.dataset)
+        slug = f"{name}-{self.tokenizer}-{self.seq_len}".replace("/", "_").lower()
+        return f"{slug}-{digest({**self.model_dump(mode='json'), 'data': self.fingerprint()})}"
+
+
+class ItemData(Frozen):
+    """Items of a set for fine-tuning, preference or evaluation: JSON lines per split, as the source has them."""
+
+    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
+    splits: dict[str, int | None] = Field(min_length=1)
+    "split -> at most so many of its first items; None: all"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Checksums of the set's files."""
+        return data_fingerprint(self.dataset)
+
+    @property
+    def data_id(self) -> str:
+        """Folder name below results/data/."""
+        name, _ = dataset_entry(self.dataset)
+        return f"{name.replace('/', '_').lower()}-{digest({**self.model_dump(mode='json'), 'data': self.fingerprint()})}"
+
+
+DataSettings = TokenData | ItemData
+
+
+def data_settings(value: dict[str, Any]) -> DataSettings:
+    """The settings that a JSON object describes; DataError if it is neither kind."""
+    kind = ItemData if "splits" in value else TokenData
+    try:
+        return kind.model_validate(value)
+    except ValueError as error:
+        raise DataError(f"data settings: {error}") from None

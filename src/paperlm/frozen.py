@@ -1,0 +1,21 @@
+"""Values: immutable pydantic models that refuse unknown keys, and the digest that names them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Frozen(BaseModel):
+    """Unknown keys are errors; values cannot be changed after construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def digest(value: Any, length: int = 8) -> str:
+    """First hexadecimal digits of the SHA-256 of the value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

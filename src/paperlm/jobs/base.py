@@ -1,0 +1,235 @@
+"""What every kind of job is: settings that can change its number, parents, data, and a name made of them.
+
+A kind is one file in this folder: a frozen class that derives from Job, and `run(job, inputs, machine) -> Result`, which
+imports what it needs when it is called. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny
+
+from paperlm.errors import JobError, SpecError, unknown
+from paperlm.frozen import Frozen, digest
+
+if TYPE_CHECKING:
+    from paperlm.data.settings import DataSettings
+
+Outcome = Literal["trained", "measured", "not_finite", "out_of_memory", "blocked"]
+"""How a job ended. trained, measured: it has its numbers; not_finite: a loss was no number and training stopped there;
+blocked: it was tried, and there is no honest number, for a reason that stands beside it. Whether a number counts as
+diverged is no outcome: that is the rule of the table that shows it."""
+
+NO_MODEL = ("not_finite", "out_of_memory", "blocked")
+"Outcomes that leave nothing a child could work on."
+
+
+class Job(Frozen):
+    """One computation whose record a table or figure is built from. Every field can change its number.
+
+    A field with a default that was added later is left out of the hash where it has it, so that the jobs before it
+    keep their names.
+    """
+
+    kind: ClassVar[str]
+    "the name of the file"
+    summary: ClassVar[str]
+    "one line: what it does"
+    behaviour: ClassVar[int] = 1
+    """Raised when the same settings would give another number. It is no part of the name: a record says under which
+    behaviour it was made, and one of an earlier behaviour is marked or made again."""
+    leaves_model: ClassVar[bool] = False
+    "whether a folder that transformers can load is left for other jobs"
+
+    def parents(self) -> dict[str, Job]:
+        """Field -> the job whose model it works on."""
+        return {name: value for name in type(self).model_fields if isinstance(value := getattr(self, name), Job)}
+
+    def data(self) -> list[DataSettings]:
+        """What the data rule has to prepare; `Inputs.data` has the manifests in this order."""
+        return []
+
+    def slug(self) -> str:
+        """Readable part of the name: lower case letters, digits, `_`, `.` and `-`."""
+        raise NotImplementedError(f"jobs/{self.kind}.py: define slug()")
+
+    def behaviours(self) -> dict[str, int]:
+        """What computes the number -> its behaviour: the kind, and kernels that this job uses."""
+        return {self.kind: self.behaviour}
+
+    def snapshot(self, parent: str) -> int | None:
+        """Update after which the parent's model is taken; None: its last. The field `at` says it for `of`."""
+        at = getattr(self, "at", "end") if parent == "of" else "end"
+        return {"end": None, "init": 0}.get(at, at)
+
+    def snapshots(self) -> range:
+        """Updates after which a child may ask for this job's model, the last one apart."""
+        return range(0)
+
+    # -- the name --
+
+    def fields(self) -> dict[str, Any]:
+        """Plain JSON values of the fields that are no jobs, but those at their default."""
+        defaults = type(self).model_fields
+        values = json.loads(self.model_dump_json(exclude=set(self.parents())))
+        return {
+            key: value
+            for key, value in values.items()
+            if defaults[key].is_required() or getattr(self, key) != defaults[key].get_default(call_default_factory=True)
+        }
+
+    def canonical(self) -> dict[str, Any]:
+        """The job as JSON, parents nested: what a record holds and `job_from` reads."""
+        return {"kind": self.kind, **self.fields(), **{name: p.canonical() for name, p in self.parents().items()}}
+
+    @functools.cached_property
+    def job_id(self) -> str:
+        """Slug and a hash of kind, fields, the data's checksums and the parents' names: sft-pre_ln-s0-3fa91c02."""
+        data = [settings.fingerprint() for settings in self.data()]
+        parents = {name: parent.job_id for name, parent in self.parents().items()}
+        content = {"kind": self.kind, "data": data, "parents": parents, **self.fields()}
+        return f"{self.slug()}-{digest(content)}"
+
+    def ancestors(self) -> Iterator[Job]:
+        """Parents, theirs, and so on, nearest first; a job that is reached twice comes twice."""
+        for parent in self.parents().values():
+            yield parent
+            yield from parent.ancestors()
+
+
+def parent(*kinds: str) -> Any:
+    """Annotation of a field that is a job of one of these kinds: `of: parent("pretrain", "sft")`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict):
+            from paperlm.jobs import job_from
+
+            value = job_from(value)
+        if not isinstance(value, Job):
+            raise ValueError(f"must be a job of kind {' or '.join(kinds)}")
+        if value.kind not in kinds:
+            raise ValueError(f"is a job of kind {value.kind!r}; it has to be of kind {' or '.join(kinds)}")
+        return value
+
+    return Annotated[SerializeAsAny[Job], BeforeValidator(check), ParentKinds(kinds)]
+
+
+@dataclass(frozen=True)
+class ParentKinds:
+    """Mark of a field that is a job, for whoever resolves declarations."""
+
+    kinds: tuple[str, ...]
+
+
+def parent_kinds(kind: type[Job]) -> dict[str, tuple[str, ...]]:
+    """Field -> kinds of the job that it may be, for the fields of a kind that are jobs."""
+    found = {}
+    for name, info in kind.model_fields.items():
+        for mark in info.metadata:
+            if isinstance(mark, ParentKinds):
+                found[name] = mark.kinds
+    return found
+
+
+At = int | Literal["init", "end"]
+"Of which state of the parent: after so many updates, before the first (`init`), after the last (`end`)."
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """How a job is executed here; none of it changes what is computed beyond rounding."""
+
+    device: str = "auto"
+    "auto, cpu or cuda"
+    micro_batch: int = 0
+    "examples per forward pass; 0 chooses"
+    compile: str = "auto"
+    "auto, yes or no; auto compiles on a GPU"
+    checkpoint_seconds: float = 60.0
+    checkpoint_updates: int = 0
+    "checkpoint after every so many updates instead of by the clock"
+    progress: bool = True
+    stop_after: int = 0
+    "stop with a checkpoint after so many updates: for tests"
+
+    def torch_device(self) -> Any:
+        """The device as torch calls it; `auto` takes a GPU if there is one. Raises JobError without one for `cuda`."""
+        import torch
+
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise JobError("device cuda: this PyTorch sees no GPU; use --device cpu, or run the job where there is one")
+        on_gpu = self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available())
+        return torch.device("cuda" if on_gpu else "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Where a job finds what it needs, and where it leaves what it makes. All paths are local."""
+
+    data: tuple[Path, ...] = ()
+    "manifest of each of `job.data()`"
+    models: dict[str, Path] = field(default_factory=dict)
+    "parent's field -> checked folder of its model, of the snapshot that the job asks for"
+    work: Path
+    "folder that outlives a kill: checkpoints and other unfinished work of this job alone"
+    model: Path | None = None
+    "empty folder for the model, if the kind leaves one; the caller adds the manifest"
+    keep: tuple[int, ...] = ()
+    "updates after which children need the model; it goes into `model / at-<update>`"
+
+
+class Series(Frozen):
+    """Numbers in rows, e.g. a training curve."""
+
+    columns: list[str]
+    rows: list[list[float | int | str | None]]
+
+    def column(self, name: str) -> list[Any]:
+        """One column; SpecError for an unknown one."""
+        if name not in self.columns:
+            raise SpecError(unknown("column", name, self.columns))
+        index = self.columns.index(name)
+        return [row[index] for row in self.rows]
+
+
+class Cost(Frozen):
+    """What a job took; the only part of a record, with its environment, that differs between two equal jobs on a CPU."""
+
+    wall_seconds: float
+    train_seconds: float | None = None
+    tokens_per_second: float | None = None
+    "slots a second over the updates of the last start, its first ten left out"
+    flops: float | None = None
+    peak_memory_mib: float | None = None
+    micro_batch: int | None = None
+    compiled: bool | None = None
+    world_size: int = 1
+    resumed_from: list[int] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a job hands over; the caller adds name, environment and the checksums of the data, and stores the record."""
+
+    outcome: Outcome
+    metrics: dict[str, float | int | None] = field(default_factory=dict)
+    "name -> value; a task's metric is written `task/metric`; None where there is no finite number"
+    standard_errors: dict[str, float] = field(default_factory=dict)
+    "metric -> its standard error, where the measurement has one"
+    series: dict[str, Series] = field(default_factory=dict)
+    cost: Cost | None = None
+    "None: the caller's wall time"
+    labels: list[str] = field(default_factory=list)
+    "what has to stand wherever the numbers do: a proxy, a leak, a share of items that was cut"
+    versions: dict[str, str] = field(default_factory=dict)
+    "versions beyond those of packages, e.g. of an lm-eval task"
+    reason: str = ""
+    "why an outcome is `blocked`"
