@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.files import write_atomic
-from paperlm.spec.project import Project
+from paperlm.plan.project import Project
 from paperlm.tables.results import collect
 
 

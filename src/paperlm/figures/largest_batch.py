@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.cost.memory import GIB, activations_per_token, logits_per_token, quantities
-from paperlm.figures.draw import Drawing
-from paperlm.spec.project import Project
+from paperlm.figures.base import Drawing
+from paperlm.plan.project import Project
 from paperlm.tables.arithmetic import table_setup
 
 PARTS = {

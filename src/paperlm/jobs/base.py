@@ -74,6 +74,12 @@ class Job(Frozen):
 
     # -- the name --
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.job_id == other.job_id
+
+    def __hash__(self) -> int:
+        return hash(self.job_id)
+
     def fields(self) -> dict[str, Any]:
         """Plain JSON values of the fields that are no jobs, but those at their default."""
         defaults = type(self).model_fields
@@ -203,7 +209,8 @@ class Series(Frozen):
 class Cost(Frozen):
     """What a job took; the only part of a record, with its environment, that differs between two equal jobs on a CPU."""
 
-    wall_seconds: float
+    wall_seconds: float | None
+    "None: not recorded"
     train_seconds: float | None = None
     tokens_per_second: float | None = None
     "slots a second over the updates of the last start, its first ten left out"

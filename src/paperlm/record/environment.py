@@ -32,7 +32,7 @@ def capture(device: torch.device) -> Environment:
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu(),
         device=torch.cuda.get_device_name() if on_gpu else "CPU",
-        driver=torch.version.cuda if on_gpu else None,
+        cuda=torch.version.cuda if on_gpu else None,
         threads=torch.get_num_threads(),
         packages={name: version for name in PACKAGES if (version := _version(name))},
     )

@@ -16,19 +16,18 @@ from typing import Any
 from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
 from paperlm.errors import RecordError
-from paperlm.spec.paper import PaperSpec
-from paperlm.spec.project import Project
-from paperlm.spec.table import MeasuredColumn, MeasuredRow, MeasurementsTable
+from paperlm.plan.paper import PaperSpec
+from paperlm.plan.project import Project
+from paperlm.plan.exhibit import MeasuredColumn, MeasuredRow, MeasurementsTable
 from paperlm.tables.claims import CellSamples, CellValue
-from paperlm.tables.compare import NOT_COMPARABLE, DiffRow
-from paperlm.tables.contents import Contents, check_labels, without_print
+from paperlm.tables.contents import Contents, DiffRow, check_labels, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
+from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, NOT_COMPARABLE, NOT_RUN
 
 LOWER_BOUND = "lower_bound"
 UNITS = {"peak_memory": "MiB", "time": "ms"}
 DEVIATIONS_BETWEEN_PERCENTILES = 2 * 0.8416
 "Standard deviations between the 20th and the 80th percentile of a normal distribution."
-ENVIRONMENT_BOUND = "environment-bound"
 
 Row = dict[str, Any]
 Shape = tuple[int, int, int]
@@ -231,10 +230,10 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
             verdict, reason = without_print(*printed_as)
             return DiffRow(**common, regenerated="", verdict=verdict, reason=remark or reason)
         memory = "out of memory" in measured.outcome
-        said = "out of memory" if memory else "not run"
+        said = "out of memory" if memory else NOT_RUN
         reason = measured.outcome or _why_not_measured(project)
         return DiffRow(
-            **common, regenerated=said, verdict="differs" if memory and printed else "not run", reason=reason
+            **common, regenerated=said, verdict="differs" if memory and printed else NOT_RUN, reason=reason
         )
     value, reference = statistics.fmean(measured.values), number(printed)
     shown = {
@@ -242,7 +241,7 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
         "judged_on": f"{value:.6g}",
         "spread": _spread(measured),
         "seeds": len(measured.values),
-        "run_ids": f"{table.op}/{place.measured}/{place.method.method}",
+        "jobs": f"{table.op}/{place.measured}/{place.method.method}",
         "labels": _circumstances(measured),
     }
     if reference is None:

@@ -1,0 +1,56 @@
+"""How figures look: one colour per method in every figure, dashes that tell coinciding lines apart, a legend inside."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from paperlm.plan.project import Project
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = (
+    "post_ln", "deep_norm", "pre_ln", "mix_ln", "layernorm_scaling", "sandwich_ln", "admin", "group_ln", "layer_scale",
+    "scaled_init",
+)  # fmt: skip
+"Norm methods in the order of the palette; one that is not here takes a colour by its name."
+DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (6, 2, 1, 2)))
+
+
+def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
+    """Colour and dashes of each row of an exhibit of jobs.
+
+    Rows that differ in their norm have its colour, the same in every figure; others have one by their place. Dashes
+    alternate by place, so that lines which coincide stay visible, without colour too.
+    """
+    import seaborn as sns
+
+    palette = sns.color_palette("colorblind", len(METHODS))
+    norms = {cell.row: _norm(cell.jobs[0]) for cell in project.cells(name) if cell.jobs}
+    by_norm = len(set(norms.values())) == len(norms)
+    styles = {}
+    for index, ((row, norm), dash) in enumerate(zip(norms.items(), itertools.cycle(DASHES), strict=False)):
+        place = (METHODS.index(norm) if norm in METHODS else sum(map(ord, norm or row))) if by_norm else index
+        styles[row] = {"color": palette[place % len(palette)], "linestyle": dash}
+    return styles
+
+
+def _norm(job: Any) -> str:
+    """Name of the norm method that a job, or the job it works on, was trained with."""
+    own = getattr(job, "norm", None)
+    if own is not None:
+        return own["name"]
+    return next((_norm(parent) for parent in job.parents().values()), "")
+
+
+def legend_below(figure: Figure, handles: Iterable[Any], labels: Iterable[str]) -> None:
+    """A legend under the panels that fits the page: as many columns as its width has room for."""
+    handles, labels = list(handles), list(labels)
+    widest = max((len(label) for label in labels), default=1)
+    columns = max(1, min(len(labels), int(figure.get_figwidth() * 13 / (widest + 6))))
+    rows = -(-len(labels) // columns)
+    room = (0.22 * rows + 0.06) / figure.get_figheight()
+    figure.tight_layout(rect=(0, room, 1, 1))
+    figure.legend(handles, labels, loc="lower center", ncols=columns, frameon=False, fontsize=8, borderaxespad=0.1)

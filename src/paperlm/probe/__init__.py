@@ -1,0 +1,1 @@
+"""Measurements on the inside of models."""
