@@ -20,10 +20,12 @@ from pathlib import Path
 
 from paperlm.data.settings import DataSettings
 from paperlm.data.shards import load_manifest
-from paperlm.errors import RecordError
+from paperlm.errors import RecordError, SpecError, unknown
 from paperlm.files import write_json
 from paperlm.jobs import Inputs, Job, Machine, Result, run_job
 from paperlm.jobs.base import NO_MODEL, Cost
+from paperlm.plan.project import Project
+from paperlm.plan.state import State
 from paperlm.record.model_store import checked_model, has_model, read_manifest, store_model
 from paperlm.record.places import Places
 from paperlm.record.record import DataUsed, Record, behaviours_of_ancestors, drift, read_record, write_record
@@ -168,8 +170,8 @@ class Maker:
             rejected = rejected.with_name(f"{job.job_id}.rejected.json")
             write_json(rejected, json.loads(record.model_dump_json()))
             raise RecordError(
-                f"{job.job_id}: made again, and it contradicts {path}: {'; '.join(wrong)}. The new record is {rejected}; "
-                "look for what changed (python -m paperlm why), and raise the kind's `behaviour` if the change is meant"
+                f"{job.job_id}: made again, and it contradicts {path}: {'; '.join(wrong)}. The new record is "
+                f"{rejected}; look for what changed (python -m paperlm why), and raise the kind's `behaviour` if the change is meant"
             )
 
 
@@ -179,7 +181,12 @@ def disagreements(committed: Record, made: Record) -> list[str]:
     if committed.outcome != made.outcome:
         return [f"outcome {committed.outcome}, now {made.outcome}"]
     ours, theirs = made.environment, committed.environment
-    same = (ours.device, ours.cpu, ours.packages, ours.threads) == (theirs.device, theirs.cpu, theirs.packages, theirs.threads)
+    same = (ours.device, ours.cpu, ours.packages, ours.threads) == (
+        theirs.device,
+        theirs.cpu,
+        theirs.packages,
+        theirs.threads,
+    )
     exact = same and ours.device == "CPU"
     found = []
     for key, then in committed.metrics.items():
@@ -206,3 +213,22 @@ def _environment(machine: Machine):
     from paperlm.record.environment import capture
 
     return capture(machine.torch_device())
+
+
+def run_named(project: Project, what: str, machine: Machine, with_parents: bool, again: bool) -> None:
+    """Make the job of that id, or those of a table or figure whose records are missing. SpecError for another name."""
+    state = State(project)
+    maker = Maker(project.places, machine, project.config.local_data, project.keep)
+    if what in project.jobs:
+        job = project.jobs[what]
+        if not again and state.want(job) == "have":
+            print(f"{what}: has a record, {state.stored(job).path}; --again makes it once more", file=sys.stderr)
+            return
+        (maker.with_parents if with_parents else maker.make)(job, again)
+        return
+    if what not in project.exhibits:
+        raise SpecError(unknown("job, table or figure", what, [*project.exhibits, *project.jobs]))
+    for job in project.jobs_of(what):
+        stored = state.stored(job)
+        if stored is None or (stored.drifted and state.makes_drifted):
+            (maker.with_parents if with_parents else maker.make)(job)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from paperlm.errors import DataError, SpecError, unknown
-from paperlm.load import load
 from paperlm.frozen import Frozen, digest
+from paperlm.load import load
 
 HERE = Path(__file__).parent
 

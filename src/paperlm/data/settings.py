@@ -72,7 +72,9 @@ class ItemData(Frozen):
     def data_id(self) -> str:
         """Folder name below results/data/."""
         name, _ = dataset_entry(self.dataset)
-        return f"{name.replace('/', '_').lower()}-{digest({**self.model_dump(mode='json'), 'data': self.fingerprint()})}"
+        return (
+            f"{name.replace('/', '_').lower()}-{digest({**self.model_dump(mode='json'), 'data': self.fingerprint()})}"
+        )
 
 
 DataSettings = TokenData | ItemData

@@ -120,7 +120,10 @@ def _write_notes(figure: Figure, lines: list[str]) -> None:
     width = int(figure.get_figwidth() * 17)
     shown = [textwrap.shorten(line, width, placeholder=" ...") for line in lines[:LINES]]
     if len(lines) > LINES:
-        shown[-1] = textwrap.shorten(lines[LINES - 1], width - 34, placeholder=" ...") + f" ({len(lines) - LINES} more beside the CSV)"
+        shown[-1] = (
+            textwrap.shorten(lines[LINES - 1], width - 34, placeholder=" ...")
+            + f" ({len(lines) - LINES} more beside the CSV)"
+        )
     figure.draw_without_rendering()  # places the legend
     bottom = figure.get_tightbbox().y0 / figure.get_figheight()
     figure.text(0.01, bottom - 0.015, "\n".join(shown), ha="left", va="top", fontsize=7.5, color="0.35")

@@ -48,7 +48,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.plot(curve.column("rank"), curve.column("mean_probability"), linewidth=1.3, label=text, **style)
     if found:
         record = next(iter(found.values()))
-        axis.axhline(record.metrics["threshold"], color="0.2", linestyle=":", linewidth=1, label="threshold of the filter, 2^-12")
+        axis.axhline(
+            record.metrics["threshold"], color="0.2", linestyle=":", linewidth=1, label="threshold of the filter, 2^-12"
+        )
         axis.set(xscale="log", yscale="log", xlabel="rank of the id", ylabel="mean probability")
         vocab, tokens = record.job["of"]["vocab_size"], record.metrics["tokens"]
         about = f"\n{vocab:,} ids, {tokens:,} validation tokens, {record.environment.device}"

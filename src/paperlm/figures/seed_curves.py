@@ -1,4 +1,4 @@
-"""Runs of one figure by row and seed, and how their curves are drawn: what Figures 4 and 5 of Cut Cross-Entropy share."""
+"""Runs of one figure by row and seed, and how they are drawn: what Figures 4 and 5 of Cut Cross-Entropy share."""
 
 from __future__ import annotations
 
@@ -40,14 +40,17 @@ def whole(record: Record) -> bool:
 
 
 def shared(runs: Runs, first: str, second: str) -> list[int]:
+    """Seeds that two rows have in common."""
     return sorted(set(runs.get(first, {})) & set(runs.get(second, {})))
 
 
 def samples_of(values: list[float]) -> CellSamples:
+    """A statistic with one value a seed, as the judge sees it."""
     return CellSamples(tuple(values), (False,) * len(values), relative_spread(values))
 
 
 def same_for_all(value: float, seeds: int) -> CellSamples:
+    """A statistic of all seeds together."""
     return CellSamples((value,) * seeds, (False,) * seeds, 0.0)
 
 
@@ -58,12 +61,16 @@ def untested(runs: Runs, every: list[str]) -> str:
 
 
 def panels() -> tuple[Figure, Any]:
+    """An empty figure with two panels, and its axes."""
     import matplotlib.pyplot as plt
 
     return plt.subplots(1, 2, figsize=(9.6, 4.0))
 
 
-def draw_line(axis: Axes, x: np.ndarray, curves: np.ndarray, style: dict[str, Any], label: str, marker: str = "") -> None:
+def draw_line(
+    axis: Axes, x: np.ndarray, curves: np.ndarray, style: dict[str, Any], label: str, marker: str = ""
+) -> None:
+    """Mean over seeds with its 95 % band."""
     mean, half = band(curves)
     axis.plot(x, mean, **style, linewidth=1.4, label=label, marker=marker, markersize=3)
     if len(curves) > 1:
@@ -71,6 +78,7 @@ def draw_line(axis: Axes, x: np.ndarray, curves: np.ndarray, style: dict[str, An
 
 
 def finish(project: Project, name: str, figure: Figure, first: Axes, runs: Runs, every: list[str]) -> None:
+    """Title and legend: what was run, with how many seeds, on what."""
     _, spec = project.figure(name)
     about = ""
     if runs:
@@ -89,7 +97,9 @@ def finish(project: Project, name: str, figure: Figure, first: Axes, runs: Runs,
     legend_below(figure, *first.get_legend_handles_labels())
 
 
-def drawn(project: Project, name: str, figure: Figure, frame: Any, samples: Mapping[Key, CellSamples], records: Any) -> Drawing:
+def drawn(
+    project: Project, name: str, figure: Figure, frame: Any, samples: Mapping[Key, CellSamples], records: Any
+) -> Drawing:
     """The drawing with what has to stand beside its numbers."""
     runs, every = runs_of(project, name, records)
     return Drawing(figure, frame, samples, untested(runs, every), labels_of(project, name, records))

@@ -13,7 +13,17 @@ import numpy as np
 
 from paperlm.figures.base import Drawing
 from paperlm.figures.paired import p_equivalent, p_greater, smoothed
-from paperlm.figures.seed_curves import Runs, draw_line, drawn, finish, panels, runs_of, same_for_all, samples_of, shared
+from paperlm.figures.seed_curves import (
+    Runs,
+    draw_line,
+    drawn,
+    finish,
+    panels,
+    runs_of,
+    same_for_all,
+    samples_of,
+    shared,
+)
 from paperlm.figures.style import row_styles
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -56,10 +66,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     left.set(xlabel="update", ylabel=f"training loss (nats),\nmean of {window} updates")
     right.set(xlabel="update", ylabel=f"the same minus that of\n{reference} with the same seed")
     finish(project, name, figure, left, runs, every)
-    return Drawing(figure, frame, losssamples_of(runs, **options), untested(runs, every))
+    return drawn(project, name, figure, frame, loss_samples(runs, **options), records)
 
 
-def losssamples_of(runs: Runs, reference: str, window: int, margin: float, last: float) -> dict[Key, CellSamples]:
+def loss_samples(runs: Runs, reference: str, window: int, margin: float, last: float) -> dict[Key, CellSamples]:
     """What the claims of Figure 4 read, for rows and reference with at least two seeds in common.
 
     Mean absolute difference of the smoothed curves over the last half of the updates, a value for each seed; deviation

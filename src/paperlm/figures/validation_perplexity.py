@@ -12,7 +12,17 @@ import numpy as np
 
 from paperlm.figures.base import Drawing
 from paperlm.figures.paired import p_greater
-from paperlm.figures.seed_curves import Runs, draw_line, drawn, finish, panels, runs_of, same_for_all, samples_of, shared
+from paperlm.figures.seed_curves import (
+    Runs,
+    draw_line,
+    drawn,
+    finish,
+    panels,
+    runs_of,
+    same_for_all,
+    samples_of,
+    shared,
+)
 from paperlm.figures.style import row_styles
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -51,11 +61,11 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
     finish(project, name, figure, axes[0], runs, every)
-    samples = perplexitysamples_of(runs, spec.options["reference"], spec.options["exact"])
+    samples = perplexity_samples(runs, spec.options["reference"], spec.options["exact"])
     return drawn(project, name, figure, frame, samples, records)
 
 
-def perplexitysamples_of(runs: Runs, reference: str, exact: str) -> dict[Key, CellSamples]:
+def perplexity_samples(runs: Runs, reference: str, exact: str) -> dict[Key, CellSamples]:
     """What the claims of Figure 5 read, for pairs of rows with at least two seeds in common.
 
     Ratio of the last perplexity to the reference row's, a value for each seed, in both definitions; for rows other than

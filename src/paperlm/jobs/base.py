@@ -1,7 +1,7 @@
 """What every kind of job is: settings that can change its number, parents, data, and a name made of them.
 
-A kind is one file in this folder: a frozen class that derives from Job, and `run(job, inputs, machine) -> Result`, which
-imports what it needs when it is called. Nothing here imports torch.
+A kind is one file in this folder: a frozen class that derives from Job, and `run(job, inputs, machine) -> Result`,
+which imports what it needs when it is called. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Series(Frozen):
 
 
 class Cost(Frozen):
-    """What a job took; the only part of a record, with its environment, that differs between two equal jobs on a CPU."""
+    """What a job took. With its environment the only part of a record that differs between equal jobs on a CPU."""
 
     wall_seconds: float | None
     "None: not recorded"

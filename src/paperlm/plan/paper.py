@@ -164,7 +164,7 @@ class PaperSpec(Frozen):
                 if other in self.jobs and self.jobs[other].kind not in kinds[field]:
                     wanted = " or ".join(kinds[field])
                     raise ValueError(
-                        f"jobs.{name}.{field}: {other!r} is a {self.jobs[other].kind} job; it has to be of kind {wanted}"
+                        f"jobs.{name}.{field}: {other!r} is a {self.jobs[other].kind} job; it has to be {wanted}"
                     )
             path, waiting = [name], list(job.parents.values())
             while waiting:

@@ -169,11 +169,13 @@ class Resolver:
         method = norm.get("name", "")
         for option, value in norm.items():
             if value == {"of": "size"}:
-                options = self.paper.sizes[context.size].norm.get(method, {}) if context.size in self.paper.sizes else {}
+                options = (
+                    self.paper.sizes[context.size].norm.get(method, {}) if context.size in self.paper.sizes else {}
+                )
                 if option not in options:
                     raise SpecError(
-                        f"{where}: {method} takes {option} from the size, and sizes.{context.size}.norm.{method}.{option} "
-                        "is missing: add it"
+                        f"{where}: {method} takes {option} from the size, and "
+                        f"sizes.{context.size}.norm.{method}.{option} is missing: add it"
                     )
                 norm[option] = options[option].value
                 source = f"{source}; {option}: {options[option].source}"

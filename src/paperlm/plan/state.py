@@ -80,7 +80,7 @@ class State:
         return None
 
     def records(self, name: str) -> list[str]:
-        """Records that an exhibit is built from, in order; those that are not there and will not be made are left out."""
+        """Records that an exhibit is built from, in order, without those that are absent and will not be made."""
         return list(dict.fromkeys(p for job in self.project.jobs_of(name) if (p := self.record(job))))
 
     def todo(self, *names: str) -> dict[str, Job]:

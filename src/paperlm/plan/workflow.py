@@ -1,155 +1,202 @@
-"""What the Snakemake rules ask: which records a table needs, which cells are trained, how many threads a job gets."""
+"""What the Snakemake rules ask: paths, patterns of names, resources, parameters whose change makes a rule run again."""
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from typing import Any
 
-from paperlm.data.registry import data_id
+from paperlm.data.settings import DataSettings
 from paperlm.data.sources import check_present
-from paperlm.spec.project import Project
-from paperlm.spec.run import RunConfig, digest
-from paperlm.tables.measurements import measured_methods, read_rows
-from paperlm.train.gpu_lock import visible_gpus
+from paperlm.frozen import digest
+from paperlm.jobs import Job, job_kinds
+from paperlm.plan.exhibit import MeasurementsTable
+from paperlm.plan.measured import measured_methods
+from paperlm.plan.project import Project
+from paperlm.plan.scale import JobSize
+from paperlm.plan.state import State
+from paperlm.record.record import behaviours_of_ancestors
+
+NOTHING = "nothing-to-make"
+"A pattern that matches no name."
 
 
-class Jobs:
+class Workflow:
     """The workflow's view of a project."""
 
     def __init__(self, project: Project) -> None:
-        self.project = project
-        self.datasets: dict[str, dict[str, Any]] = {
-            data_id(run.data_settings()): run.data_settings() for run in project.runs.values()
+        self.project, self.places, self.state = project, project.places, State(project)
+        self.datasets: dict[str, DataSettings] = {
+            settings.data_id: settings for job in self.state.todo().values() for settings in job.data()
         }
 
-    @functools.cached_property
-    def gpus(self) -> list[str]:
-        """Cards of this machine; empty on a scale that needs none."""
-        return visible_gpus() if self.project.scale.device == "gpu" else []
+    # -- jobs --
 
     @functools.cached_property
-    def trains_missing(self) -> bool:
-        """Whether cells without a record are trained (config key run_missing)."""
-        wish = self.project.config.run_missing
-        return wish == "yes" or (wish == "auto" and (self.project.scale.device == "cpu" or bool(self.gpus)))
+    def kinds(self) -> dict[str, type[Job]]:
+        """Kinds of which this project has jobs to make, each of which gets a rule."""
+        wanted = {job.kind for job in self.state.todo().values()}
+        return {name: kind for name, kind in job_kinds().items() if name in wanted}
 
-    def _committed(self, run: RunConfig) -> str:
-        return f"paper_tables/records/{self.project.scale.scale}/{run.run_id}.json"
-
-    def _local(self, run: RunConfig) -> str:
-        return f"results/{self.project.scale.scale}/runs/{run.run_id}.json"
-
-    def _stored(self, run: RunConfig) -> bool:
-        root = self.project.root
-        return (root / self._committed(run)).is_file() or (root / self._local(run)).is_file()
-
-    def run_pattern(self) -> str:
-        """Regular expression of the runs that the pretrain rule may make: those without a record.
+    def pattern(self, kind: str) -> str:
+        """Regular expression of the names of a kind that the rule may make.
 
         A record's name holds every setting that can change its number, so a stored one is a source file: no edit of a
-        rule and no newer file trains it again. Delete a record to train its run anew.
+        rule and no newer file makes it again. Delete a record to make its job anew.
         """
-        return "|".join(re.escape(name) for name, run in self.project.runs.items() if not self._stored(run)) or "none"
+        return "|".join(re.escape(name) for name, job in self.state.todo().items() if job.kind == kind) or NOTHING
 
-    def records(self, table: str) -> list[str]:
-        """Files a table is built from: committed ones as they are; others only if they exist or will be made.
+    def job(self, job_id: str) -> Job:
+        """A job of the project."""
+        return self.project.jobs[job_id]
 
-        DataError if a run has to be trained whose text is not at hand.
+    def data_of(self, job_id: str) -> list[str]:
+        """Manifests of what the job reads; DataError if local text that it needs is not at hand."""
+        settings = self.job(job_id).data()
+        for one in settings:
+            if not self.places.is_file(self.places.data(one)):
+                check_present(one.dataset, self.project.config.local_data)
+        return [self.places.data(one) for one in settings]
+
+    def models_of(self, job_id: str) -> list[str]:
+        """Manifests of the parents' models."""
+        return list(dict.fromkeys(self.places.manifest(parent) for parent in self.job(job_id).parents().values()))
+
+    def settings(self, job_id: str) -> str:
+        """The job as JSON, for `paperlm run --job`."""
+        return json.dumps(self.job(job_id).canonical(), separators=(",", ":"))
+
+    def keep(self, job_id: str) -> str:
+        """Updates after which the job keeps its model for others, for `paperlm run --keep`."""
+        return ",".join(map(str, self.project.keep.get(job_id, ())))
+
+    def rules_of(self, job_id: str) -> str:
+        """Digest of the behaviours that the job is made under: a new one makes it again."""
+        job = self.job(job_id)
+        return digest([job.behaviours(), behaviours_of_ancestors(job)])
+
+    def job_size(self, job_id: str) -> JobSize:
+        """Memory and minutes to ask a cluster for."""
+        job = self.job(job_id)
+        sizes = [getattr(one, "size", "") for one in (job, *job.ancestors())]
+        return self.project.scale.resources.of(job.kind, next(filter(None, sizes), ""))
+
+    def threads_per_job(self, cores: int | None) -> int:
+        """Threads a job claims: one on a CPU; on GPUs so many that jobs never outnumber cards.
+
+        Snakemake ignores `resources: gpu` unless a limit is given, so the bare command `--cores 8` on one card has to
+        be held back by threads.
         """
-        _, spec = self.project.table(table)
-        if spec.kind == "runs":
-            return self._run_records(table)
-        if spec.kind == "measurements":
-            found = [self._measurement(spec.op, case) for case in measured_methods(self.project, table)]
+        if not self.state.gpus or not cores:
+            return 1
+        return max(1, cores // len(self.state.gpus))
+
+    # -- exhibits --
+
+    def inputs(self, name: str) -> list[str]:
+        """Files an exhibit is built from: records, or measurement rows of its table."""
+        _, exhibit = self.project.exhibit(name)
+        if table := getattr(exhibit, "table", ""):
+            return self.inputs(table)
+        if isinstance(exhibit, MeasurementsTable):
+            found = [self.measurement(exhibit.op, case) for case in measured_methods(self.project, name)]
             return list(dict.fromkeys(filter(None, found)))
-        return []
+        return self.state.records(name)
 
-    def figure_records(self, figure: str) -> list[str]:
-        """Files a figure is drawn from: those of its table, or of its probed models."""
-        _, spec = self.project.figure(figure)
-        if spec.kind == "rank_probability":
-            return self._rank_records(spec.table)
-        return self.records(spec.table) if spec.table else []
+    def exhibit_digest(self, name: str) -> str:
+        """Changes when something changes that the exhibit shows: its own declaration, the jobs of its cells, the state
+        of their records, departures, and what the scale says of all exhibits. A word about another one does not."""
+        paper, exhibit = self.project.exhibit(name)
+        scale, own = self.project.scale, self.project.changes(paper)
+        records = {job.job_id: self._state_of(job) for job in self.project.jobs_of(name)}
+        table = getattr(exhibit, "table", "")
+        return digest(
+            {
+                "exhibit": exhibit.model_dump(mode="json"),
+                "table": self.exhibit_digest(table) if table else "",
+                "paper": paper.paper.model_dump(mode="json"),
+                "arithmetic": {
+                    key: paper.models[key].model_dump(mode="json") for key in getattr(exhibit, "models", [])
+                },
+                "cases": {key: paper.cases[key].model_dump(mode="json") for key in getattr(exhibit, "cases", [])},
+                "departures": [d.model_dump(mode="json") for d in self.project.deviations(name)],
+                "scale": [
+                    scale.scale,
+                    scale.summary,
+                    scale.comparable,
+                    scale.claims.model_dump(),
+                    scale.seed_noise.model_dump(),
+                ],
+                "rule": own.diverged.model_dump() if own.diverged else None,
+                "except": {c.id: own.except_[c.id] for c in exhibit.claims if c.id in own.except_},
+                "records": records,
+                "edition": self.project.config.editions.get(name, ""),
+            },
+            16,
+        )
 
-    def _rank_records(self, table: str) -> list[str]:
-        """Probes of the first seed of each row: committed ones; others if they exist or their model is at hand."""
-        root, scale = self.project.root, self.project.scale.scale
+    def _state_of(self, job: Job) -> list[Any]:
+        stored = self.state.stored(job)
+        return [self.state.want(job), list(stored.drifted) if stored else []]
+
+    def has_claims(self, name: str) -> bool:
+        """Whether an exhibit's files include verdicts."""
+        return bool(self.project.exhibit(name)[1].claims)
+
+    def targets(self, *names: str) -> list[str]:
+        """Files that stand for these exhibits (none: for all) where `all` or a paper's name asks for them."""
         found = []
-        for run in (cell.runs[0] for cell in self.project.cells(table) if cell.runs):
-            committed = f"paper_tables/records/{scale}/ranks/{run.run_id}.json"
-            local = f"results/{scale}/ranks/{run.run_id}.json"
-            model = root / f"results/{scale}/models/{run.run_id}/config.json"
-            trained_here = (root / self._local(run)).is_file() and model.is_file()
-            will_be_trained = self.trains_missing and not self._stored(run)
-            if (root / committed).is_file():
-                found.append(committed)
-            elif (root / local).is_file() or trained_here or will_be_trained:
-                found.append(local)
+        for name in names or self.project.exhibits:
+            found.append(f"paper_tables/{name}.{'csv' if name in self.project.tables else 'svg'}")
+            if name in self.curves:
+                found.append(f"paper_tables/{name}.curves.svg")
         return found
 
-    def _run_records(self, table: str) -> list[str]:
-        found = []
-        for run in (run for cell in self.project.cells(table) for run in cell.runs):
-            if (self.project.root / self._committed(run)).is_file():
-                found.append(self._committed(run))
-            elif self.trains_missing or self._stored(run):
-                found.append(self._local(run))
-                if not self._stored(run):
-                    check_present(run.dataset, self.project.config.local_data)
-        return list(dict.fromkeys(found))
+    @functools.cached_property
+    def curves(self) -> list[str]:
+        """Tables whose jobs train from random weights: they have training curves."""
+        return [
+            name
+            for name, (_, table) in self.project.tables.items()
+            if table.kind == "jobs" and any(job.kind == "pretrain" for job in self.project.jobs_of(name))
+        ]
 
-    # -- measurements -------------------------------------------------------------------------------------------------
+    # -- measurements --
 
-    def _measurement(self, op: str, case: str) -> str | None:
+    def measurement(self, op: str, case: str) -> str | None:
         """File with the rows of a case: the committed one if it has any, else one that exists or will be made."""
-        committed = f"paper_tables/records/bench/{op}.jsonl"
         if case in self._committed_cases(op):
-            return committed
-        local = f"results/{self.project.scale.scale}/bench/{op}/{case}.jsonl"
-        return local if self.trains_missing or (self.project.root / local).is_file() else None
+            return self.places.committed_measurements(op)
+        local = self.places.measurements(op, case)
+        return local if self.state.makes_missing or self.places.is_file(local) else None
 
-    @functools.cache  # noqa: B019 - Jobs live as long as the process
+    @functools.cache  # noqa: B019 - a Workflow lives as long as the process
     def _committed_cases(self, op: str) -> frozenset[str]:
         """Cases with committed rows. They were made on a GPU: the CPU scales measure their own."""
-        path = self.project.root / f"paper_tables/records/bench/{op}.jsonl"
+        path = self.places.root / self.places.committed_measurements(op)
         if self.project.scale.device == "cpu" or not path.is_file():
             return frozenset()
-        return frozenset(row["case"] for row in read_rows(path))
+        return frozenset(json.loads(line)["case"] for line in path.read_text().splitlines())
 
     @functools.cached_property
     def measurements(self) -> dict[tuple[str, str], list[str]]:
         """(operation, case) that can be measured at this scale -> the methods that tables ask for."""
         found: dict[tuple[str, str], list[str]] = {}
         for name, (_, table) in self.project.tables.items():
-            if table.kind == "measurements":
+            if isinstance(table, MeasurementsTable):
                 for case, methods in measured_methods(self.project, name).items():
                     known = found.setdefault((table.op, case), [])
                     known += [method for method in methods if method not in known]
         return found
 
-    def methods(self, op: str, case: str) -> list[str]:
-        """Methods to measure on a case: those of the tables; on a CPU what the benchmark offers there."""
-        return self.measurements[op, case] if self.project.scale.device == "gpu" else []
-
-    def threads_per_run(self, cores: int | None) -> int:
-        """Threads a training job claims: one on a CPU; on GPUs so many that jobs never outnumber cards.
-
-        Snakemake ignores `resources: gpu` unless a limit is given, so the bare command `--cores 8` on one card has to
-        be held back by threads.
-        """
-        if not self.gpus or not cores:
-            return 1
-        return max(1, cores // len(self.gpus))
-
-    def specification_digest(self) -> str:
-        """Changes when a declaration changes that a table shows: papers, the scale, titles, claims, notes."""
-        papers = {name: paper.model_dump(mode="json") for name, paper in self.project.papers.items()}
-        return digest({"papers": papers, "scale": self.project.scale.model_dump(mode="json")})
-
     def asked_for(self, arguments: list[str]) -> list[str]:
-        """Tables, and figures with claims, named by a command line such as `snakemake paper_tables/x.csv --cores 2`."""
-        found = (re.fullmatch(r"(?:.*/)?paper_tables/(\w+)\.(csv|svg|png|claims\.csv)", a) for a in arguments)
-        names = dict.fromkeys(m[1] for m in found if m)
-        judged = {name for name, (_, figure) in self.project.figures.items() if figure.claims}
-        return [name for name in names if name in self.project.tables or name in judged]
+        """Exhibits with something to show in a terminal that a command line names: `paper_tables/x.csv`, or a paper."""
+        found: dict[str, None] = {}
+        for argument in arguments:
+            if argument in self.project.papers:
+                found |= dict.fromkeys(self.project.papers[argument].exhibits())
+            elif match := re.fullmatch(r"(?:.*/)?paper_tables/(\w+)\.(csv|svg|png|claims\.csv)", argument):
+                found[match[1]] = None
+        judged = {name for name in self.project.figures if self.has_claims(name)}
+        return [name for name in found if name in self.project.tables or name in judged]

@@ -82,7 +82,9 @@ def checked_model(folder: Path, job: Job, update: int | None) -> Path:
         raise JobError(f"{folder}: holds no model after update {update}; delete it and run {job.job_id} again")
     for name, checksum in wanted.items():
         if not (folder / name).is_file() or sha256_of(folder / name) != checksum:
-            raise JobError(f"{folder / name}: missing, truncated or altered; delete {folder} and run {job.job_id} again")
+            raise JobError(
+                f"{folder / name}: missing, truncated or altered; delete {folder} and run {job.job_id} again"
+            )
     if strangers := sorted(here - wanted.keys()):
         raise JobError(f"{folder / strangers[0]}: is not in the manifest, and would be read; remove it")
     return folder / prefix

@@ -95,7 +95,7 @@ def read_record(path: Path, expected: str | None = None) -> Record:
         raise RecordError(f"{path}: describes no job that is known here ({first}); delete it") from None
     if found != record.job_id:
         raise RecordError(
-            f"{path}: says it is {record.job_id}, but its settings and data are {found}'s; delete it and run its job again"
+            f"{path}: says it is {record.job_id}, but its settings and data are {found}'s; delete it and make it again"
         )
     if expected is not None and record.job_id != expected:
         raise RecordError(f"{path}: is a record of {record.job_id}, not of {expected}; delete or rename it")

@@ -146,7 +146,12 @@ def proxies(project: Project, name: str) -> list[str]:
     paper, exhibit = project.exhibit(name)
     if getattr(exhibit, "table", "") and not project.cells(name):
         return proxies(project, exhibit.table)
-    pairs = {(chain, cell.size) for cell in project.cells(name) for chain in cell.sources if cell.size}
+    pairs = {
+        (chain, cell.size)
+        for cell in project.cells(name)
+        for chain, settings in cell.sources.items()
+        if cell.size and "hidden_size" in settings
+    }
     lines = [proxy_of(project, paper.paper.id, job, size) for job, size in sorted(pairs)]
     return list(dict.fromkeys(filter(None, lines)))
 

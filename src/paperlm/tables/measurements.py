@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
 from paperlm.errors import RecordError
+from paperlm.plan.exhibit import MeasuredColumn, MeasurementsTable
+from paperlm.plan.measured import Place, places
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
-from paperlm.plan.exhibit import MeasuredColumn, MeasuredRow, MeasurementsTable
 from paperlm.tables.claims import CellSamples, CellValue
 from paperlm.tables.contents import Contents, DiffRow, check_labels, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
@@ -32,20 +33,6 @@ DEVIATIONS_BETWEEN_PERCENTILES = 2 * 0.8416
 Row = dict[str, Any]
 Shape = tuple[int, int, int]
 "Tokens, vocabulary, width."
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a cell stands: labels, the declarations of its row and column, the case it is measured on."""
-
-    row: str
-    column: str
-    method: MeasuredRow
-    quantity: MeasuredColumn
-    case: str
-    "as declared"
-    measured: str
-    "the case that is measured at this scale; empty: none without a GPU"
 
 
 @dataclass(frozen=True)
@@ -106,29 +93,6 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         untested=untested,
         proxies=proxies,
     )
-
-
-def places(project: Project, name: str) -> Iterator[Place]:
-    """Every cell of a table of measurements, row by row."""
-    paper, table = project.table(name)
-    for case in table.cases:
-        for label, row in table.rows.items():
-            where = label if len(table.cases) == 1 else f"{paper.cases[case].model}: {label}"
-            for column_label, column in table.columns.items():
-                of = column.case or case
-                measured = of
-                if project.scale.device == "cpu":
-                    measured = paper.cases[of].on_cpu if paper.cases[case].on_cpu else ""
-                yield Place(where, column_label, row, column, of, measured)
-
-
-def measured_methods(project: Project, name: str) -> dict[str, list[str]]:
-    """Case -> methods that a table of measurements needs at the configured scale."""
-    found: dict[str, list[str]] = {}
-    for place in places(project, name):
-        if place.measured and place.method.method not in found.setdefault(place.measured, []):
-            found[place.measured].append(place.method.method)
-    return found
 
 
 class Rows:
@@ -232,9 +196,7 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
         memory = "out of memory" in measured.outcome
         said = "out of memory" if memory else NOT_RUN
         reason = measured.outcome or _why_not_measured(project)
-        return DiffRow(
-            **common, regenerated=said, verdict="differs" if memory and printed else NOT_RUN, reason=reason
-        )
+        return DiffRow(**common, regenerated=said, verdict="differs" if memory and printed else NOT_RUN, reason=reason)
     value, reference = statistics.fmean(measured.values), number(printed)
     shown = {
         "regenerated": _three_digits(value),

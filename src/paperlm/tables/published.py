@@ -67,7 +67,9 @@ def read_published(path: Path, edition: str = "", label_columns: int = 1, header
         others = frozenset(_joined(line[1 : 1 + label_columns]) for line in body if line[0] != edition)
         header, body = [line[1:] for line in header], [line[1:] for line in body if line[0] == edition]
     if len(header[0]) <= label_columns:
-        raise SpecError(f"{path}: has {len(header[0])} columns, of which {label_columns} are labels: there is no number")
+        raise SpecError(
+            f"{path}: has {len(header[0])} columns, of which {label_columns} are labels: there is no number"
+        )
     heads = tuple(tuple(line[label_columns:]) for line in header)
     columns = [_joined(parts) for parts in zip(*heads, strict=True)]
     labels = [tuple(line[:label_columns]) for line in body]

@@ -266,7 +266,9 @@ class Engine:
         updates, seconds = self._timed
         slots = self.task.slots_per_update
         on_gpu = self.world.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = (
+            torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
         return Cost(
             wall_seconds=round(self.at.wall_seconds, 2),
             train_seconds=round(seconds, 2),

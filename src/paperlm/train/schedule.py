@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from paperlm.jobs.pretrain import Pretrain
 
 
-
 def learning_rate(update: int, job: Pretrain) -> float:
     """Rate of an update, counted from 0.
 

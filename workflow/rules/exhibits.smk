@@ -9,7 +9,7 @@ localrules:
 rule table:
     "Regenerated table, its diff against the published one, and the verdicts on its claims."
     input:
-        records=records_of_table,
+        records=inputs_of_table,
         published=published_of_table,
     output:
         table=report(
@@ -40,7 +40,7 @@ rule table:
         "logs/tables/{table}.log",
     params:
         config=project.config.model_dump_json(),
-        specification=jobs.specification_digest(),
+        digest=exhibit_digest,
     shell:
         "python -m paperlm table {wildcards.table} --config-json {params.config:q} --out {output.table:q}"
         " --html $(dirname {output.page:q}) --records {input.records:q} > {log:q} 2>&1"
@@ -49,7 +49,7 @@ rule table:
 rule curves:
     "Training curves behind a table, and their numbers."
     input:
-        records=records_of_table,
+        records=inputs_of_table,
     output:
         figure=report(
             "paper_tables/{table}.curves.svg",
@@ -57,14 +57,15 @@ rule curves:
             category="Figures",
             labels={"table": "{table}", "file": "training curves"},
         ),
+        image="paper_tables/{table}.curves.png",
         numbers="paper_tables/{table}.curves.csv",
     log:
         "logs/tables/{table}.curves.log",
     wildcard_constraints:
-        table="|".join(RUN_TABLES),
+        table="|".join(plan.curves) or NOTHING,
     params:
         config=project.config.model_dump_json(),
-        specification=jobs.specification_digest(),
+        digest=exhibit_digest,
     shell:
         "python -m paperlm curves {wildcards.table} --config-json {params.config:q} --out {output.figure:q}"
         " --records {input.records:q} > {log:q} 2>&1"
@@ -73,7 +74,7 @@ rule curves:
 rule figure:
     "A figure of a paper, and its numbers."
     input:
-        records=records_of_figure,
+        records=inputs_of_figure,
     output:
         figure=report(
             "paper_tables/{figure}.svg",
@@ -82,14 +83,15 @@ rule figure:
             labels={"table": "{figure}", "file": "figure"},
         ),
         image="paper_tables/{figure}.png",
+        notes="paper_tables/{figure}.notes.txt",
         numbers="paper_tables/{figure}.csv",
     log:
         "logs/tables/{figure}.log",
     wildcard_constraints:
-        figure="|".join(name for name in project.figures if name not in JUDGED_FIGURES),
+        figure="|".join(name for name in project.figures if not plan.has_claims(name)) or NOTHING,
     params:
         config=project.config.model_dump_json(),
-        specification=jobs.specification_digest(),
+        digest=exhibit_digest,
     shell:
         "python -m paperlm figure {wildcards.figure} --config-json {params.config:q} --out {output.figure:q}"
         " --records {input.records:q} > {log:q} 2>&1"
@@ -104,6 +106,7 @@ use rule figure as judged_figure with:
             labels={"table": "{figure}", "file": "figure"},
         ),
         image="paper_tables/{figure}.png",
+        notes="paper_tables/{figure}.notes.txt",
         numbers="paper_tables/{figure}.csv",
         diff=report(
             "paper_tables/{figure}.diff.csv",
@@ -118,4 +121,4 @@ use rule figure as judged_figure with:
             labels={"table": "{figure}", "file": "claims"},
         ),
     wildcard_constraints:
-        figure="|".join(JUDGED_FIGURES),
+        figure="|".join(filter(plan.has_claims, project.figures)) or NOTHING,
