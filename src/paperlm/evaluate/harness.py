@@ -86,6 +86,8 @@ class CountingLM(HFLM):
     def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **options: Any) -> list[tuple[float, bool]]:
         kept = []
         for task, (texts, context, option) in zip(self._tasks, requests, strict=True):
+            if not option:
+                raise DataError(f"task {task!r}: option {texts[1]!r} is no token of this tokenizer; correct the item")
             row = (context + option)[-(self.max_length + 1) :]
             self.cut[task] += len(row) < len(context) + len(option)
             scored = min(len(option), len(row) - 1)
@@ -130,16 +132,21 @@ def evaluate_lm(
     loaded = load_items(tasks, items, few_shot=few_shot, limit=limit)
     with tempfile.TemporaryDirectory(prefix="paperlm-lm-eval-") as name:
         folder = Path(name)
-        datasets.disable_progress_bars()  # one a subject of MMLU
         for task in tasks:
             _define(task, loaded[task], few_shot, folder)
-        results = lm_eval.simple_evaluate(
-            model=lm,
-            tasks=list(tasks),
-            fewshot_random_seed=few_shot_seed,
-            task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-            log_samples=False,
-        )
+        bars = datasets.is_progress_bar_enabled()
+        datasets.disable_progress_bars()  # one a subject of MMLU
+        try:
+            results = lm_eval.simple_evaluate(
+                model=lm,
+                tasks=list(tasks),
+                fewshot_random_seed=few_shot_seed,
+                task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+                log_samples=False,
+            )
+        finally:
+            if bars:
+                datasets.enable_progress_bars()
     metrics, errors = {}, {}
     for task in tasks:
         for key, value in results["results"][task].items():
@@ -246,7 +253,7 @@ def _share(counts: Counter, lm: CountingLM, tasks: Sequence[str]) -> dict[str, f
     """Task -> counted share of its requests; a group's subjects are one task."""
     total, found = Counter(), Counter()
     for name, requests in lm.requests.items():
-        task = name if name in tasks else name.split("_")[0]
+        task = next(task for task in tasks if name == task or name.startswith(f"{task}_"))
         total[task] += requests
         found[task] += counts[name]
     return {task: found[task] / total[task] for task in tasks}

@@ -18,7 +18,7 @@ BATCH = {"cpu": 16, "cuda": 64}
 class LmEval(Job):
     """Accuracies of one model on tasks of lm-evaluation-harness, by the likelihood of each option.
 
-    Metrics: `<task>/acc`, `<task>/acc_norm` where the task has it (likelihood by the option's length in bytes),
+    Metrics: `<task>/acc`, `<task>/acc_norm` where the task has it (likelihood by the option's length in characters),
     `<task>/items`, and `<task>/cut`, the share of requests that did not fit into `max_length`. MMLU is the mean over
     items of 57 subjects.
     """
