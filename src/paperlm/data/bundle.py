@@ -1,7 +1,7 @@
 """How the bundled sets of items were drawn: `python -m paperlm.data.bundle FOLDER` writes them again.
 
 FOLDER holds the full sets (the files of the registry's `local` entries). A fixed rule draws them, so that anyone with
-the full sets gets the same bytes; a test does.
+the full sets gets the same lines; a test does.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def line(item: Mapping[str, Any]) -> bytes:
 
 
 def drawn(candidates: Iterable[Item], count: int) -> list[Item]:
-    """The `count` items whose lines have the smallest SHA-256, in that order: whatever order the file has."""
-    return sorted(candidates, key=lambda item: hashlib.sha256(line(item)).digest())[:count]
+    """The `count` distinct items whose lines have the smallest SHA-256, in that order: whatever order the file has."""
+    by_hash = {hashlib.sha256(line(item)).digest(): item for item in candidates}
+    return [by_hash[key] for key in sorted(by_hash)[:count]]
 
 
 def files(folder: str) -> Iterator[tuple[str, list[Item]]]:
@@ -66,8 +67,7 @@ def files(folder: str) -> Iterator[tuple[str, list[Item]]]:
     yield "eval/mmlu.test.jsonl.gz", test
     yield "eval/mmlu.dev.jsonl.gz", list(items("local:mmlu_full", "dev", folder))
     yield "sft/commonsense_4k.train.jsonl.gz", _unseen(items("local:commonsense_15k", "train", folder), evaluated)
-    short = [pair for pair in items("local:hh_rlhf_harmless", "test", folder) if _length(pair) <= LONGEST_DIALOGUE]
-    pairs = drawn(short, sum(PAIRS.values()))
+    pairs = drawn(filter(_is_short_pair, items("local:hh_rlhf_harmless", "test", folder)), sum(PAIRS.values()))
     yield "preference/hh_rlhf_600.train.jsonl.gz", pairs[: PAIRS["train"]]
     yield "preference/hh_rlhf_600.validation.jsonl.gz", pairs[PAIRS["train"] :]
 
@@ -83,8 +83,11 @@ def _unseen(training: Iterable[Item], evaluated: set[str]) -> list[Item]:
     return kept
 
 
-def _length(pair: Item) -> int:
-    return max(len(pair["chosen"]), len(pair["rejected"]))
+def _is_short_pair(pair: Item) -> bool:
+    """Whether two short dialogues differ in their last answer and in nothing else; in some pairs more differs."""
+    heads, answers = zip(*(pair[key].rsplit("\n\nAssistant:", 1) for key in ("chosen", "rejected")), strict=True)
+    short = all(len(pair[key]) <= LONGEST_DIALOGUE for key in ("chosen", "rejected"))
+    return short and heads[0] == heads[1] and answers[0].strip() != answers[1].strip() and all(map(str.strip, answers))
 
 
 def compressed(rows: Iterable[Item]) -> bytes:
