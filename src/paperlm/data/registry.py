@@ -1,8 +1,9 @@
-"""The registry of datasets and tokenizers (registry.yaml). Torch-free; the specification layer reads it."""
+"""The registry of texts and tokenizers (registry.yaml) and of sets of items (items.yaml). Torch-free."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,11 +37,11 @@ class HubEntry(Frozen):
     name: str
     config: str | None
     revision: str
-    shuffle: dict[str, Shuffle]
+    shuffle: dict[str, Shuffle] = {}
 
 
 class DatasetEntry(Frozen):
-    """A text corpus and everything needed to trust and cite it."""
+    """A text corpus or a set of items, and everything needed to trust and cite it."""
 
     source: Literal["bundled", "local", "hub"]
     summary: str
@@ -48,7 +49,11 @@ class DatasetEntry(Frozen):
     licence: str
     citation: str
     documents: int | None = None
-    files: dict[Literal["train", "validation"], list[FileEntry]] = {}
+    fields: list[str] = []
+    "of a set of items: what each of them has; empty for a text corpus"
+    splits: list[str] = []
+    "of a hub's set of items: the splits it has; the other sources name them in `files`"
+    files: dict[str, list[FileEntry]] = {}
     hub: HubEntry | None = None
     validation_share: int | None = Field(None, gt=1)
     "one document in so many, chosen by the hash of its text, is validation; None: there is a validation split"
@@ -58,6 +63,12 @@ class DatasetEntry(Frozen):
     def complete(self) -> DatasetEntry:
         if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
             raise ValueError("a hub dataset has `hub`, the others have `files`")
+        if self.fields:
+            if bool(self.splits) != (self.source == "hub"):
+                raise ValueError("a hub's set of items names its `splits`, the others name them in `files`")
+            return self
+        if self.splits or not set(self.files) <= {"train", "validation"}:
+            raise ValueError("a text has the splits train and validation; a set of items needs `fields`")
         if self.files and (self.validation_share is None) == ("validation" not in self.files):
             raise ValueError("give either files.validation or validation_share")
         return self
@@ -78,16 +89,62 @@ class TokenizerEntry(Frozen):
 
 
 class Registry(Frozen):
-    """The whole file."""
+    """Both files."""
 
     datasets: dict[str, DatasetEntry]
     tokenizers: dict[str, TokenizerEntry]
 
 
+class Place(Frozen):
+    """Where a set of items, or a part of it, can be had; the keys are those of DatasetEntry."""
+
+    source: Literal["bundled", "local", "hub"]
+    revision: str
+    fields: list[str] | None = None
+    "instead of the set's"
+    splits: list[str] = []
+    files: dict[str, list[FileEntry]] = {}
+    hub: HubEntry | None = None
+    deviations: list[str] = []
+
+
+class ItemSet(Frozen):
+    """A set of items and everything needed to trust and cite it, whichever place it comes from."""
+
+    summary: str
+    licence: str
+    citation: str
+    fields: list[str] = Field(min_length=1)
+    places: dict[str, Place]
+
+    def entries(self) -> dict[str, DatasetEntry]:
+        """Name -> entry of each place."""
+        shared = self.model_dump(exclude={"places"})
+        return {n: DatasetEntry(**shared | place.model_dump(exclude_unset=True)) for n, place in self.places.items()}
+
+    @model_validator(mode="after")
+    def complete(self) -> ItemSet:
+        self.entries()
+        return self
+
+
+class ItemSets(Frozen):
+    """items.yaml."""
+
+    items: list[ItemSet]
+
+
 @functools.cache
 def registry() -> Registry:
-    """The parsed registry."""
-    return load(HERE / "registry.yaml", Registry)
+    """Texts, sets of items and tokenizers. Raises SpecError for a name that is used twice."""
+    found = load(HERE / "registry.yaml", Registry)
+    datasets = dict(found.datasets)
+    for item_set in load(HERE / "items.yaml", ItemSets).items:
+        entries = item_set.entries()
+        if twice := set(datasets) & set(entries):
+            raise SpecError(f"{HERE.name}/items.yaml: {', '.join(sorted(twice))}: the name is used already")
+        datasets |= entries
+    return found.model_copy(update={"datasets": datasets})
 
 
 def dataset_entry(dataset: str) -> tuple[str, DatasetEntry]:
@@ -95,10 +152,22 @@ def dataset_entry(dataset: str) -> tuple[str, DatasetEntry]:
     source, _, name = dataset.partition(":")
     datasets = registry().datasets
     if name not in datasets:
-        raise SpecError(unknown("dataset", name, datasets) + f"; add it to {HERE.name}/registry.yaml")
+        raise SpecError(unknown("dataset", name, datasets) + f"; add it to {HERE.name}/registry.yaml or items.yaml")
     if datasets[name].source != source:
         raise SpecError(f"dataset {name!r} is {datasets[name].source}:{name}, not {dataset}")
     return name, datasets[name]
+
+
+def item_splits(dataset: str, splits: Iterable[str]) -> DatasetEntry:
+    """Entry of a set of items that has these splits; SpecError for a text or an unknown split."""
+    _, entry = dataset_entry(dataset)
+    if not entry.fields:
+        raise SpecError(f"dataset {dataset!r} is a text, no set of items")
+    known = entry.splits or list(entry.files)
+    for split in splits:
+        if split not in known:
+            raise SpecError(f"dataset {dataset!r}: {unknown('split', split, known)}")
+    return entry
 
 
 def tokenizer_entry(name: str) -> TokenizerEntry:

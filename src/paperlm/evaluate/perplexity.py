@@ -20,7 +20,7 @@ class ValidationLosses:
         return float(self.sums.sum() / self.counts.sum())
 
     def loss_batches(self, batch: int) -> float:
-        """Mean over batches of `batch` examples of the batch's mean loss: as the authors average, not token-weighted."""
+        """Mean over batches of `batch` examples of the batch's mean loss, as the authors average it."""
         starts = np.arange(0, len(self.sums), batch)
         means = np.add.reduceat(self.sums, starts) / np.add.reduceat(self.counts, starts)
         return float(means.mean())
