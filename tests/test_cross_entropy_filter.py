@@ -175,8 +175,7 @@ def test_with_an_order_each_gradient_is_right_whichever_others_are_wanted(place,
 @pytest.mark.parametrize("softcap,z_loss", [(None, 0.0), (2.0, 0.0), (None, 0.01)])
 @pytest.mark.parametrize("order", ["natural", "mean_logit", "given"])
 def test_the_references_filter_follows_the_definition_on_random_data(softcap, z_loss, order, monkeypatch):
-    monkeypatch.setattr("paperlm_kernels.cross_entropy.reference.CHUNK_TOKENS", 128)
-    monkeypatch.setattr("paperlm_kernels.cross_entropy.reference.CHUNK_VOCAB", 256)
+    monkeypatch.setattr("paperlm_kernels.cross_entropy.reference.chunk_sizes", lambda device: (128, 256))
     p = problem(CPU, (1, 400), 16, 1000, ignore="some", spread=2.0)
     p.target.copy_(torch.where(p.target >= 0, p.target % 3, -100))
     logits = parts(p, softcap=softcap)[3]
