@@ -195,7 +195,7 @@ def test_variances_are_those_of_numpy_over_real_tokens():
 
 
 def test_the_variance_of_a_stream_with_a_large_mean_has_its_closed_form():
-    # features are m, m+1, ..., m+7 for every token: 63/12 within a token; and 4 more between tokens of m = 1000 and 1004
+    # features are m, m+1, ..., m+7: 63/12 within a token, and 4 more between tokens of m = 1000 and 1004
     toy = Toy([Map(lambda x: x), Map(lambda x: 3 * x)])
     with torch.no_grad():
         toy.embedding.weight[:] = torch.arange(8.0) + 1000
@@ -324,7 +324,7 @@ def test_next_token_losses_are_transformers_own_and_count_no_padding(family):
     found = sequence_losses(net, [(ids, mask)])
     for row, length in enumerate(LENGTHS):
         alone = ids[row : row + 1, :length]
-        expected = float(net(input_ids=alone, labels=alone).loss) * (length - 1) if length > 1 else 0.0
+        expected = net(input_ids=alone, labels=alone).loss.item() * (length - 1) if length > 1 else 0.0
         assert found.sums[row] == pytest.approx(expected, rel=1e-5)
     assert found.counts.tolist() == [length - 1 for length in LENGTHS]
     assert next_token_losses(net, ids, mask).shape == (4, 8)

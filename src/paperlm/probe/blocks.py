@@ -21,6 +21,10 @@ FINAL_NORMS = ("norm", "ln_f", "norm_f", "final_layer_norm", "final_layernorm", 
 "In the same families and Phi; BERT has none, its blocks end in a norm of their own."
 
 
+class NotFiniteError(JobError):
+    """A stream or a gradient of the model holds numbers that are not finite."""
+
+
 @dataclass(frozen=True)
 class Anatomy:
     """The modules that the residual stream passes."""
@@ -70,7 +74,7 @@ def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 @contextlib.contextmanager
 def recorded_streams(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
-    """While it is open, each forward pass fills the list anew with x_1 .. x_{L+1}, each (B, S, D), part of the graph."""
+    """While it is open, each forward pass fills the list anew with x_1 .. x_{L+1}, (B, S, D), part of the graph."""
     streams: list[Tensor] = []
 
     def enter(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -91,8 +95,15 @@ def recorded_streams(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 def forward_streams(model: nn.Module, ids: Tensor, mask: Tensor) -> list[Tensor]:
-    """x_1 .. x_{L+1} of one forward pass without the head, float32. ids, mask: (B, S), mask 1 on real tokens."""
+    """x_1 .. x_{L+1} of one forward pass without the head, float32. ids, mask: (B, S), mask 1 on real tokens.
+
+    Raises NotFiniteError if one of them is not finite at a real token.
+    """
     base = getattr(model, "base_model", model)
     with recorded_streams(anatomy(model).blocks) as streams:
         base(input_ids=ids, attention_mask=mask, use_cache=False)
+    for number, stream in enumerate(streams, start=1):
+        if not stream[mask.bool()].isfinite().all():
+            where = f"entering block {number}" if number < len(streams) else f"leaving block {number - 1}"
+            raise NotFiniteError(f"{type(model).__name__}: the stream {where} is not finite on this text")
     return [stream.float() for stream in streams]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paperlm.probe.blocks import anatomy, recorded_streams, require_decoder
+from paperlm.probe.blocks import NotFiniteError, anatomy, recorded_streams, require_decoder
 from paperlm.probe.losses import next_token_losses
 
 Batch = tuple[Tensor, Tensor]
@@ -37,7 +37,7 @@ class GradientNorms:
 def gradient_norms(model: nn.Module, batches: Iterable[Iterable[Batch]]) -> GradientNorms:
     """Norms over batches that come in parts small enough for a pass each. The model is left without gradients.
 
-    Raises JobError for a model that predicts no next token.
+    Raises JobError for a model that predicts no next token, NotFiniteError for a norm that is no finite number.
     """
     require_decoder(model)
     blocks = anatomy(model).blocks
@@ -59,6 +59,8 @@ def gradient_norms(model: nn.Module, batches: Iterable[Iterable[Batch]]) -> Grad
             squares = squares + torch.stack([stream.grad.double().square().sum() for stream in streams[:-1]])
             loss += float(part.detach())
         tensors = torch.stack([p.grad.double().norm() for block in matrices for p in block.values()])
+        if not (tensors.isfinite().all() and squares.isfinite().all()):
+            raise NotFiniteError(f"{type(model).__name__}: gradients are not finite on this text")
         found.append((tensors.cpu(), squares.sqrt().cpu(), loss))
     model.zero_grad(set_to_none=True)
     per_tensor, per_input, losses = zip(*found, strict=True)

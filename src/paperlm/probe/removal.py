@@ -17,7 +17,7 @@ from paperlm.probe.blocks import anatomy, first_argument
 
 @contextlib.contextmanager
 def removed(model: nn.Module, block: int) -> Iterator[None]:
-    """While it is open, block `block`, counted from 1, is the identity. Raises JobError if there is none of that number.
+    """While it is open, block `block`, counted from 1, is the identity. Raises JobError if there is no such block.
 
     The block still runs, and its output is put aside: caches and what else it does for others stay in order.
     """

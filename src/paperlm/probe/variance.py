@@ -28,7 +28,7 @@ class OutputVariances:
 
 @torch.no_grad()
 def output_variances(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> OutputVariances:
-    """Both variances (divided by the number, not by one less). Batches of ids and mask, (B, S), on the model's device."""
+    """Both variances (divided by the number, not one less). Batches of ids and mask, (B, S), on the model's device."""
     per_token, sums, squares = 0.0, 0.0, 0.0
     tokens = width = 0
     for ids, mask in batches:
