@@ -1,4 +1,4 @@
-"""How far blocks turn the residual stream: angular distances between the streams entering them (Mix-LN, section 3.2)."""
+"""How far blocks turn the residual stream: angular distances between streams (Mix-LN, section 3.2)."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
     import transformers
 
     folder = files[0].parent
-    gguf = {"gguf_file": path.name for path in files if path.suffix == ".gguf"}
+    packed = [path.name for path in files if path.suffix == ".gguf"]
+    gguf = {"gguf_file": packed[0]} if packed else {}
     weights: dict[str, Any] = {"dtype": "auto"}
     if gguf:
         weights = {"dtype": torch.float32, "quantization_config": transformers.GgufConfig(dequantize=True), **gguf}

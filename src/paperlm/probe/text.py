@@ -59,6 +59,8 @@ class TextProbe(Job):
                 if elsewhere
                 else "text and text_tokens are for a hub_model; this one reads its validation tokens: leave them out"
             )
+        if elsewhere:
+            self.data()  # the text exists
         update = self.snapshot("of")
         if update is not None and update not in (there := self.of.snapshots()):
             has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
