@@ -276,3 +276,54 @@ def test_a_bert_has_angles_and_variances_and_where_a_decoder_is_needed_it_is_ref
     else:
         with pytest.raises(JobError, match="BertForMaskedLM predicts no next token"):
             do(job_of(kind), tmp_path, bert, [tokens])
+
+
+TASK = {"task": "arc_easy", "source": "bundled", "items": 10, "max_length": 64}
+
+
+def test_block_removal_has_the_accuracy_of_the_lm_eval_job_whole_and_without_each_block(tmp_path, folder, tokens):
+    pytest.importorskip("paperlm.evaluate.harness")
+    from paperlm.data.items import prepare_any
+    from paperlm.evaluate.harness import evaluate
+
+    job = job_of(BlockRemoval, **TASK)
+    (own, items) = job.data()
+    assert own == Pretrained().token_data() and job.evaluation().kind == "lm_eval"
+    manifest = prepare_any(items, tmp_path / "items")
+    found = do(job, tmp_path, folder, [tokens, manifest])
+
+    model, tokenizer = load_model(folder).float(), load_tokenizer(folder)
+    options = {"few_shot": 0, "max_length": 64, "batch_size": 4, "limit": 10, "progress": False}
+    whole = evaluate(model, tokenizer, ["arc_easy"], {"arc_easy": manifest}, **options)
+    assert found.metrics["full/accuracy"] == whole.metrics["arc_easy/acc"]
+    assert found.standard_errors == {"full/accuracy": whole.standard_errors["arc_easy/acc"]}
+    assert found.versions == whole.versions and "arc_easy: 10 items" in found.labels
+    with removed(model, 2):
+        without = evaluate(model, tokenizer, ["arc_easy"], {"arc_easy": manifest}, **options)
+    block, accuracy, drop, stderr, _ = found.series["removal"].rows[1]
+    assert (block, accuracy, stderr) == (2, without.metrics["arc_easy/acc"], without.standard_errors["arc_easy/acc"])
+    assert drop == whole.metrics["arc_easy/acc"] - accuracy
+
+
+UNFIT = [
+    ({"source": "bundled"}, "source: without a task"),
+    ({"few_shot": 2}, "few_shot: without a task"),
+    (TASK | {"task": "arc_eazy"}, "did you mean 'arc_easy'"),
+    (TASK | {"source": None}, "source"),
+    (TASK | {"max_length": None}, "max_length"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), UNFIT)
+def test_a_task_is_named_with_what_it_needs_or_not_at_all(settings, message):
+    if "task" in settings:
+        pytest.importorskip("paperlm.jobs.lm_eval")
+    with pytest.raises(ValidationError, match=message):
+        job_of(BlockRemoval, **settings)
+
+
+def test_the_task_is_part_of_the_name():
+    pytest.importorskip("paperlm.jobs.lm_eval")
+    jobs = [job_of(BlockRemoval, **settings) for settings in ({}, TASK, TASK | {"items": 12}, TASK | {"few_shot": 1})]
+    assert len({job.job_id for job in jobs}) == 4
+    assert jobs[1].slug() == "block_removal-toy-s0-arc_easy"
