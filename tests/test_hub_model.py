@@ -81,7 +81,7 @@ def test_preparing_again_replaces_what_is_there(tmp_path, local):
 
 def test_a_local_model_without_its_folder_or_with_an_altered_file_is_refused_by_name(tmp_path, local):
     folder = local()
-    with pytest.raises(DataError, match="local:toy' needs a folder.*local_data=<folder with models/>"):
+    with pytest.raises(DataError, match=r"local:toy' needs a folder.*local_data=<folder with models/>"):
         prepared(folder, "")
     path = tmp_path / "local/models/toy/config.json"
     path.write_text(path.read_text().replace("3", "4", 1))
@@ -169,7 +169,7 @@ def test_without_a_network_the_hub_is_named_with_the_way_around_it(tmp_path, mon
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(DataError, match="bert-large-uncased' cannot be fetched.*PAPERLM_HUB_MIRROR"):
+    with pytest.raises(DataError, match=r"bert-large-uncased' cannot be fetched.*PAPERLM_HUB_MIRROR"):
         prepare_model_files(ModelData(model="hub:google-bert/bert-large-uncased"), tmp_path / "data")
     assert not (tmp_path / "data/manifest.json").exists()
 
