@@ -171,7 +171,7 @@ class Maker:
             write_json(rejected, json.loads(record.model_dump_json()))
             raise RecordError(
                 f"{job.job_id}: made again, and it contradicts {path}: {'; '.join(wrong)}. The new record is "
-                f"{rejected}; python -m paperlm why tells what changed; if the change is meant, raise the kind's `behaviour`"
+                f"{rejected}; python -m paperlm why tells what changed; if it is meant, raise the kind's `behaviour`"
             )
 
 

@@ -88,11 +88,44 @@ class TokenizerEntry(Frozen):
     origin: str
 
 
+class ModelRepository(Frozen):
+    """A model on the Hugging Face hub; the revision, a commit, pins the content of its files."""
+
+    name: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+
+
+class ModelEntry(Frozen):
+    """Trained weights from elsewhere, and everything needed to trust and cite them."""
+
+    source: Literal["local", "hub"]
+    summary: str
+    revision: str
+    licence: str
+    citation: str
+    architecture: str
+    "class of transformers; another one is refused"
+    files: list[FileEntry] = []
+    "of a local model: below `local_data`; one file in the GGUF format, or a folder as transformers saves it"
+    hub: ModelRepository | None = None
+    unused_weights: list[str] = []
+    "shell patterns of weights in the files that the architecture has no place for"
+    labels: list[str] = []
+    "what has to stand wherever numbers of this model do"
+
+    @model_validator(mode="after")
+    def complete(self) -> ModelEntry:
+        if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
+            raise ValueError("a hub model has `hub`, a local one `files`")
+        return self
+
+
 class Registry(Frozen):
     """Both files."""
 
     datasets: dict[str, DatasetEntry]
     tokenizers: dict[str, TokenizerEntry]
+    models: dict[str, ModelEntry] = {}
 
 
 class Place(Frozen):
@@ -175,6 +208,17 @@ def tokenizer_entry(name: str) -> TokenizerEntry:
     if name not in registry().tokenizers:
         raise SpecError(unknown("tokenizer", name, registry().tokenizers))
     return registry().tokenizers[name]
+
+
+def model_entry(model: str) -> tuple[str, ModelEntry]:
+    """Name and entry of `source:name`; SpecError if unknown or of another source."""
+    source, _, name = model.partition(":")
+    models = registry().models
+    if name not in models:
+        raise SpecError(unknown("model", name, models) + f"; add it to {HERE.name}/registry.yaml")
+    if models[name].source != source:
+        raise SpecError(f"model {name!r} is {models[name].source}:{name}, not {model}")
+    return name, models[name]
 
 
 def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, Any]:

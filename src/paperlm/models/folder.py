@@ -52,10 +52,11 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
-    """The model of a folder in evaluation mode, on the CPU. `head`: causal, sequence (a score) or none.
+    """The model of a folder in evaluation mode, on the CPU.
 
-    Raises JobError if it cannot be read, or if weights are missing or left over: a graph with fresh weights in it
-    would be evaluated without a word.
+    `head`: causal, sequence (a score), none, or own: the class that the folder's configuration names. Raises JobError
+    if it cannot be read, or if weights are missing or left over: a graph with fresh weights in it would be evaluated
+    without a word.
     """
     import transformers
 
@@ -67,10 +68,27 @@ def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
         "none": transformers.AutoModel,
     }
     try:
-        model, info = classes[head].from_pretrained(folder, output_loading_info=True, **options)
+        cls = architecture_class(transformers.AutoConfig.from_pretrained(folder)) if head == "own" else classes[head]
+        model, info = cls.from_pretrained(folder, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
         raise JobError(f"{folder}: no model that transformers can read ({error}); make it again") from None
     wrong = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if wrong:
         raise JobError(f"{folder}: weights do not fit the model: {', '.join(wrong[:4])}; make the model again")
     return model.eval()
+
+
+def architecture_class(config: Any) -> Any:
+    """The class that a configuration names in `architectures`: of this project or of transformers.
+
+    Raises JobError if it names none that is known.
+    """
+    import transformers
+
+    from paperlm.models import llama
+
+    name = (config.architectures or ["none"])[0]
+    found = getattr(llama, name, None) or getattr(transformers, name, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise JobError(f"the configuration names the architecture {name!r}, which neither transformers nor paperlm has")
+    return found

@@ -1,1 +1,1 @@
-"""Measurements on the inside of models."""
+"""Measurements inside a trained model, block by block: pure functions on transformers models of any family."""
