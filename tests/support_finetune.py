@@ -1,6 +1,6 @@
 """Helpers of the tests of fine-tuning: small models, prepared sets, stand-ins for the jobs before, and a run on its own.
 
-`python support_finetune.py FOLDER KIND` runs a job of KIND as the tests do, in a process that can be killed.
+`python support_finetune.py FOLDER KIND` runs a job of KIND as the tests do, and is killed within its third checkpoint.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from paperlm.jobs.base import Inputs, Job, Machine
+from paperlm.jobs.reward_model import RewardModel
+from paperlm.jobs.rloo import RLOO
 from paperlm.jobs.sft import SFT
 
 
@@ -40,6 +42,36 @@ def sft(**changes):
         **COMMON,
     }
     return SFT.model_validate(settings | changes)
+
+
+def reward_model(**changes):
+    settings = {
+        "of": sft(),
+        "dataset": "bundled:c4_sample",
+        "examples": 40,
+        "validation_examples": 12,
+        "prompt_length": 24,
+        "answer_length": 12,
+        **COMMON,
+    }
+    return RewardModel.model_validate(settings | changes)
+
+
+def rloo(**changes):
+    settings = {
+        "of": sft(),
+        "reward": reward_model(),
+        "baseline": sft(),
+        "dataset": "bundled:c4_sample",
+        "prompts": 8,
+        "validation_prompts": 6,
+        "prompt_length": 24,
+        "answer_length": 6,
+        "samples": 3,
+        "beta": 0.05,
+        **COMMON,
+    }
+    return RLOO.model_validate(settings | changes)
 
 
 def instruction_items(count, start=0):
@@ -85,6 +117,20 @@ def inputs(folder: Path, data: Path, **models: Path) -> Inputs:
     return Inputs(data=(data,), models=models, work=folder / "work", model=folder / "model")
 
 
+def killed(folder: Path, kind: str, data: Path, environment: dict, **models: Path) -> Inputs:
+    """What a job has after its process was killed; `folder` is its own."""
+    import signal
+    import subprocess
+
+    (folder / "data").symlink_to(data.parent)
+    (folder / "parents").mkdir()
+    for name, model in models.items():
+        (folder / "parents" / name).symlink_to(model)
+    ended = subprocess.run([sys.executable, __file__, str(folder), kind], env=environment, timeout=300)
+    assert ended.returncode == -signal.SIGKILL
+    return inputs(folder, data, **models)
+
+
 def weights(folder: Path) -> dict:
     from safetensors.torch import load_file
 
@@ -92,8 +138,24 @@ def weights(folder: Path) -> dict:
 
 
 if __name__ == "__main__":
+    import os
+    import signal
+
+    from paperlm.finetune import common
     from paperlm.jobs import run_job
 
-    base = Path(sys.argv[1])
-    given = inputs(base, base / "data" / "manifest.json", of=base / "parent")
-    run_job(sft(), given, Machine(device="cpu", progress=False, checkpoint_updates=2))
+    base, kind = Path(sys.argv[1]), sys.argv[2]
+    real, calls = common.write_json, []
+
+    def kill_within_the_third(path, value):
+        calls.append(path)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(path, value)
+
+    common.write_json = kill_within_the_third
+    parents = {path.name: path for path in (base / "parents").iterdir()}
+    given = inputs(base, base / "data" / "manifest.json", **parents)
+    every = {"sft": 2, "reward_model": 3, "rloo": 1}[kind]
+    job = {"sft": sft, "reward_model": reward_model, "rloo": rloo}[kind]()
+    run_job(job, given, Machine(device="cpu", progress=False, checkpoint_updates=every))

@@ -12,6 +12,7 @@ import math
 import shutil
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ def quiet() -> None:
 
 
 class Checkpointed:
-    """Mixin before a trl trainer: checkpoints with checksums, no telemetry, no model cards."""
+    """Mixin before a trl trainer: checkpoints with checksums, nothing sent, no model cards."""
 
     job_digest: str
     curve: Curve
@@ -135,10 +136,10 @@ class Curve(transformers.TrainerCallback):
         control.should_training_stop = self.interrupted
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        """Look at the loss of an update, and at the gradient's norm where it is measured."""
+        """Look at an update's loss, and at the weights behind it: a policy of no numbers could not be sampled from."""
         if "loss" not in logs:
             return
-        self.finite = math.isfinite(logs["loss"]) and math.isfinite(logs.get("grad_norm", 0.0))
+        self.finite = math.isfinite(logs["loss"]) and _finite_weights(kwargs["model"])
         self.tokens = logs.get("num_tokens", 0)
         now = time.monotonic()
         if state.global_step - self.first == 10:
@@ -178,6 +179,10 @@ class Trained:
         return Series(columns=["update", *columns], rows=rows)
 
 
+def _finite_weights(model: Any) -> bool:
+    return math.isfinite(torch.nn.utils.get_total_norm([p.detach() for p in model.parameters()]).item())
+
+
 def _finite(value: Any) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -192,6 +197,7 @@ def last_mean(series: Series, column: str, share: float) -> float | None:
 def arguments(config: type, job: Training, device: Any, work: Path, updates: int, micro: int, rows: int, **more: Any):
     """trl's arguments of a job. `rows`: sequences of an update as trl counts them; `micro` of them at once."""
     beta1, beta2 = job.adam_betas
+    warnings.filterwarnings("ignore", message="`gradient_checkpointing` is deprecated")  # trl's own default, asked off
     return config(
         output_dir=str(work / "checkpoints"),
         max_steps=updates,
