@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from paperlm_kernels.bench import accuracy, measure, worker
-from paperlm_kernels.bench.methods import METHODS
+from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 from paperlm_kernels.bench.worker import Task
-from paperlm_kernels.cross_entropy.data import CASES, GROUPS, IGNORED, Case, Inputs, describe, make_inputs
+from paperlm_kernels.bench.ops.cross_entropy.data import CASES, GROUPS, IGNORED, Case, Inputs, describe, make_inputs
 
 CPU = torch.device("cpu")
 SMALL = Case("small", "", vocab=640, width=24, softcap=20.0, tokens=256, counting=0.5, dtype=torch.float32)

@@ -12,11 +12,11 @@ import sys
 import pytest
 from paperlm_kernels.bench import chart, rows
 from paperlm_kernels.bench.__main__ import MEASURES, main
-from paperlm_kernels.bench.methods import METHODS, label
+from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS, label
 from paperlm_kernels.bench.report import tables
 from paperlm_kernels.bench.run import run
 from paperlm_kernels.bench.worker import BOUND, Task
-from paperlm_kernels.cross_entropy.data import CASES
+from paperlm_kernels.bench.ops.cross_entropy.data import CASES
 
 from paperlm.spec.project import ROOT
 

@@ -321,9 +321,9 @@ def test_as_printed_compares_with_the_printed_digits_and_needs_them():
 
 
 def test_cases_and_methods_of_the_tables_are_those_of_the_benchmark(paper):
-    from paperlm_kernels.bench.methods import METHODS
+    from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
     from paperlm_kernels.bench.worker import BOUND
-    from paperlm_kernels.cross_entropy.data import CASES
+    from paperlm_kernels.bench.ops.cross_entropy.data import CASES
 
     for name, case in paper.cases.items():
         made = CASES[name]
