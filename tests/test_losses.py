@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from support import smoke_run
 
-from paperlm.bench.report import throughput_table
-from paperlm.bench.train import bench_train
 from paperlm.errors import CheckpointError, SpecError
 from paperlm.models import losses
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
@@ -263,27 +260,3 @@ def test_a_checkpoint_of_another_loss_is_refused_by_that_name(manifest, tmp_path
         pretrain(smoke_run(loss="cce"), manifest, tmp_path, stopping)
     with pytest.raises(CheckpointError, match=r"differs in loss\)"):
         Trainer(smoke_run(), manifest, tmp_path, QUIET, ALONE).train()
-
-
-# -- its speed ----
-
-
-def test_the_benchmark_refuses_an_unknown_loss_before_it_looks_for_a_gpu():
-    with pytest.raises(SpecError, match="unknown loss 'cce_kept'"):
-        bench_train(["71M"], None, 1.0, [64], ["cross_entropy", "cce_kept"])
-
-
-def test_the_benchmark_refuses_a_filtered_loss_because_its_ids_are_random():
-    with pytest.raises(SpecError, match="cce_kahan is filtered"):
-        bench_train(["71M"], None, 1.0, [64], ["cross_entropy", "cce_kahan"])
-
-
-def test_each_loss_of_ours_has_a_line_against_the_peer(tmp_path: Path):
-    common = {"case": "71M, 512 x 256, bf16", "device": "a card", "versions": {"torch": "9.9"}, "date": "2030-01-01"}
-    values = {"ours": 300.0, "ours, cce_exact_kept": 330.0, "transformers 5.0": 200.0}
-    rows = [{**common, "method": m, "value": v, "low": v - 1, "high": v + 1} for m, v in values.items()]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, second = throughput_table(tmp_path / "rows.jsonl").splitlines()[2:]
-    peer, place = "200 (199-201) (transformers 5.0)", "a card, torch 9.9, 2030-01-01"
-    assert first == f"| 71M, 512 x 256, bf16 | 300 (299-301) | {peer} | 1.50 | {place} |"
-    assert second.startswith("| 71M, 512 x 256, bf16, cce_exact_kept | 330 (329-331) |") and " 1.65 " in second

@@ -186,9 +186,12 @@ def test_show_names_the_nearest_cell(paperlm):
 
 
 def test_readmes_table_of_speed_is_generated_from_the_committed_rows():
-    from paperlm.bench.report import throughput_table
+    from paperlm_kernels.bench.rows import read
 
-    assert throughput_table(ROOT / "paper_tables/records/bench/pretrain.jsonl") in (ROOT / "README.md").read_text()
+    from paperlm.bench import with_ours
+
+    table = with_ours().operation("pretrain").tables(read(ROOT / "paper_tables/records/bench/pretrain.jsonl"))
+    assert table in (ROOT / "README.md").read_text()
 
 
 def test_every_verb_explains_itself(paperlm):

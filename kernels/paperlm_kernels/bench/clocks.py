@@ -1,9 +1,7 @@
-"""Time and peak memory of the loss, of its gradient, and of both, as in Table 1 of Cut Cross-Entropy.
+"""Time and peak memory of a step, the card's clock and power, and what there is to measure with.
 
-Loss: the forward pass with gradients enabled. Gradient: the backward pass alone. Loss and gradient: both, with
-`.grad` cleared before, so that the gradients' own memory is inside. Memory: the highest number of allocated bytes
-above what was allocated when the measured part began; for the gradient that is after the forward pass. Times are
-those of the device.
+Memory: the highest number of allocated bytes above what was allocated when the measured part began. Times are those of
+the device.
 """
 
 from __future__ import annotations
@@ -21,12 +19,17 @@ from typing import Any
 
 import torch
 
-from paperlm_kernels.bench.methods import Contender
-from paperlm_kernels.cross_entropy.data import Inputs
+from paperlm_kernels.bench.rows import cpu_name
 
-MEASURES = {"loss": "loss", "gradient": "gradient", "both": "loss+gradient", "both_cold": "loss+gradient, L2 flushed"}
 AT_LEAST = 10
-L2_BYTES = 256 * 2**20
+HOW_MEMORY = {
+    "cuda": "PyTorch's CUDA allocator, torch.cuda.max_memory_allocated",
+    "cpu": "every allocation by PyTorch's CPU allocator, from its profiler; not what BLAS allocates for itself",
+}
+"Kind of device -> how `peak_memory` has its number."
+KEEP_FREED = {"MALLOC_MMAP_THRESHOLD_": str(2**33), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+"""Environment of a process that measures on a CPU: glibc keeps freed memory, as the allocator of a GPU does. Otherwise
+half of the time of a step with large matrices is the kernel's, for pages that it has just taken back."""
 Part = Callable[[], Any]
 
 
@@ -38,33 +41,6 @@ class Step:
     run: Callable[[Any], Any]
 
 
-def step(contender: Contender, inputs: Inputs, measure: str) -> Step:
-    """What is prepared and what is measured for a name of MEASURES. The inputs become leaves that require gradients."""
-    hidden, weight = inputs.hidden.requires_grad_(), inputs.weight.requires_grad_()
-
-    def clear() -> None:
-        hidden.grad = weight.grad = None
-
-    def forward() -> torch.Tensor:
-        return contender.loss(hidden, weight, inputs.target)
-
-    def prepare_gradient() -> torch.Tensor:
-        clear()
-        return forward()
-
-    def prepare_cold() -> None:
-        clear()
-        torch.empty(L2_BYTES, dtype=torch.uint8, device=hidden.device).zero_()
-
-    steps = {
-        "loss": Step(clear, lambda _: forward()),
-        "gradient": Step(prepare_gradient, lambda loss: loss.backward()),
-        "both": Step(clear, lambda _: forward().backward()),
-        "both_cold": Step(prepare_cold, lambda _: forward().backward()),
-    }
-    return steps[measure]
-
-
 def times(step: Step, device: torch.device, *, repeats: int, warmup: int, seconds: float) -> list[float]:
     """Milliseconds of each of `repeats` repetitions, or of as many (10 or more) as fit into about `seconds`."""
     elapsed = 0.0
@@ -74,7 +50,7 @@ def times(step: Step, device: torch.device, *, repeats: int, warmup: int, second
         step.run(step.prepare())
         synchronize(device)
         elapsed = time.perf_counter() - begin
-    number = max(min(repeats, AT_LEAST), min(repeats, int(seconds / elapsed)))
+    number = repetitions(elapsed, repeats=repeats, seconds=seconds)
     if device.type != "cuda":
         return [_cpu_time(step) for _ in range(number)]
     # No waiting between repetitions: the device then never waits for Python, as in training.
@@ -89,6 +65,11 @@ def times(step: Step, device: torch.device, *, repeats: int, warmup: int, second
         del state
     synchronize(device)
     return [start.elapsed_time(end) for start, end in events]
+
+
+def repetitions(elapsed: float, *, repeats: int, seconds: float) -> int:
+    """How many repetitions of `elapsed` seconds: `repeats`, or as many (10 or more) as fit into about `seconds`."""
+    return max(min(repeats, AT_LEAST), min(repeats, int(seconds / elapsed)))
 
 
 def _cpu_time(step: Step) -> float:
@@ -183,6 +164,19 @@ def clock_and_power() -> tuple[float, float] | None:
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     return clock, power
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error of PyTorch says that the device's memory is full."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def device_name(device: torch.device) -> str:
+    """The card, or the processor with the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"cpu ({cpu_name()}, {threads} thread{'s' if threads > 1 else ''})"
 
 
 def synchronize(device: torch.device) -> None:

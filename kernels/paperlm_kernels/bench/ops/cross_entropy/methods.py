@@ -14,27 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paperlm_kernels.bench.ops.cross_entropy.data import IGNORED, Case
+from paperlm_kernels.bench.peers import AbsentError, why_absent
 from paperlm_kernels.bench.rows import version
 from paperlm_kernels.cross_entropy import linear_cross_entropy
-from paperlm_kernels.cross_entropy.data import IGNORED, Case
 
 CHUNKS = 8
-
-
-class AbsentError(Exception):
-    """This method cannot run here; the message says why."""
 
 
 class Contender(abc.ABC):
     """A method on one case.
 
-    `settings` go into the row, `package` is a peer's, `modules` take long to import; `own_gradient`: the backward
-    pass can be measured by itself.
+    `settings` go into the row, `package` is a peer's, `modules` take long to import; `compiles`: by torch.compile;
+    `own_gradient`: the backward pass can be measured by itself.
     """
 
     package: str | None = None
     modules: tuple[str, ...] = ()
     needs_gpu = False
+    compiles = False
     own_gradient = True
 
     def __init__(self, case: Case, device: torch.device, **settings: Any) -> None:
@@ -56,13 +54,9 @@ class Contender(abc.ABC):
         return hidden[kept], target[kept]
 
     @classmethod
-    def absent(cls, device: torch.device) -> str | None:
-        """Why the method cannot run here, as far as can be told without trying."""
-        if cls.package is not None and version(cls.package) is None:
-            return f"{cls.package} is not installed"
-        if cls.needs_gpu and device.type != "cuda":
-            return "needs a CUDA GPU"
-        return None
+    def absent(cls, device: str) -> str | None:
+        """Why the method cannot run on `cpu` or `cuda` here, as far as can be told without trying."""
+        return why_absent(device, package=cls.package, needs_gpu=cls.needs_gpu, compiles=cls.compiles)
 
 
 class Ours(Contender):
@@ -71,7 +65,7 @@ class Ours(Contender):
     modules = ("paperlm_kernels.cross_entropy.ops",)
 
     def __init__(self, case: Case, device: torch.device, **settings: Any) -> None:
-        if device.type != "cuda" and settings.get("backend") == "triton":
+        if device.type != "cuda":
             settings["backend"] = "reference"
         super().__init__(case, device, **settings)
 
@@ -104,6 +98,7 @@ class Compiled(Eager):
     """The same function in torch.compile, static shapes."""
 
     modules = ("torch._inductor.compile_fx",)
+    compiles = True
 
     def __init__(self, case: Case, device: torch.device, **settings: Any) -> None:
         super().__init__(case, device, **settings)
@@ -120,6 +115,7 @@ class Chunked(Contender):
     """Logits of an eighth of the tokens at a time, all kept for the backward pass; the rest of the loss is compiled."""
 
     modules = ("torch._inductor.compile_fx",)
+    compiles = True
 
     def __init__(self, case: Case, device: torch.device, **settings: Any) -> None:
         super().__init__(case, device, **settings)
@@ -236,15 +232,3 @@ METHODS: dict[str, tuple[partial, str]] = {
     ),
 }
 "Constructor, called with (case, device), and what it is."
-
-ON_CPU = ("ours", "ours_exact", "eager")
-"Methods that are measured on a CPU unless others are named."
-
-
-def label(name: str) -> str:
-    """The method's name in a row: a peer's with its version, as in `cut-cross-entropy 25.1.1 (exact)`."""
-    package = METHODS[name][0].func.package
-    if package is None:
-        return name
-    variant = name.removeprefix(package).strip()
-    return " ".join(filter(None, (package, version(package), variant and f"({variant})")))

@@ -14,6 +14,7 @@ import math
 
 import torch
 
+from paperlm_kernels.bench.operation import Task
 from paperlm_kernels.cross_entropy.options import auto_filter_eps
 
 IGNORED = -100
@@ -81,6 +82,13 @@ _ON_CPU = (
     *(case.for_cpu() for case in _FURTHER_MODELS),
 )
 CASES = {case.name: case for case in (*_ON_GPU, *_ON_CPU)}
+
+
+def sized(task: Task) -> Case:
+    """The case of a task, in its full or small size."""
+    case = CASES[task.case]
+    return case.small() if task.small else case
+
 
 GROUPS = {
     "table1": ("gemma2_2b",),

@@ -7,9 +7,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from paperlm_kernels.bench.measure import step
-from paperlm_kernels.bench.methods import Contender
-from paperlm_kernels.cross_entropy.data import Inputs
+from paperlm_kernels.bench.ops.cross_entropy.data import Inputs
+from paperlm_kernels.bench.ops.cross_entropy.measure import step
+from paperlm_kernels.bench.ops.cross_entropy.methods import Contender
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paperlm_kernels.bench.report import latest
+from paperlm_kernels.bench.ops.cross_entropy.report import latest
+from paperlm_kernels.bench.report import Row, title
 
-Row = dict[str, Any]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 TITLES = {
     "over_floor": "time / time of one matrix product",
@@ -30,7 +30,7 @@ def points(rows: list[Row]) -> list[dict[str, Any]]:
             }
             known = {key: value for key, value in values.items() if value is not None}
             if known:
-                method = next(reversed(cells.values()))["method"]
+                method = title(cells)
                 found.append({"method": method, "case": name, "device": device, **known})
     return found
 
