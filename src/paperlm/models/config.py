@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
@@ -16,7 +19,6 @@ BASE_KEYS = frozenset(
         "attn_implementation",
         "experts_implementation",
         "torch_dtype",
-        "auto_map",
         "gradient_checkpointing",
         "quantization_config",
         "tie_last_hidden_states",
@@ -25,6 +27,28 @@ BASE_KEYS = frozenset(
     | GenerationConfig._get_default_generation_params().keys()
 )
 "Keys of any transformers configuration that are no fields of its class; those of generation it takes out itself."
+
+MODULE = "paperlm_model"
+"Module that every saved folder holds, so that tools which trust a folder's code find the classes in this package."
+
+MODULE_TEXT = '''"""The decoder of this folder is a class of the package paperlm; tools that trust a folder's code read it here."""
+
+try:
+    from paperlm.models.llama import (  # noqa: F401
+        PaperLlamaConfig,
+        PaperLlamaForCausalLM,
+        PaperLlamaForSequenceClassification,
+        PaperLlamaModel,
+    )
+except ImportError as error:
+    raise ImportError(
+        f"this folder holds a decoder of the package paperlm, which cannot be imported ({error}): install it with pip "
+        "from a checkout of the repository that made the folder"
+    ) from error
+'''
+
+PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+"Modules that are called as in transformers' LLaMA."
 
 
 class PaperLlamaConfig(PreTrainedConfig):
@@ -62,6 +86,7 @@ class PaperLlamaConfig(PreTrainedConfig):
     num_labels: int = 1
 
     def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("auto_map", None)
         rope = kwargs.pop("rope_parameters", None)
         if rope is not None:
             if set(rope) - {"rope_theta", "rope_type"} or rope.get("rope_type", "default") != "default":
@@ -78,6 +103,12 @@ class PaperLlamaConfig(PreTrainedConfig):
             if self.num_labels != 1:
                 raise SpecError(f"num_labels is {self.num_labels}, id2label has {len(self.id2label)}: give one of them")
             self.num_labels = len(self.id2label)
+        kwargs["auto_map"] = {
+            "AutoConfig": f"{MODULE}.PaperLlamaConfig",
+            "AutoModel": f"{MODULE}.PaperLlamaModel",
+            "AutoModelForCausalLM": f"{MODULE}.PaperLlamaForCausalLM",
+            "AutoModelForSequenceClassification": f"{MODULE}.PaperLlamaForSequenceClassification",
+        }
         super().__post_init__(**kwargs)
 
     def _fixed(self) -> dict[str, tuple[Any, ...]]:
@@ -116,6 +147,25 @@ class PaperLlamaConfig(PreTrainedConfig):
                 f"layer_numbers names {len(self.numbers())} blocks, num_hidden_layers is {self.num_hidden_layers}"
             )
         self.method()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers."""
+        # peft has a table by model type of what an adapter takes if no modules are named, and no hook to enter it. It
+        # asks for this dictionary right before it looks there, so that peft is never imported here.
+        peft = sys.modules.get("peft.utils.constants")
+        for name, known in vars(peft).items() if peft is not None else ():
+            if name.endswith("_MODULES_MAPPING") and PROJECTIONS.issuperset(known.get("llama") or {""}):
+                known.setdefault(self.model_type, known["llama"])
+        return super().to_dict()
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with the module that `auto_map` names beside config.json."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        Path(save_directory, f"{MODULE}.py").write_text(MODULE_TEXT, encoding="utf-8")
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: transformers would copy this package's source into the folders that it saves."""
 
     def numbers(self) -> list[int]:
         """Training-time number of each block, from 1."""

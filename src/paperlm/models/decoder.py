@@ -29,6 +29,10 @@ class PaperLlamaPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": DecoderLayer, "attentions": Attention}
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: see PaperLlamaConfig.register_for_auto_class."""
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
