@@ -31,7 +31,7 @@ BASE_KEYS = frozenset(
 MODULE = "paperlm_model"
 "Module that every saved folder holds, so that tools which trust a folder's code find the classes in this package."
 
-MODULE_TEXT = '''"""The decoder of this folder is a class of the package paperlm; tools that trust a folder's code read it here."""
+MODULE_TEXT = '''"""The decoder of this folder: classes of the package paperlm, for tools that trust a folder's code."""
 
 try:
     from paperlm.models.llama import (  # noqa: F401
