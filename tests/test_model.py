@@ -129,7 +129,8 @@ class OnCuda(torch.Tensor):
 
 @pytest.mark.parametrize(("width", "padding"), [(21, 43), (5461, 43), (2740, 12), (1368, 0), (2048, 0)])
 def test_aligning_swiglu_for_the_gpu_changes_neither_result_nor_gradient(width, padding, monkeypatch):
-    mlp, x = SwiGLU(7, width).double(), torch.randn(2, 5, 7, dtype=torch.float64)
+    shape = {"hidden_size": 7, "intermediate_size": width, "num_attention_heads": 1}
+    mlp, x = SwiGLU(PaperLlamaConfig(**shape)).double(), torch.randn(2, 5, 7, dtype=torch.float64)
     gate, up, down = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
     g, u = x @ gate.T, x @ up.T
     expected = (g / (1 + (-g).exp()) * u) @ down.T
@@ -244,7 +245,7 @@ def test_a_model_without_a_block_is_the_model_that_skips_it(norm, tmp_path):
     pruned.save_pretrained(tmp_path)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     before = model(ids).logits
-    model.model.layers[1].forward = lambda x, *rest: x
+    model.model.layers[1].forward = lambda x, *rest, **options: x
     expected = model(ids).logits
     assert not torch.allclose(before, expected)
     for found in (pruned, reloaded):
