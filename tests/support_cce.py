@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from paperlm.spec.project import ROOT, Project
+from paperlm.plan.project import ROOT, Project
 from paperlm.tables.build import printed_table
 from paperlm.tables.contents import Contents
 from paperlm.tables.verdicts import claim_rows

@@ -11,10 +11,10 @@ from paperlm.cost.access import OURS, PUBLISHED, UPDATE, accesses
 from paperlm.cost.loss import gradient_bytes
 from paperlm.cost.memory import Setup, quantities
 from paperlm.errors import SpecError
-from paperlm.figures.draw import notes, write_figure
+from paperlm.figures.base import notes, write_figure
 from paperlm.figures.largest_batch import numbers
 from paperlm.figures.measured_bars import bars
-from paperlm.spec.project import Project
+from paperlm.plan.project import Project
 from paperlm.tables.arithmetic import table_setup, three_digits
 from paperlm.tables.build import sibling, table_contents, write_table
 from paperlm.tables.published import half_a_digit, number

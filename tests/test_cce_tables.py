@@ -10,8 +10,8 @@ from support_cce import Bench, edited, verdicts
 
 from paperlm.cost.loss import gradient_bytes
 from paperlm.errors import RecordError, SpecError
-from paperlm.spec.project import ROOT, Project
-from paperlm.spec.workflow import Jobs
+from paperlm.plan.project import ROOT, Project
+from paperlm.plan.workflow import Workflow
 from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.claims import CellValue, Expression
 from paperlm.tables.contents import Contents

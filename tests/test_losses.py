@@ -14,7 +14,7 @@ from paperlm.errors import CheckpointError, SpecError
 from paperlm.models import losses
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.record.record import write_record
-from paperlm.spec.project import Project
+from paperlm.plan.project import Project
 from paperlm.spec.run import Loss
 from paperlm.tables import show
 from paperlm.train.distributed import World

@@ -12,7 +12,7 @@ import pytest
 
 from paperlm.errors import RecordError, SpecError
 from paperlm.record.record import Cost, Environment, Record, read_record, write_record
-from paperlm.spec.project import ROOT, Project
+from paperlm.plan.project import ROOT, Project
 from paperlm.spec.run import BEHAVIOUR
 from paperlm.tables.build import sibling, table_contents, write_table
 from paperlm.tables.claims import CellSamples, CellValue, Expression, _redraw, judge
