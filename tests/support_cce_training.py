@@ -24,11 +24,11 @@ ENVIRONMENT = Environment(
 
 
 def trained(job: Job, manifest: Path, work: Path, model: Path | None = None, **machine: object) -> Result:
-    """What the job computes on the CPU, without a record; `model`: an empty folder for its model."""
+    """What the job computes, on the CPU if `machine` says nothing else, without a record; `model`: an empty folder for its model."""
     for folder in filter(None, (work, model)):
         folder.mkdir(parents=True, exist_ok=True)
     inputs = Inputs(data=(manifest,), work=work, model=model)
-    return run_job(job, inputs, Machine(device="cpu", progress=False, **machine))
+    return run_job(job, inputs, Machine(**{"device": "cpu", "progress": False, **machine}))
 
 
 def made_up(job: Pretrain, losses: np.ndarray, final: float, final_sequences: float = 0.0) -> Record:

@@ -368,18 +368,20 @@ def test_committed_rows_are_the_record_on_a_gpu_and_cases_without_one_are_measur
     committed = root / "paper_tables/records/bench"
     Bench(paper).add("eager", "time", 67.0, measure="both").write(committed)
     (committed / "rows.jsonl").rename(committed / "cross_entropy.jsonl")
-    jobs = Jobs(Project({"scale": "gpu", "run_missing": "yes"}, root))
+    workflow = Workflow(Project({"scale": "gpu", "run_missing": "yes"}, root))
     record = "paper_tables/records/bench/cross_entropy.jsonl"
-    assert jobs.records("cce_table1") == [record]
+    assert workflow.inputs("cce_table1") == [record]
     invalids = "results/gpu/bench/cross_entropy/gemma2_2b_invalids.jsonl"
-    assert set(jobs.records("cce_tableA1")) == {record, invalids}
-    assert len(jobs.records("cce_tableA2")) == 6 and jobs.records("cce_tableA3") == []
-    assert {"ours", "torch.compile", "cut-cross-entropy exact"} <= set(jobs.methods("cross_entropy", "gemma2_2b"))
-    nothing = Jobs(Project({"scale": "gpu", "run_missing": "no"}, root))
-    assert nothing.records("cce_tableA2") == []
-    small = Jobs(Project({"scale": "tiny"}, root))
-    assert small.records("cce_table1") == ["results/tiny/bench/cross_entropy/tiny_cpu.jsonl"]
-    assert len(small.records("cce_tableA2")) == 6 and small.methods("cross_entropy", "tiny_cpu") == []
+    assert set(workflow.inputs("cce_tableA1")) == {record, invalids}
+    assert len(workflow.inputs("cce_tableA2")) == 6 and workflow.inputs("cce_tableA3") == []
+    assert {"ours", "torch.compile", "cut-cross-entropy exact"} <= set(workflow.measurements["cross_entropy", "gemma2_2b"])
+    nothing = Workflow(Project({"scale": "gpu", "run_missing": "no"}, root))
+    assert nothing.inputs("cce_tableA2") == []
+    small = Workflow(Project({"scale": "tiny"}, root))
+    assert small.inputs("cce_table1") == ["results/tiny/bench/cross_entropy/tiny_cpu.jsonl"]
+    assert len(small.inputs("cce_tableA2")) == 6 and {"ours", "eager"} <= set(
+        small.measurements["cross_entropy", "tiny_cpu"]
+    )
 
 
 def test_show_leads_to_the_constants_the_measurement_and_the_figure(paperlm):
