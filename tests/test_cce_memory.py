@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 
 import pytest
-from support_cce import Bench, edited
+from support_cce import Bench
+from support_tables import edited
 
 from paperlm.checks import open_project
 from paperlm.cost.access import OURS, PUBLISHED, UPDATE, accesses
@@ -144,7 +145,7 @@ def test_arithmetic_is_the_same_at_every_scale_and_its_claims_are_always_judged(
     ],
 )
 def test_a_mistake_in_a_table_of_arithmetic_is_refused_with_the_fix(tmp_path, edit, message):
-    root = edited(tmp_path, lambda p: edit(p["tables"]["cce_tableA3"]))
+    root = edited(tmp_path, "cce", lambda p: edit(p["tables"]["cce_tableA3"]))
     with pytest.raises(SpecError, match=message):
         table_contents(Project({}, root), "cce_tableA3", [])
 
@@ -220,7 +221,7 @@ def test_ours_updates_nothing_in_turn_and_writes_the_gradients_once():
 
 
 def test_an_unknown_kind_of_figure_is_refused(tmp_path):
-    root = edited(tmp_path, lambda p: p["figures"]["cce_figure2"].update(draw="access_pattern"))
+    root = edited(tmp_path, "cce", lambda p: p["figures"]["cce_figure2"].update(draw="access_pattern"))
     with pytest.raises(SpecError, match="draw: unknown figure 'access_pattern'; did you mean 'access_patterns'"):
         open_project({}, root)
 

@@ -6,7 +6,8 @@ import csv
 import re
 
 import pytest
-from support_cce import Bench, edited, verdicts
+from support_cce import Bench, verdicts
+from support_tables import edited
 
 from paperlm.cost.loss import gradient_bytes
 from paperlm.errors import RecordError, SpecError
@@ -364,7 +365,7 @@ def test_committed_rows_are_readable_measured_on_the_declared_shapes_and_fill_ta
 
 def test_committed_rows_are_the_record_on_a_gpu_and_cases_without_one_are_measured(tmp_path, paper, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    root = edited(tmp_path, lambda p: None)
+    root = edited(tmp_path, "cce", lambda p: None)
     committed = root / "paper_tables/records/bench"
     Bench(paper).add("eager", "time", 67.0, measure="both").write(committed)
     (committed / "rows.jsonl").rename(committed / "cross_entropy.jsonl")
