@@ -33,7 +33,7 @@ COMMON = {"batch": 4, "epochs": 2.0, "peak_lr": 1e-2, "warmup": 0.1, "schedule":
 def sft(**changes):
     settings = {
         "of": Pretrained(),
-        "dataset": "bundled:c4_sample",
+        "dataset": "bundled:hh_rlhf_600",
         "examples": 30,
         "validation_examples": 6,
         "template": "llm_adapters",
@@ -47,7 +47,7 @@ def sft(**changes):
 def reward_model(**changes):
     settings = {
         "of": sft(),
-        "dataset": "bundled:c4_sample",
+        "dataset": "bundled:hh_rlhf_600",
         "examples": 40,
         "validation_examples": 12,
         "prompt_length": 24,
@@ -62,7 +62,7 @@ def rloo(**changes):
         "of": sft(),
         "reward": reward_model(),
         "baseline": sft(),
-        "dataset": "bundled:c4_sample",
+        "dataset": "bundled:hh_rlhf_600",
         "prompts": 8,
         "validation_prompts": 6,
         "prompt_length": 24,
