@@ -12,19 +12,25 @@ from typing import Any
 
 from tqdm import tqdm
 
+from paperlm.data.model_files import ModelData, prepare_model_files
 from paperlm.data.prepare import prepare
 from paperlm.data.registry import dataset_entry
 from paperlm.data.settings import DataSettings, ItemData, TokenData
 from paperlm.data.shards import load_manifest
 from paperlm.data.sources import items
+from paperlm.data.texts import TextData, prepare_text
 from paperlm.errors import DataError
 from paperlm.files import sha256_of, write_atomic, write_json
 
 
 def prepare_any(settings: DataSettings, folder: Path, local_data: str = "") -> Path:
-    """Rows of tokens or items, as the settings say, in `folder`; returns the manifest's path."""
+    """Rows of tokens, items, documents or a model's files, as the settings say, in `folder`; returns the manifest."""
     if isinstance(settings, TokenData):
         return prepare(settings.model_dump(mode="json"), folder, local_data)
+    if isinstance(settings, TextData):
+        return prepare_text(settings, folder, local_data)
+    if isinstance(settings, ModelData):
+        return prepare_model_files(settings, folder, local_data)
     return prepare_items(settings, folder, local_data)
 
 
