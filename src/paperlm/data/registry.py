@@ -191,6 +191,8 @@ def registry() -> Registry:
         if twice := set(datasets) & set(entries):
             raise SpecError(f"{HERE.name}/items.yaml: {', '.join(sorted(twice))}: the name is used already")
         datasets |= entries
+    if twice := set(datasets) & set(found.models):
+        raise SpecError(f"{HERE.name}/registry.yaml: {', '.join(sorted(twice))}: a dataset and a model of one name")
     return found.model_copy(update={"datasets": datasets})
 
 
@@ -233,6 +235,11 @@ def model_entry(model: str) -> tuple[str, ModelEntry]:
     if models[name].source != source:
         raise SpecError(f"model {name!r} is {models[name].source}:{name}, not {model}")
     return name, models[name]
+
+
+def is_model(name: str) -> bool:
+    """Whether `source:name` is a model; no dataset has the name of one."""
+    return name.partition(":")[2] in registry().models
 
 
 def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, Any]:

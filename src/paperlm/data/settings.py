@@ -91,12 +91,13 @@ class ItemData(Frozen):
 
 
 DataSettings = TokenData | ItemData | TextData | ModelData
+OWN_FIELD = {"splits": ItemData, "documents": TextData, "model": ModelData}
+"A field that tells the kinds apart; without one of them it is TokenData."
 
 
 def data_settings(value: dict[str, Any]) -> DataSettings:
-    """The settings that a JSON object describes; DataError if it is no such thing."""
-    kinds = {"splits": ItemData, "text": TextData, "model": ModelData}
-    kind = next((kinds[key] for key in kinds if key in value), TokenData)
+    """The settings that a JSON object describes; DataError if it is of no kind."""
+    kind = next((kind for name, kind in OWN_FIELD.items() if name in value), TokenData)
     try:
         return kind.model_validate(value)
     except ValueError as error:

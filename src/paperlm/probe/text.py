@@ -69,7 +69,7 @@ class TextProbe(Job):
 
     def data(self) -> list[Any]:
         if self.text is not None:
-            return [TextData(text=self.text, documents=self.sequences())]
+            return [TextData(dataset=self.text, documents=self.sequences())]
         return [root(self).token_data()]
 
     def slug(self) -> str:
