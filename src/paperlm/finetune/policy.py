@@ -66,9 +66,7 @@ class HeldOut:
         for name, reward in rewards.items():
             old, new = (self._by_prompt(reward.of([e.ids for e in found])) for found in (before, after))
             yield self._named({f"{name}_before": old, f"{name}_after": new, f"{name}_gain": new - old})
-        logs = [
-            measure.answer_log_probs(m, after, self.job.temperature, self.job.numerics) for m in (policy, reference)
-        ]
+        logs = [measure.answer_log_probs(m, after, self.job.temperature, self.job.numerics) for m in (policy, reference)]
         lengths = [np.array([len(e.ids) - e.answer for e in found], dtype=float) for found in (before, after)]
         old, new = map(self._by_prompt, lengths)
         yield self._named({"kl": self._by_prompt(logs[0] - logs[1]), "length_before": old, "length_after": new})

@@ -39,7 +39,9 @@ class RewardModel(Training):
         return value
 
     def data(self) -> list[DataSettings]:
-        return [ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})]
+        return [
+            ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})
+        ]
 
     def slug(self) -> str:
         return named_after(self, self.of)
