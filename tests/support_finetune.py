@@ -27,7 +27,15 @@ class Pretrained(Job):
 
 
 CPU = Machine(device="cpu", progress=False)
-COMMON = {"batch": 4, "epochs": 2.0, "peak_lr": 1e-2, "warmup": 0.1, "schedule": "cosine", "numerics": "fp32", "seed": 1}
+COMMON = {
+    "batch": 4,
+    "epochs": 2.0,
+    "peak_lr": 1e-2,
+    "warmup": 0.1,
+    "schedule": "cosine",
+    "numerics": "fp32",
+    "seed": 1,
+}
 
 
 def sft(**changes):

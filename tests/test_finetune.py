@@ -28,11 +28,11 @@ from support_finetune import (
 
 from paperlm.errors import CheckpointError, DataError, Interrupted, JobError
 from paperlm.finetune import examples, measure
-from paperlm.finetune.common import STATE
+from paperlm.finetune.common import STATE, Trained
 from paperlm.finetune.examples import Example
 from paperlm.jobs import job_from, job_kinds, run_job
-from paperlm.jobs.base import Machine, parent_kinds
-from paperlm.models.folder import load_model, load_tokenizer, transformers_tokenizer
+from paperlm.jobs.base import Cost, Machine, parent_kinds
+from paperlm.models.folder import load_model, load_tokenizer, save_model, transformers_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,10 @@ def test_updates_count_the_last_batch_of_an_epoch_and_stop_at_the_limit():
 
 
 def test_instructions_take_the_format_with_or_without_an_input():
-    items = [("a", {"instruction": "Add.", "input": "1 2", "output": "3"}), ("b", {"instruction": "Go.", "output": "x"})]
+    items = [
+        ("a", {"instruction": "Add.", "input": "1 2", "output": "3"}),
+        ("b", {"instruction": "Go.", "output": "x"}),
+    ]
     with_input, without = examples.instructions(items)
     assert with_input[0].endswith("### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")
     assert "paired with an input" in with_input[0]
@@ -205,6 +208,17 @@ def test_measuring_leaves_the_mode_of_the_model(parent):
 # -- training --
 
 
+def test_a_long_curve_is_averaged_over_bins_and_keeps_its_last_update():
+    history = [{"step": i, "loss": float(i)} for i in range(1, 1002)]
+    trained = Trained(None, True, history, 1001, 0, Cost(wall_seconds=0.0))
+    series = trained.series(loss="loss")
+    assert len(series.rows) <= 400
+    assert series.rows[:2] == [[3, 2.0], [6, 5.0]]
+    assert series.rows[-1] == [1001, 1000.5]
+    assert trained.final("loss", 0.01) == pytest.approx(np.mean(range(992, 1002)))
+    assert Trained(None, True, history[:7], 7, 0, trained.cost).series(loss="loss").column("loss") == list(range(1, 8))
+
+
 def test_training_leaves_a_model_that_loads_and_has_the_measured_loss(unbroken, tmp_path, parent, data):
     result, _ = unbroken
     assert result.outcome == "trained"
@@ -233,7 +247,9 @@ def test_two_runs_are_equal_bit_for_bit_and_another_seed_is_not(unbroken, tmp_pa
 def test_the_first_loss_is_the_mean_over_the_tokens_that_count(tmp_path, parent, loss_on):
     data = write_set(tmp_path, train=instruction_items(4), validation=instruction_items(2))
     job = sft(loss_on=loss_on, epochs=1.0, block=120)
-    result = run_job(job, inputs(tmp_path / "job", data, of=parent), Machine(device="cpu", progress=False, micro_batch=2))
+    result = run_job(
+        job, inputs(tmp_path / "job", data, of=parent), Machine(device="cpu", progress=False, micro_batch=2)
+    )
     tokenizer = load_tokenizer(parent)
     texts = examples.instructions(examples.read_items(data, "train"))
     rows = [examples.encode_instruction(tokenizer, *text, 120, "end") for text in texts]
@@ -298,6 +314,45 @@ def test_a_loss_that_is_no_number_ends_training_and_leaves_no_model(tmp_path, pa
 def test_a_parent_without_weights_is_named(tmp_path, data):
     with pytest.raises(JobError, match="make"):
         run_job(sft(), inputs(tmp_path, data, of=tmp_path / "nothing"), CPU)
+
+
+# -- packing --
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory, tokenizer):
+    """A model of transformers' own, which reads borders from position ids."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 40, "num_attention_heads": 2, "num_hidden_layers": 2}
+    folder = tmp_path_factory.mktemp("llama")
+    save_model(folder, LlamaForCausalLM(LlamaConfig(vocab_size=1024, **shape)), tokenizer)
+    return folder
+
+
+def test_a_model_that_mixes_packed_texts_is_refused(tmp_path, llama, data, monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    real = LlamaForCausalLM.forward
+    assert measure.keeps_texts_apart(load_model(llama))
+    blind = lambda self, position_ids=None, **more: real(self, **more)  # noqa: E731
+    monkeypatch.setattr(LlamaForCausalLM, "forward", blind)
+    assert not measure.keeps_texts_apart(load_model(llama))
+    with pytest.raises(JobError, match="mix the texts of a packed block"):
+        run_job(sft(packing=True), inputs(tmp_path, data, of=llama), CPU)
+
+
+def test_packed_texts_give_the_loss_that_they_have_alone(tmp_path, llama):
+    data = write_set(tmp_path, train=instruction_items(6), validation=instruction_items(2))
+    job = sft(packing=True, block=300, batch=4, epochs=1.0)  # three texts of at most 100 ids fit into a block
+    result = run_job(job, inputs(tmp_path / "job", data, of=llama), CPU)
+    tokenizer = load_tokenizer(llama)
+    texts = examples.instructions(examples.read_items(data, "train"))
+    rows = [examples.encode_instruction(tokenizer, *text, 300, "end") for text in texts]
+    sums, counts = measure.token_losses(load_model(llama), rows, False, "fp32")
+    assert result.metrics["updates"] == 1
+    assert result.series["train"].rows[0][1] == pytest.approx(sums.sum() / counts.sum(), rel=1e-5)
 
 
 # -- checkpoints --

@@ -51,8 +51,16 @@ class HeldOut:
     def sample(self, model: Any) -> list[Example]:
         """`job.samples` answers to each prompt, those of a prompt in a row."""
         job = self.job
-        options = {"each": job.samples, "length": job.answer_length, "temperature": job.temperature, "seed": job.seed}
-        answers = measure.sample(model, self.tokenizer, self.prompts, **options)
+        answers = measure.sample(
+            model,
+            self.tokenizer,
+            self.prompts,
+            each=job.samples,
+            length=job.answer_length,
+            temperature=job.temperature,
+            seed=job.seed,
+            numerics=job.numerics,
+        )
         asked = [prompt for prompt in self.prompts for _ in range(job.samples)]
         return [Example([*p, *a], len(p)) for p, a in zip(asked, answers, strict=True)]
 
@@ -66,7 +74,9 @@ class HeldOut:
         for name, reward in rewards.items():
             old, new = (self._by_prompt(reward.of([e.ids for e in found])) for found in (before, after))
             yield self._named({f"{name}_before": old, f"{name}_after": new, f"{name}_gain": new - old})
-        logs = [measure.answer_log_probs(m, after, self.job.temperature, self.job.numerics) for m in (policy, reference)]
+        logs = [
+            measure.answer_log_probs(m, after, self.job.temperature, self.job.numerics) for m in (policy, reference)
+        ]
         lengths = [np.array([len(e.ids) - e.answer for e in found], dtype=float) for found in (before, after)]
         old, new = map(self._by_prompt, lengths)
         yield self._named({"kl": self._by_prompt(logs[0] - logs[1]), "length_before": old, "length_after": new})

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
+from paperlm.errors import DataError
+from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
 from paperlm.jobs.base import Inputs, Job, Machine, Result, parent
 
@@ -39,9 +41,7 @@ class RewardModel(Training):
         return value
 
     def data(self) -> list[DataSettings]:
-        return [
-            ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})
-        ]
+        return [ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})]
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -57,7 +57,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
-    from paperlm.finetune.common import Checkpointed, arguments, cast, last_mean, train
+    from paperlm.finetune.common import Checkpointed, arguments, cast, train
     from paperlm.models.folder import load_tokenizer, save_model
 
     class Trainer(Checkpointed, RewardTrainer):
@@ -89,7 +89,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         "loss": None,
         "margin": None,
         **measured,
-        "train_loss": last_mean(losses, "loss", 0.1),
+        "train_loss": trained.final("loss", 0.1),
         "updates": trained.updates,
         "tokens": trained.tokens,
         "pairs": len(pairs),
@@ -108,9 +108,6 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
 
 
 def _pairs(job: RewardModel, inputs: Inputs, tokenizer: Any, split: str) -> tuple[list[Any], int]:
-    from paperlm.errors import DataError
-    from paperlm.finetune import examples as texts
-
     found = texts.pairs(texts.read_items(inputs.data[0], split))
     kept, left_out = texts.encode_pairs(tokenizer, found, job.prompt_length, job.answer_length)
     if len(kept) < 2:

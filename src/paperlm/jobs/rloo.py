@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
+from paperlm.errors import DataError
+from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
 from paperlm.jobs.base import Inputs, Job, Machine, Result, parent
 
@@ -84,8 +86,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     from datasets import Dataset
     from trl import RLOOConfig, RLOOTrainer
 
-    from paperlm.errors import DataError
-    from paperlm.finetune.common import Checkpointed, arguments, cast, last_mean, quiet, train
+    from paperlm.finetune.common import Checkpointed, arguments, cast, quiet, train
     from paperlm.finetune.policy import HeldOut, Reward
     from paperlm.models.folder import load_model, load_tokenizer, save_model
 
@@ -139,9 +140,8 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     if trained.model is None:
         return Result(outcome="out_of_memory", cost=trained.cost)
     keys = {"reward": "reward", "reward_std": "reward_std", "kl": "kl", "length": "completions/mean_length"}
-    series = trained.series(**keys)
     metrics: dict[str, float | int | None] = {
-        "final_reward": last_mean(series, "reward", FINAL),
+        "final_reward": trained.final("reward", FINAL),
         "updates": trained.updates,
         "prompts": len(prompts),
         "validation_prompts": len(held_out.prompts),
@@ -153,15 +153,14 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         for found, its_errors in held_out.compare(rewards, before, after, trained.model, reference):
             metrics |= found
             errors |= its_errors
-        spread = last_mean(series, "reward_std", FINAL)
-        counted = max(1, round(FINAL * len(series.rows))) * job.batch
-        errors["final_reward"] = spread / counted**0.5
+        # Samples of a prompt go together, so that the prompts are what is counted.
+        errors["final_reward"] = trained.final("reward_std", FINAL) / (trained.last(FINAL) * job.batch) ** 0.5
         save_model(inputs.model, trained.model, load_tokenizer(inputs.models["of"]))
     return Result(
         outcome="trained" if trained.finite else "not_finite",
         metrics=metrics,
         standard_errors=errors,
-        series={"reward": series},
+        series={"reward": trained.series(**keys)},
         cost=trained.cost,
         labels=[
             f"reward in standard deviations of the samples of {job.baseline.slug()}; not on the paper's scale",
@@ -171,8 +170,6 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
 
 
 def _prompts(job: RLOO, inputs: Inputs, tokenizer: Any, split: str, count: int) -> list[str]:
-    from paperlm.finetune import examples as texts
-
     found = texts.pairs(texts.read_items(inputs.data[0], split))
     return texts.short_prompts(tokenizer, found, job.prompt_length, count, Path(f"{inputs.data[0]}, {split}"))
 

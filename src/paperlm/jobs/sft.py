@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
+from paperlm.errors import DataError, JobError
+from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
 from paperlm.jobs.base import Inputs, Job, Machine, Result, Series, parent
 
@@ -68,16 +70,16 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     from trl import SFTConfig, SFTTrainer
 
     from paperlm.evaluate.perplexity import perplexity
-    from paperlm.finetune.common import Checkpointed, arguments, cast, last_mean, train
-    from paperlm.finetune.measure import ratio_and_error, token_losses
+    from paperlm.finetune.common import Checkpointed, arguments, cast, train
+    from paperlm.finetune.measure import keeps_texts_apart, ratio_and_error, token_losses
     from paperlm.models.folder import load_model, load_tokenizer, save_model
 
     class Trainer(Checkpointed, SFTTrainer):
         pass
 
     tokenizer = load_tokenizer(inputs.models["of"])
-    examples = _examples(job, inputs, tokenizer, "train")
-    held_out = _examples(job, inputs, tokenizer, "validation")
+    examples, left_out = _examples(job, inputs, tokenizer, "train")
+    held_out, _ = _examples(job, inputs, tokenizer, "validation")
     learned = [e for e in examples if job.loss_on == "sequence" or e.answer < len(e.ids)]
     measured = [e for e in held_out if job.loss_on == "sequence" or e.answer < len(e.ids)]
     _require(job, learned, measured)
@@ -92,6 +94,8 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         special = {"max_length": job.block, "packing": job.packing}
         options = arguments(SFTConfig, job, device, inputs.work, updates, micro, job.batch, **special)
         model = cast(load_model(inputs.models["of"]), job.numerics)
+        if job.packing and not keeps_texts_apart(model):
+            raise JobError(f"{job.of.slug()}: this model would mix the texts of a packed block; set packing: false")
         dataset = Dataset.from_list(rows)
         return Trainer(model=model, args=options, train_dataset=dataset, processing_class=tokenizer)
 
@@ -110,21 +114,20 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     )
     if trained.model is None:
         return Result(outcome="out_of_memory", cost=trained.cost)
-    losses = trained.series(loss="loss", lr="learning_rate")
     evaluations = trained.held_out("loss", "standard_error")
     finite = trained.finite and evaluations.column("loss")[-1] is not None
     if finite:
         save_model(inputs.model, trained.model, tokenizer)
     loss = evaluations.column("loss")[-1] if finite else None
     metrics = {
-        "train_loss": last_mean(losses, "loss", 0.1),
+        "train_loss": trained.final("loss", 0.1),
         "eval_loss": loss,
         "eval_ppl": None if loss is None else perplexity(loss),
         "eval_loss_before": evaluations.column("loss")[0],
         "updates": trained.updates,
         "tokens": trained.tokens,
         "examples": len(learned),
-        "examples_without_loss": len(examples) - len(learned),
+        "examples_left_out": left_out + len(examples) - len(learned),
         "cut_share": sum(e.cut for e in examples) / len(examples),
         "eval_examples": len(measured),
         "eval_examples_seen": _seen(learned, measured),
@@ -133,31 +136,25 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         outcome="trained" if finite else "not_finite",
         metrics=metrics,
         standard_errors={"eval_loss": evaluations.column("standard_error")[-1]} if finite else {},
-        series={"train": losses, "eval": _with_perplexity(evaluations)},
+        series={"train": trained.series(loss="loss", lr="learning_rate"), "eval": _with_perplexity(evaluations)},
         cost=trained.cost,
         labels=_labels_of(metrics),
     )
 
 
-def _examples(job: SFT, inputs: Inputs, tokenizer: Any, split: str) -> list[Any]:
-    from paperlm.finetune import examples as texts
-
+def _examples(job: SFT, inputs: Inputs, tokenizer: Any, split: str) -> tuple[list[texts.Example], int]:
+    """Examples, and how many pairs were left out because their prompt fills more than half a block."""
     items = texts.read_items(inputs.data[0], split)
     if job.template == "llm_adapters":
         found = texts.instructions(items)
-        return [texts.encode_instruction(tokenizer, prompt, answer, job.block, job.cut) for prompt, answer in found]
+        return [texts.encode_instruction(tokenizer, prompt, answer, job.block, job.cut) for prompt, answer in found], 0
     half = job.block // 2
-    encoded = []
-    for pair in texts.pairs(items):
-        prompt = texts.encode(tokenizer, pair.prompt)
-        if len(prompt) <= half:
-            encoded.append(texts.encode_answer(tokenizer, prompt, pair.chosen, half))
-    return encoded
+    chosen = [(texts.encode(tokenizer, pair.prompt), pair.chosen) for pair in texts.pairs(items)]
+    kept = [texts.encode_answer(tokenizer, prompt, answer, half) for prompt, answer in chosen if len(prompt) <= half]
+    return kept, len(chosen) - len(kept)
 
 
-def _require(job: SFT, learned: list[Any], measured: list[Any]) -> None:
-    from paperlm.errors import DataError
-
+def _require(job: SFT, learned: list[texts.Example], measured: list[texts.Example]) -> None:
     for split, found in (("training", learned), ("validation", measured)):
         if len(found) < 2:
             raise DataError(
@@ -177,7 +174,7 @@ def _blocks(rows: list[dict[str, list[int]]], block: int) -> int:
     return len(pack_dataset(Dataset.from_list(rows), block, "bfd"))
 
 
-def _seen(learned: list[Any], measured: list[Any]) -> int:
+def _seen(learned: list[texts.Example], measured: list[texts.Example]) -> int:
     known = {tuple(e.ids) for e in learned}
     return sum(tuple(e.ids) in known for e in measured)
 
