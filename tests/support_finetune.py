@@ -1,4 +1,4 @@
-"""Helpers of the tests of fine-tuning: small models, prepared sets, stand-ins for the jobs before, and a run on its own.
+"""Helpers of the tests of fine-tuning: small models, prepared sets, stand-ins for the jobs before, a run on its own.
 
 `python support_finetune.py FOLDER KIND` runs a job of KIND as the tests do, and is killed within its third checkpoint.
 """

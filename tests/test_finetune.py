@@ -306,7 +306,7 @@ def test_a_loss_that_is_no_number_ends_training_and_leaves_no_model(tmp_path, pa
     assert result.outcome == "not_finite"
     assert result.metrics["eval_loss"] is None
     assert result.metrics["updates"] < 10
-    assert result.series["train"].column("loss")[-1] is None
+    assert result.metrics["updates"] == len(result.series["train"].rows)
     assert not list((tmp_path / "model").iterdir())
     json.dumps(result.metrics, allow_nan=False)
 
@@ -461,5 +461,5 @@ def test_no_file_of_a_checkpoint_is_unpickled_with_code(stopped, monkeypatch):
     state = json.loads((folder / STATE).read_text())
     state["sha256"]["rng_state.pth"] = sha256_of(folder / "rng_state.pth")
     (folder / STATE).write_text(json.dumps(state))
-    with pytest.raises(Exception, match="[Ww]eights.only"):
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
         run_job(sft(), stopped, CPU)

@@ -321,9 +321,7 @@ def test_a_killed_optimization_goes_on_and_ends_in_the_same_bits(optimized, tmp_
     same_numbers(*optimized, result, given.model)
 
 
-def test_the_micro_batch_of_an_optimization_changes_nothing_beyond_rounding(
-    optimized, tmp_path, policy, data, rewarded
-):
+def test_the_micro_batch_of_an_optimization_changes_rounding_only(optimized, tmp_path, policy, data, rewarded):
     given = inputs(tmp_path, data, **models(policy, rewarded))
     result = run_job(rloo(), given, Machine(device="cpu", progress=False, micro_batch=4))
     found, expected = result.series["reward"].column("reward"), optimized[0].series["reward"].column("reward")

@@ -69,7 +69,7 @@ class HeldOut:
     ) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
         """Metrics and their standard errors, over prompts: rewards before and after, the gain, KL, length.
 
-        The KL is an estimate from the samples after training: mean of log policy - log reference, summed over an answer.
+        The KL is estimated from the samples after training: mean of log policy - log reference, summed over an answer.
         """
         for name, reward in rewards.items():
             old, new = (self._by_prompt(reward.of([e.ids for e in found])) for found in (before, after))

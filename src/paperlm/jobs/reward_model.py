@@ -1,4 +1,4 @@
-"""Reward model: a language model with a scalar head, trained by trl to score the chosen answer above the rejected one."""
+"""Reward model: a language model with a scalar head, trained by trl to score chosen answers above rejected ones."""
 
 from __future__ import annotations
 

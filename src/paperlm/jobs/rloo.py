@@ -37,7 +37,7 @@ class RLOO(Training):
     reward: parent("reward_model")
     "scores the samples that are trained on"
     baseline: parent("sft")
-    "its samples define the unit: reward 0 is their mean, 1 one standard deviation above it; shared by compared policies"
+    "its samples define the unit: 0 is their mean reward, 1 a standard deviation above; shared by compared policies"
     judge: parent("reward_model") = None
     "a second reward model that only scores the held-out samples, against a home-team effect"
     dataset: str
@@ -107,7 +107,8 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         for name in ("reward", "judge")
         if name in inputs.models
     }
-    before = held_out.sample(load_model(inputs.models["of"]).to(device))
+    same = job.of == job.baseline
+    before = baseline if same else held_out.sample(load_model(inputs.models["of"]).to(device))
     updates = job.updates(job.prompts)
 
     def build(micro: int) -> Trainer:
@@ -116,7 +117,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
             "max_completion_length": job.answer_length,
             "temperature": job.temperature,
             "beta": job.beta,
-            "shuffle_dataset": False,  # the rows are in their order, every epoch's own; trl restarts its order on resume
+            "shuffle_dataset": False,  # the rows are in their order; trl would start its own anew when it resumes
         }
         rows = job.batch * job.samples
         return Trainer(

@@ -30,8 +30,8 @@ class SFT(Training):
     validation_examples: int = Field(gt=1)
     "at most so many of its validation items, for the held-out loss"
     template: Literal["llm_adapters", "chosen"]
-    """llm_adapters: instruction, input, output in the Alpaca format of LLM-Adapters; chosen: prompt and chosen answer of
-    preference pairs as a dialogue, at most half a block for each"""
+    """llm_adapters: instruction, input, output in the Alpaca format of LLM-Adapters; chosen: prompt and chosen answer
+    of preference pairs as a dialogue, at most half a block for each"""
     block: int = Field(gt=1)
     "longest text in ids; the specs take the length of pre-training, behind which the model saw no position"
     loss_on: Literal["sequence", "answer"]
@@ -39,8 +39,8 @@ class SFT(Training):
     cut: Literal["end", "start"] = "end"
     "what a longer llm_adapters text loses; end, as LLM-Adapters cuts, takes the answer away first"
     packing: bool = False
-    """texts share blocks, filled by trl (best fit, decreasing), and do not see each other: only for models that read the
-    borders from position ids, as transformers' own do"""
+    """texts share blocks, filled by trl (best fit, decreasing), and do not see each other: only for models that read
+    the borders from position ids, as transformers' own do; others are refused"""
     loss: Literal["plain"] = "plain"
     "plain: the cross-entropy of trl, summed over chunks of tokens"
     eval_every: int = Field(0, ge=0)
@@ -158,8 +158,8 @@ def _require(job: SFT, learned: list[texts.Example], measured: list[texts.Exampl
     for split, found in (("training", learned), ("validation", measured)):
         if len(found) < 2:
             raise DataError(
-                f"{job.dataset}: {len(found)} {split} examples fit into a block of {job.block} ids; raise block, or set "
-                "cut: start to keep the answers"
+                f"{job.dataset}: {len(found)} {split} examples fit into a block of {job.block} ids; raise block, or "
+                "set cut: start to keep the answers"
             )
 
 
