@@ -83,7 +83,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     learned = [e for e in examples if job.loss_on == "sequence" or e.answer < len(e.ids)]
     measured = [e for e in held_out if job.loss_on == "sequence" or e.answer < len(e.ids)]
     _require(job, learned, measured)
-    rows = [{"input_ids": e.ids, "labels": _labels(job, e.ids, e.answer)} for e in learned]
+    rows = [{"input_ids": e.ids, "labels": _targets(job, e.ids, e.answer)} for e in learned]
     device = machine.torch_device()
 
     def held_out_loss(model: Any) -> list[float]:
@@ -138,7 +138,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         standard_errors={"eval_loss": evaluations.column("standard_error")[-1]} if finite else {},
         series={"train": trained.series(loss="loss", lr="learning_rate"), "eval": _with_perplexity(evaluations)},
         cost=trained.cost,
-        labels=_labels_of(metrics),
+        labels=_labels(metrics),
     )
 
 
@@ -163,7 +163,7 @@ def _require(job: SFT, learned: list[texts.Example], measured: list[texts.Exampl
             )
 
 
-def _labels(job: SFT, ids: list[int], answer: int) -> list[int]:
+def _targets(job: SFT, ids: list[int], answer: int) -> list[int]:
     return ids if job.loss_on == "sequence" else [-100] * answer + ids[answer:]
 
 
@@ -186,7 +186,7 @@ def _with_perplexity(evaluations: Series) -> Series:
     return Series(columns=["update", "loss", "ppl"], rows=rows)
 
 
-def _labels_of(metrics: dict[str, Any]) -> list[str]:
+def _labels(metrics: dict[str, Any]) -> list[str]:
     labels = []
     if metrics["cut_share"] > 0:
         labels.append(f"{100 * metrics['cut_share']:.0f} % of the training texts were cut to the block")
