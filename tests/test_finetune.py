@@ -138,30 +138,37 @@ def test_a_long_text_loses_its_end_and_the_answer_or_its_start(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("item", "message"),
     [
-        ('{"instruction": "x", "output"', "line 2: no JSON"),
-        ('{"instruction": "x"}', "line 2: field 'output' is missing"),
-        ('{"instruction": "x", "output": " "}', "line 2: field 'output' is empty"),
-        ('{"instruction": 3, "output": "y"}', "line 2: field 'instruction' is no text"),
-        ("[1]", "line 2: no JSON object"),
+        ({"instruction": "x"}, "field 'output' is missing"),
+        ({"instruction": "x", "output": " "}, "field 'output' is empty"),
+        ({"instruction": 3, "output": "y"}, "field 'instruction' is no text"),
     ],
 )
-def test_a_bad_item_is_named_with_file_and_line_before_training(tmp_path, parent, line, message):
-    data = write_set(tmp_path, train=instruction_items(1), validation=instruction_items(2))
-    with (tmp_path / "train.jsonl").open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(DataError, match=r"train\.jsonl, " + message):
+def test_a_bad_item_is_named_with_file_and_line_before_training(tmp_path, parent, item, message):
+    data = write_set(tmp_path, train=[*instruction_items(1), item], validation=instruction_items(2))
+    with pytest.raises(DataError, match=r"train\.jsonl, line 2: " + message):
         run_job(sft(), inputs(tmp_path / "job", data, of=parent), CPU)
 
 
-def test_a_missing_split_or_file_is_named(tmp_path, parent):
+def test_a_missing_split_and_an_altered_file_are_named(tmp_path, parent):
     data = write_set(tmp_path, train=instruction_items(3))
-    with pytest.raises(DataError, match="no split 'validation'"):
+    with pytest.raises(DataError, match=r"unknown split 'validation'.* known: train"):
         run_job(sft(), inputs(tmp_path / "job", data, of=parent), CPU)
-    (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(DataError, match=r"train\.jsonl: No such file"):
+    (tmp_path / "train.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"train\.jsonl: missing, truncated or altered"):
         examples.read_items(data, "train")
+
+
+def test_a_set_of_one_split_holds_its_last_items_out(tmp_path, parent):
+    data = write_set(tmp_path, train=instruction_items(20))
+    job = sft(validation_split="train", examples=8, validation_examples=5, epochs=1.0)
+    assert job.data()[0].splits == {"train": None}
+    result = run_job(job, inputs(tmp_path / "job", data, of=parent), CPU)
+    found = [result.metrics[name] for name in ("examples", "eval_examples", "eval_examples_seen")]
+    assert found == [8, 5, 0]
+    with pytest.raises(DataError, match="20 items; holding 20 out leaves none"):
+        run_job(sft(validation_split="train", validation_examples=20), inputs(tmp_path / "x", data, of=parent), CPU)
 
 
 def test_examples_whose_answer_does_not_fit_are_refused_if_the_loss_counts_answers_only(tmp_path, parent, data):

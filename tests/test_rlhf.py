@@ -84,6 +84,20 @@ def test_two_whole_dialogues_are_split_where_their_shared_turns_end():
     assert examples.pairs([("x", item)]) == [Pair(turns, " Well, yes.", " Well, no.")]
 
 
+def test_the_last_of_a_list_of_messages_is_the_answer():
+    asked = {"role": "user", "content": "Hi"}
+    item = {"prompt": "Hi"} | {
+        name: [asked, {"role": "assistant", "content": text}] for name, text in (("chosen", "yes"), ("rejected", "no"))
+    }
+    assert examples.pairs([("x", item)]) == [Pair("\n\nHuman: Hi\n\nAssistant:", " yes", " no")]
+
+
+def test_pairs_that_share_their_prompts_are_not_held_out_from_one_split():
+    for job in (reward_model, rloo):
+        with pytest.raises(ValueError, match="validation_split has to differ"):
+            job(validation_split="train")
+
+
 @pytest.mark.parametrize(
     ("item", "message"),
     [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
-from paperlm.data.settings import DataSettings, ItemData
+from paperlm.data.settings import DataSettings
 from paperlm.errors import DataError
 from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
@@ -23,8 +23,6 @@ class RewardModel(Training):
 
     of: parent("sft", "pretrain")
     "model to start from"
-    dataset: str
-    "pairs: `bundled:`, `local:` or `hub:` and a name of the data registry"
     examples: int = Field(gt=0)
     "at most so many of its training pairs"
     validation_examples: int = Field(gt=1)
@@ -34,14 +32,16 @@ class RewardModel(Training):
     answer_length: int = Field(gt=0)
     "answers are cut behind so many ids, eos included"
 
-    @field_validator("dataset")
-    @classmethod
-    def has_a_source(cls, value: str) -> str:
-        ItemData(dataset=value, splits={"train": 1})
-        return value
+    @model_validator(mode="after")
+    def has_a_split_of_its_own(self) -> RewardModel:
+        if self.train_split == self.validation_split:
+            raise ValueError(
+                "validation_split has to differ from train_split: several pairs of a set share their prompt"
+            )
+        return self
 
     def data(self) -> list[DataSettings]:
-        return [ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})]
+        return [self.items(self.examples, self.validation_examples)]
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -64,8 +64,8 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         pass
 
     tokenizer = load_tokenizer(inputs.models["of"])
-    pairs, left_out = _pairs(job, inputs, tokenizer, "train")
-    held_out, _ = _pairs(job, inputs, tokenizer, "validation")
+    pairs, left_out = _pairs(job, inputs, tokenizer, job.train_split)
+    held_out, _ = _pairs(job, inputs, tokenizer, job.validation_split)
     rows = [{"chosen_ids": chosen.ids, "rejected_ids": rejected.ids} for chosen, rejected in pairs]
     device = machine.torch_device()
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
-from paperlm.data.settings import DataSettings, ItemData
+from paperlm.data.settings import DataSettings
 from paperlm.errors import DataError
 from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
@@ -25,7 +25,8 @@ FINAL = 0.05
 class RLOO(Training):
     """RLOO (arXiv 2402.14740): the baseline of each sample is the mean reward of the other samples of its prompt.
 
-    `batch` counts prompts; an epoch is a pass over the training prompts, in whole batches.
+    The prompts are those of a set of preferences. `batch` counts prompts; an epoch is a pass over the training prompts,
+    in whole batches.
     """
 
     kind: ClassVar[str] = "rloo"
@@ -40,8 +41,6 @@ class RLOO(Training):
     "its samples define the unit: 0 is their mean reward, 1 a standard deviation above; shared by compared policies"
     judge: parent("reward_model") = None
     "a second reward model that only scores the held-out samples, against a home-team effect"
-    dataset: str
-    "set of preferences whose prompts are used: `bundled:`, `local:` or `hub:` and a name of the data registry"
     prompts: int = Field(gt=0)
     "training prompts: the first that fit into prompt_length"
     validation_prompts: int = Field(gt=1)
@@ -57,15 +56,17 @@ class RLOO(Training):
     temperature: float = Field(1.0, gt=0)
     "of sampling"
 
-    @field_validator("dataset")
-    @classmethod
-    def has_a_source(cls, value: str) -> str:
-        ItemData(dataset=value, splits={"train": 1})
-        return value
+    @model_validator(mode="after")
+    def has_a_split_of_its_own(self) -> RLOO:
+        if self.train_split == self.validation_split:
+            raise ValueError(
+                "validation_split has to differ from train_split: several pairs of a set share their prompt"
+            )
+        return self
 
     def data(self) -> list[DataSettings]:
         # Not every item has a prompt that fits or that is new, so all of them are prepared.
-        return [ItemData(dataset=self.dataset, splits={"train": None, "validation": None})]
+        return [self.items(None, None)]
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -99,8 +100,8 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     tokenizer = load_tokenizer(inputs.models["of"])
     tokenizer.padding_side = "left"  # trl asks for it
     device = machine.torch_device()
-    prompts = _prompts(job, inputs, tokenizer, "train", job.prompts)
-    held_out = HeldOut(job, tokenizer, _prompts(job, inputs, tokenizer, "validation", job.validation_prompts))
+    prompts = _prompts(job, inputs, tokenizer, job.train_split, job.prompts)
+    held_out = HeldOut(job, tokenizer, _prompts(job, inputs, tokenizer, job.validation_split, job.validation_prompts))
     baseline = held_out.sample(load_model(inputs.models["baseline"]).to(device))
     rewards = {
         name: Reward(load_model(inputs.models[name], "sequence").to(device), tokenizer, baseline, job.numerics)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from paperlm.data.settings import DataSettings, ItemData
+from paperlm.data.settings import DataSettings
 from paperlm.errors import DataError, JobError
 from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
@@ -23,12 +23,11 @@ class SFT(Training):
 
     of: parent("pretrain", "hub_model")
     "model to start from"
-    dataset: str
-    "items: `bundled:`, `local:` or `hub:` and a name of the data registry"
     examples: int = Field(gt=0)
     "at most so many of its training items"
     validation_examples: int = Field(gt=1)
-    "at most so many of its validation items, for the held-out loss"
+    """at most so many of its validation items, for the held-out loss; where validation_split is train_split, so many of
+    its last items"""
     template: Literal["llm_adapters", "chosen"]
     """llm_adapters: instruction, input, output in the Alpaca format of LLM-Adapters; chosen: prompt and chosen answer
     of preference pairs as a dialogue, at most half a block for each"""
@@ -46,14 +45,11 @@ class SFT(Training):
     eval_every: int = Field(0, ge=0)
     "held-out loss after every so many updates; 0: before the first and after the last only"
 
-    @field_validator("dataset")
-    @classmethod
-    def has_a_source(cls, value: str) -> str:
-        ItemData(dataset=value, splits={"train": 1})
-        return value
-
     def data(self) -> list[DataSettings]:
-        return [ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})]
+        if self.train_split != self.validation_split:
+            return [self.items(self.examples, self.validation_examples)]
+        # A set without a split for it: its last items are held out.
+        return [self.items(None, None)]
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -78,8 +74,9 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         pass
 
     tokenizer = load_tokenizer(inputs.models["of"])
-    examples, left_out = _examples(job, inputs, tokenizer, "train")
-    held_out, _ = _examples(job, inputs, tokenizer, "validation")
+    train_items, validation_items = _items(job, inputs)
+    examples, left_out = _examples(job, tokenizer, train_items)
+    held_out, _ = _examples(job, tokenizer, validation_items)
     learned = [e for e in examples if job.loss_on == "sequence" or e.answer < len(e.ids)]
     measured = [e for e in held_out if job.loss_on == "sequence" or e.answer < len(e.ids)]
     _require(job, learned, measured)
@@ -142,9 +139,19 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     )
 
 
-def _examples(job: SFT, inputs: Inputs, tokenizer: Any, split: str) -> tuple[list[texts.Example], int]:
+def _items(job: SFT, inputs: Inputs) -> tuple[texts.Items, texts.Items]:
+    """Items to train on, and items held out."""
+    items = texts.read_items(inputs.data[0], job.train_split)
+    if job.train_split != job.validation_split:
+        return items, texts.read_items(inputs.data[0], job.validation_split)
+    kept = len(items) - job.validation_examples
+    if kept < 1:
+        raise DataError(f"{inputs.data[0]}: {len(items)} items; holding {job.validation_examples} out leaves none")
+    return items[: min(kept, job.examples)], items[kept:]
+
+
+def _examples(job: SFT, tokenizer: Any, items: texts.Items) -> tuple[list[texts.Example], int]:
     """Examples, and how many pairs were left out because their prompt fills more than half a block."""
-    items = texts.read_items(inputs.data[0], split)
     if job.template == "llm_adapters":
         found = texts.instructions(items)
         return [texts.encode_instruction(tokenizer, prompt, answer, job.block, job.cut) for prompt, answer in found], 0
