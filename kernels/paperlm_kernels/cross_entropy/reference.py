@@ -17,8 +17,9 @@ All arithmetic is fp32 (float64 for float64 inputs); each gradient is rounded on
 study of that error, nothing more. The kernels also round the entries of q, in 16 bits with both gradients filtered
 those below eps / 4096 to zero.
 
-torch.compile calls the two passes as operators and does not look inside: the compiled function computes what the
-uncompiled one does, bit for bit. Inductor compiled the filter's mask wrongly on a CPU, without a word (PyTorch 2.13).
+torch.compile calls the two passes as operators and does not look inside, so that a compiled function has the gradients
+of the uncompiled one whatever the compiler makes of masks, and is compiled once for all sizes. (Inductor of PyTorch
+2.13 compiled a mask of tiles wrongly on a CPU, without a word.)
 """
 
 from __future__ import annotations
