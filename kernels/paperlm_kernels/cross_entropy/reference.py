@@ -209,13 +209,16 @@ def forward_pass(
 def backward_pass(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, order: Tensor | None, lse: Tensor,
     grad_lse: Tensor, grad_target_logit: Tensor, softcap: float | None, logit_scale: float, filter_eps: float | None,
-    filter_grads: str, accumulate: str, vocab_start: int, need: list[bool], wide_hidden: bool,
+    filter_grads: str, accumulate: str, sort: bool, vocab_start: int, need: list[bool], wide_hidden: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias, in the inputs' dtype, empty where `need` says no; that of hidden in the
-    accumulator's dtype with `wide_hidden`. order: permutation of weight's rows that groups the ids into tiles."""
+    accumulator's dtype with `wide_hidden`. order: permutation of weight's rows that groups the ids into tiles; with
+    `sort`, that by the mean logit."""
     tokens = _Tokens(hidden, target, vocab_start, weight.shape[0])
     accumulator = tokens.hidden.dtype
     token_chunk, vocab_chunk = chunk_sizes(hidden.device)
+    if sort:
+        order = mean_logit_order(hidden, weight, bias, target, logit_scale)
     if order is not None:
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device)
@@ -290,7 +293,7 @@ def _(hidden, weight, bias, target, softcap, logit_scale, vocab_start):
 @backward_op.register_fake
 def _(
     hidden, weight, bias, target, order, lse, grad_lse, grad_target_logit, softcap, logit_scale, filter_eps,
-    filter_grads, accumulate, vocab_start, need, wide_hidden,
+    filter_grads, accumulate, sort, vocab_start, need, wide_hidden,
 ):  # fmt: skip
     return (
         hidden.new_empty(hidden.shape, dtype=lse.dtype if wide_hidden else hidden.dtype)
@@ -313,8 +316,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if settings.process_group is not None:
             lse, target_logit = combine(highest, total, target_logit, settings.process_group)
         lse = torch.where(target >= 0, lse, 0.0)
-        if settings.sort:
-            order = mean_logit_order(hidden, weight, bias, target, settings.logit_scale)
         ctx.settings = settings
         ctx.save_for_backward(hidden, weight, bias, target, lse, None if order is None else order.long())
         return lse, target_logit
@@ -329,7 +330,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             d_hidden, d_weight, d_bias = run(
                 hidden, weight, bias, target, order, lse, grad_lse, grad_target_logit, settings.softcap,
                 settings.logit_scale, settings.filter_eps, settings.filter_grads, settings.accumulate,
-                settings.vocab_start, need, settings.process_group is not None,
+                settings.sort, settings.vocab_start, need, settings.process_group is not None,
             )  # fmt: skip
         if need[0] and settings.process_group is not None:
             d_hidden = reduce_hidden_gradient(d_hidden, settings.process_group).to(hidden.dtype)
