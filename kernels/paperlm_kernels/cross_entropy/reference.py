@@ -219,7 +219,7 @@ def backward_pass(
     token_chunk, vocab_chunk = chunk_sizes(hidden.device)
     if sort:
         order = mean_logit_order(hidden, weight, bias, target, logit_scale)
-    if order is not None:
+    if order is not None and len(order):
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device)
         place = torch.where(tokens.place >= 0, rank[tokens.place], -1)
