@@ -55,7 +55,6 @@ class BlockRemoval(TextProbe):
 
         return LmEval(
             of=self.of,
-            at=self.at,
             tasks=[self.task],
             source=self.source,
             items=self.items,
