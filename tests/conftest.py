@@ -16,14 +16,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from support import job_environment, smoke_run
 
 from paperlm.data.prepare import prepare
-from paperlm.spec.paper import PaperSpec
-from paperlm.spec.project import Project
+from paperlm.plan.paper import PaperSpec
+from paperlm.plan.project import Project
 
 
 @pytest.fixture(scope="session")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared tokens of the smoke scale."""
-    return prepare(smoke_run().data_settings(), tmp_path_factory.mktemp("data"))
+    return prepare(smoke_run().token_data().model_dump(mode="json"), tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

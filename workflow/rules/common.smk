@@ -109,6 +109,6 @@ def exhibit_digest(wildcards):
 
 def show_summary():
     "Diff and verdicts of the tables and figures that were asked for, in the terminal."
-    names = plan.asked_for(sys.argv)
+    names = [f"paper_tables/{name}.csv" for name in plan.asked_for(sys.argv)]
     if names:
         shell("python -m paperlm summary {names} >&2")

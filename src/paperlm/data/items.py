@@ -24,7 +24,7 @@ from paperlm.files import sha256_of, write_atomic, write_json
 
 
 def prepare_any(settings: DataSettings, folder: Path, local_data: str = "") -> Path:
-    """Rows of tokens, items, documents or a model's files, as the settings say, in `folder`; returns the manifest."""
+    """What the settings describe, in `folder`; returns the manifest's path. Raises DataError as each kind does."""
     if isinstance(settings, TokenData):
         return prepare(settings.model_dump(mode="json"), folder, local_data)
     if isinstance(settings, TextData):
@@ -56,7 +56,7 @@ def prepare_items(settings: ItemData, folder: Path, local_data: str = "") -> Pat
 def _write_split(settings: ItemData, split: str, folder: Path, local_data: str) -> dict[str, Any]:
     chosen = itertools.islice(items(settings.dataset, split, local_data), settings.splits[split])
     lines = [
-        json.dumps(item, ensure_ascii=False).encode() + b"\n"
+        json.dumps(item).encode() + b"\n"  # ASCII: some characters end a line for str.splitlines
         for item in tqdm(chosen, desc=f"{settings.dataset} {split}", unit=" items")
     ]
     if not lines:

@@ -1,6 +1,6 @@
-"""What the data rule prepares: rows of tokens to train on, or items (one JSON object a line) of a data set.
+"""What the data rule prepares: rows of tokens to train on, items of a data set, documents, or a model's files.
 
-Both are values with an id, like jobs: settings and checksums of the registry's entry.
+All are values with an id, like jobs: settings and checksums of the registry's entry.
 """
 
 from __future__ import annotations

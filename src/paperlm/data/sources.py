@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from paperlm.data.registry import HERE, DatasetEntry, FileEntry, dataset_entry, is_model, item_splits, model_entry
+from paperlm.data.registry import (
+    HERE,
+    DatasetEntry,
+    FileEntry,
+    Part,
+    dataset_entry,
+    is_model,
+    item_splits,
+    model_entry,
+)
 from paperlm.errors import DataError, SpecError
 
 Split = Literal["train", "validation"]
@@ -91,7 +101,10 @@ def items(dataset: str, split: str, local_data: str = "") -> Iterator[dict[str, 
     Raises SpecError for a text or an unknown split, DataError as `verify` does and for an item that lacks a field.
     """
     entry = item_splits(dataset, [split])
-    for where, item in _hub_items(entry, split) if entry.hub else _file_items(dataset, split, local_data):
+    part = entry.parts.get(split, Part(of=split))
+    found = _hub_items(entry, part.of) if entry.hub else _file_items(dataset, part.of, local_data)
+    stop = None if part.first is None else part.skip + part.first
+    for where, item in itertools.islice(found, part.skip, stop):
         if missing := [field for field in entry.fields if not isinstance(item, dict) or field not in item]:
             has = ", ".join(item) if isinstance(item, dict) else "no fields"
             names = ", ".join(map(repr, missing))

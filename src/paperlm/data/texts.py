@@ -57,7 +57,7 @@ def prepare_text(settings: TextData, folder: Path, local_data: str = "") -> Path
             f"{settings.dataset} has {len(texts)} validation documents, not {settings.documents}; ask for fewer"
         )
     path = folder / "documents.jsonl"
-    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)  # ASCII: splitlines knows more line ends
     write_atomic(path, lambda file: file.write(lines.encode()))
     name, entry = dataset_entry(settings.dataset)
     manifest = {

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paperlm.errors import DataError
+from paperlm.errors import DataError, unknown
+from paperlm.files import sha256_of
 
 INSTRUCTION = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
@@ -49,35 +50,25 @@ class Pair:
     rejected: str
 
 
-def read_items(manifest: Path, split: str) -> list[tuple[str, dict[str, Any]]]:
-    """(place, item) of each line of a prepared set's split; place names file and line.
-
-    Raises DataError if the manifest, the split or a line is not there or damaged.
-    """
-    try:
-        name = json.loads(manifest.read_text())["splits"][split]["file"]
-        path = manifest.parent / name
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{error.filename}: {error.strerror}; run the data rule again") from None
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{manifest}: truncated, or it has no split {split!r}; run the data rule again") from None
-    items = []
-    for number, line in enumerate(lines, start=1):
-        place = f"{path}, line {number}"
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{place}: no JSON ({error}); run the data rule again") from None
-        if not isinstance(item, dict):
-            raise DataError(f"{place}: no JSON object; run the data rule again")
-        items.append((place, item))
-    if not items:
-        raise DataError(f"{path}: empty; run the data rule again")
-    return items
+Items = list[tuple[str, dict[str, Any]]]
+"(place, item): file and line of each item, for errors."
 
 
-def instructions(items: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str]]:
+def read_items(manifest: Path, split: str) -> Items:
+    """Items of a prepared set's split. Raises DataError if the split or its file is missing, truncated or altered."""
+    from paperlm.data.shards import load_manifest
+
+    splits = load_manifest(manifest).get("splits", {})
+    if split not in splits:
+        raise DataError(f"{manifest}: {unknown('split', split, splits)}; run the data rule again")
+    path = manifest.parent / splits[split]["file"]
+    if not path.is_file() or sha256_of(path) != splits[split]["sha256"]:
+        raise DataError(f"{path}: missing, truncated or altered; delete {manifest.parent} and start again")
+    with path.open(encoding="utf-8") as lines:
+        return [(f"{path}, line {number}", json.loads(line)) for number, line in enumerate(lines, start=1)]
+
+
+def instructions(items: Items) -> list[tuple[str, str]]:
     """(prompt, answer) of items with `instruction`, `input` (which may be empty) and `output`.
 
     Raises DataError for an item without instruction or output.
@@ -91,11 +82,12 @@ def instructions(items: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str
     return texts
 
 
-def pairs(items: list[tuple[str, dict[str, Any]]]) -> list[Pair]:
+def pairs(items: Items) -> list[Pair]:
     """Pairs of items with `prompt`, `chosen`, `rejected`, or with two whole dialogues (hh-rlhf) as the latter two.
 
-    Of two dialogues the prompt is what they share up to the last `Assistant:` in it. Raises DataError for an item
-    without one of the fields, with an empty answer, or with equal answers.
+    Of two dialogues the prompt is what they share up to the last `Assistant:` in it; of lists of messages (as
+    UltraFeedback has them) the last message is the answer. Raises DataError for an item without one of the fields, with
+    an empty answer, or with equal answers.
     """
     found = []
     for place, item in items:
@@ -128,6 +120,8 @@ def _shared_turns(place: str, chosen: str, rejected: str) -> str:
 
 def _text(place: str, item: dict[str, Any], field: str) -> str:
     value = item.get(field)
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        value = value[-1].get("content")
     if not isinstance(value, str):
         raise DataError(f"{place}: field {field!r} is {'no text' if field in item else 'missing'}")
     if not value.strip():
