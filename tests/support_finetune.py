@@ -42,7 +42,7 @@ COMMON = {
 def sft(**changes):
     settings = {
         "of": Pretrained(),
-        "dataset": "bundled:hh_rlhf_600",
+        "dataset": "local:commonsense_15k",
         "examples": 30,
         "validation_examples": 6,
         "template": "llm_adapters",
