@@ -84,6 +84,7 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         logits = self.lm_head(_positions_kept(out.last_hidden_state, logits_to_keep))
@@ -196,6 +197,7 @@ class PaperLlamaForSequenceClassification(PaperLlamaPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         states = out.last_hidden_state
