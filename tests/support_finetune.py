@@ -1,4 +1,4 @@
-"""Helpers of the tests of fine-tuning: small models, prepared sets, stand-ins for the jobs before, and a run on its own.
+"""Helpers of the tests of fine-tuning: small models, prepared sets, stand-ins for the jobs before, a run on its own.
 
 `python support_finetune.py FOLDER KIND` runs a job of KIND as the tests do, and is killed within its third checkpoint.
 """
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+from paperlm.files import sha256_of
 from paperlm.jobs.base import Inputs, Job, Machine
 from paperlm.jobs.reward_model import RewardModel
 from paperlm.jobs.rloo import RLOO
@@ -27,13 +28,21 @@ class Pretrained(Job):
 
 
 CPU = Machine(device="cpu", progress=False)
-COMMON = {"batch": 4, "epochs": 2.0, "peak_lr": 1e-2, "warmup": 0.1, "schedule": "cosine", "numerics": "fp32", "seed": 1}
+COMMON = {
+    "batch": 4,
+    "epochs": 2.0,
+    "peak_lr": 1e-2,
+    "warmup": 0.1,
+    "schedule": "cosine",
+    "numerics": "fp32",
+    "seed": 1,
+}
 
 
 def sft(**changes):
     settings = {
         "of": Pretrained(),
-        "dataset": "bundled:c4_sample",
+        "dataset": "local:commonsense_15k",
         "examples": 30,
         "validation_examples": 6,
         "template": "llm_adapters",
@@ -47,7 +56,7 @@ def sft(**changes):
 def reward_model(**changes):
     settings = {
         "of": sft(),
-        "dataset": "bundled:c4_sample",
+        "dataset": "bundled:hh_rlhf_600",
         "examples": 40,
         "validation_examples": 12,
         "prompt_length": 24,
@@ -62,7 +71,7 @@ def rloo(**changes):
         "of": sft(),
         "reward": reward_model(),
         "baseline": sft(),
-        "dataset": "bundled:c4_sample",
+        "dataset": "bundled:hh_rlhf_600",
         "prompts": 8,
         "validation_prompts": 6,
         "prompt_length": 24,
@@ -91,10 +100,13 @@ def preference_items(count, start=0):
 
 def write_set(folder: Path, **splits) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    entries = {}
     for name, items in splits.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(item) + "\n" for item in items))
+        entries[name] = {"file": path.name, "rows": len(items), "sha256": sha256_of(path)}
     manifest = folder / "manifest.json"
-    manifest.write_text(json.dumps({"splits": {name: {"file": f"{name}.jsonl"} for name in splits}}))
+    manifest.write_text(json.dumps({"splits": entries}))
     return manifest
 
 

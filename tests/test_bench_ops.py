@@ -121,13 +121,10 @@ def test_a_method_that_crashes_leaves_a_row_saying_so_and_the_others_are_measure
 
 @pytest.mark.parametrize("in_turns", [False, True])
 def test_a_method_without_an_end_is_given_up(toy, in_turns):
-    toy(in_turns=in_turns, limit=5.0)
-    tasks = [Task("squares", "ten", name, ("time",), device="cpu", repeats=1) for name in ("slow", "loop")]
-    found = run.run(ops.operation("squares"), tasks, lambda task, found: None)
-    assert _summary(found) == [
-        ("ten", "slow", "outcome", "failed: no result after 5 s"),
-        ("ten", "loop", "time", 285.0),
-    ]
+    toy(in_turns=in_turns, limit=1.0)
+    task = Task("squares", "ten", "slow", ("time",), device="cpu", repeats=1)
+    found = run.run(ops.operation("squares"), [task], lambda task, found: None)
+    assert _summary(found) == [("ten", "slow", "outcome", "failed: no result after 1 s")]
 
 
 def test_methods_that_take_turns_are_measured_alternately_and_as_often(toy):
@@ -141,6 +138,30 @@ def test_methods_that_take_turns_are_measured_alternately_and_as_often(toy):
     assert len(first["turns"]) == len(second["turns"]) == 4
     mixed = [turn for pair in zip(first["turns"], second["turns"], strict=True) for turn in pair]
     assert mixed == sorted(mixed)
+
+
+def test_on_a_gpu_the_next_process_starts_early_and_measures_only_when_it_is_told_to(toy, monkeypatch):
+    """The toy touches no device, so that this runs anywhere."""
+    toy()
+    begun = []
+    original = run.Worker.go
+    monkeypatch.setattr(run.Worker, "__init__", _noting(run.Worker.__init__, begun, "start"))
+    monkeypatch.setattr(run.Worker, "go", _noting(original, begun, "go"))
+    names = ("loop", "peer", "raises", "loop")
+    tasks = [Task("squares", "two", name, ("time",), device="cuda") for name in names]
+    found = run.run(ops.operation("squares"), tasks, lambda task, found: None)
+    assert [row["outcome"] if row["value"] is None else row["value"] for row in found] == [
+        1.0, "absent: nobody has it", "failed: ArithmeticError: no square", 1.0,
+    ]  # fmt: skip
+    assert begun == ["start", "start", "go", "start", "go", "go"]
+
+
+def _noting(function, notes: list[str], note: str):
+    def noted(*arguments):
+        notes.append(note)
+        return function(*arguments)
+
+    return noted
 
 
 def test_turns_end_with_their_time_but_not_before_three(toy):

@@ -351,6 +351,16 @@ def test_a_token_that_is_not_a_number_is_none_in_the_gradients(place, filter_eps
     assert not d_hidden[0, [0, 2]].isnan().any()
 
 
+def test_a_token_that_is_not_a_number_does_not_decide_which_tiles_the_others_keep():
+    p, order = clustered(CPU, ignored=False)
+    d_hidden = []
+    for value in (p.hidden[0].detach().clone(), torch.nan):
+        p.hidden.data[0] = value
+        loss = run(CPU, p, filter_eps=EPS, vocab_order=order, reduction="sum")
+        d_hidden += torch.autograd.grad(loss, p.hidden)
+    assert d_hidden[1][0].isnan().all() and torch.equal(d_hidden[0][1:], d_hidden[1][1:])
+
+
 @everywhere
 def test_the_filter_leaves_the_loss_alone(place):
     p, _ = clustered(place)

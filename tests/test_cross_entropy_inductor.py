@@ -1,7 +1,8 @@
 """torch.compile with its default backend, Inductor, gives the gradients of the uncompiled function.
 
-Inductor of PyTorch 2.13 compiles a mask made by `repeat_interleave` wrongly on a CPU where the number of ids is no
-multiple of 128, and not at all at 256 ids; backends that do not generate code (`aot_eager`) do not show it.
+Inductor of PyTorch 2.13 compiles a mask made by `repeat_interleave` wrongly on a CPU where one block of tokens meets a
+number of ids that is no multiple of 128, and not at all at 256 ids; backends that do not generate code (`aot_eager`) do
+not show it.
 """
 
 import copy
@@ -11,6 +12,7 @@ import shutil
 import pytest
 import torch
 from paperlm_kernels import linear_cross_entropy, use_fused_loss
+from paperlm_kernels.cross_entropy import options
 from support_cross_entropy import CPU, Problem, problem, relative
 from support_huggingface import batch_of, model_of
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -57,24 +59,28 @@ def loss_with(keywords):
     return loss_of
 
 
-def check(vocab, keywords, dtype=torch.float32, bound=BOUND):
+def check(vocab, keywords, tokens=160, dtype=torch.float32, bound=BOUND):
     """Compiled and uncompiled loss and gradients against the uncompiled ones of float64, from the same inputs."""
-    p, between = striped(vocab, dtype)
+    p, between = striped(vocab, dtype, tokens)
     keywords = {k: between if v == "between" else v for k, v in keywords.items()}
     loss_of = loss_with(keywords)
     torch.compiler.reset()
     compiled = gradients(p, torch.compile(loss_of, fullgraph=True), dtype)
     eager = gradients(p, loss_of, dtype)
-    # The default threshold is that of the dtype, and a preset's sums are rounded to it.
-    in_float64 = {"filter_eps": torch.finfo(dtype).eps / 32, **keywords}
+    in_float64 = (
+        {**keywords, **options.PRESETS[keywords["preset"]], "preset": None} if "preset" in keywords else keywords
+    )
+    if in_float64.get("filter_eps", "auto") == "auto":
+        in_float64 = {**in_float64, "filter_eps": options.auto_filter_eps(dtype)}  # that of float64 is another
     right = gradients(p, loss_with(in_float64), torch.float64)
     for mine, same, truth in zip(compiled, eager, right, strict=True):
-        assert relative(mine, truth) <= bound and relative(mine, same) <= 1e-6
+        assert relative(mine, truth) <= bound and relative(mine, same) <= bound / 4
 
 
+@pytest.mark.parametrize("tokens", [60, 160])
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-def test_the_filter_between_drops_tiles_and_no_probability_is_near_it(vocab):
-    p, between = striped(vocab)
+def test_the_filter_between_drops_tiles_and_no_probability_is_near_it(vocab, tokens):
+    p, between = striped(vocab, tokens=tokens)
     by_threshold = [
         gradients(p, loss_with({"filter_eps": eps}), torch.float64) for eps in (between / 2, between * 2, None)
     ]
@@ -92,25 +98,25 @@ FILTERED = [
 ]
 EXACT = [
     {"filter_eps": None, "shift": 1, "softcap": 9.0},
-    {"backend": "compile", "z_loss": 0.01},
-    {"backend": "eager", "shift": 1},
+    {"filter_eps": None, "backend": "compile", "z_loss": 0.01},
+    {"filter_eps": None, "backend": "eager", "shift": 1},
 ]
 
 
 @pytest.mark.parametrize(
-    "vocab,keywords", [(256, FILTERED[0]), (301, FILTERED[1]), (1000, FILTERED[4]), (50257, FILTERED[2])], ids=str
+    "vocab,tokens,keywords",
+    [(256, 160, {}), (301, 60, {}), (1000, 60, FILTERED[4]), (50257, 60, {}), (50257, 160, FILTERED[2])],
+    ids=str,
 )
-def test_compiled_gradients_are_those_of_float64(vocab, keywords):
-    check(vocab, keywords)
+def test_compiled_gradients_are_those_of_float64(vocab, tokens, keywords):
+    check(vocab, keywords, tokens)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keywords", FILTERED + EXACT, ids=str)
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_compiled_gradients_are_those_of_float64_with_every_option(vocab, keywords):
-    if "backend" in keywords:
-        keywords = {**keywords, "filter_eps": None}
-    check(vocab, keywords)
+    check(vocab, keywords, tokens=60)
 
 
 @pytest.mark.slow
@@ -126,7 +132,7 @@ def test_compiled_gradients_are_those_of_float64_with_an_order(vocab, order):
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("preset,bound", [("cce", 5e-2), ("cce_kahan", 5e-3), ("cce_kahan_full_c", 5e-3)])
 def test_compiled_presets_in_bfloat16_are_the_uncompiled_ones(vocab, preset, bound):
-    check(vocab, {"preset": preset}, torch.bfloat16, bound)
+    check(vocab, {"preset": preset}, dtype=torch.bfloat16, bound=bound)
 
 
 def test_another_number_of_tokens_needs_one_more_compilation_and_no_third():
@@ -137,7 +143,7 @@ def test_another_number_of_tokens_needs_one_more_compilation_and_no_third():
     for tokens in (300, 160, 700):
         p, _ = striped(301, tokens=tokens)
         mine, right = (gradients(p, f, torch.float32) for f in (compiled, loss_with({})))
-        assert all(relative(a, b) <= 1e-6 for a, b in zip(mine, right, strict=True))
+        assert all(relative(a, b) <= BOUND / 4 for a, b in zip(mine, right, strict=True))
     assert backend.frame_count == 2
 
 

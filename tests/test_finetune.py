@@ -28,11 +28,11 @@ from support_finetune import (
 
 from paperlm.errors import CheckpointError, DataError, Interrupted, JobError
 from paperlm.finetune import examples, measure
-from paperlm.finetune.common import STATE
+from paperlm.finetune.common import STATE, Trained
 from paperlm.finetune.examples import Example
 from paperlm.jobs import job_from, job_kinds, run_job
-from paperlm.jobs.base import Machine, parent_kinds
-from paperlm.models.folder import load_model, load_tokenizer, transformers_tokenizer
+from paperlm.jobs.base import Cost, Machine, parent_kinds
+from paperlm.models.folder import load_model, load_tokenizer, save_model, transformers_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,17 @@ def test_the_name_follows_settings_and_parents_and_reading_it_back_gives_the_sam
 
 
 def test_settings_that_make_no_sense_are_refused():
-    for change in ({"dataset": "bundle:x"}, {"warmup": 1.0}, {"block": 1}, {"of": sft()}, {"peak_rate": 1.0}):
+    for change in ({"warmup": 1.0}, {"block": 1}, {"of": sft()}, {"peak_rate": 1.0}):
         with pytest.raises(ValueError):
             sft(**change)
+    with pytest.raises(ValueError, match="did you mean 'commonsense_15k'"):
+        sft(dataset="local:commonsens_15k")
+    with pytest.raises(ValueError, match="no set of items"):
+        sft(dataset="bundled:c4_sample")
+    with pytest.raises(ValueError, match="unknown split 'validation'"):
+        sft(dataset="bundled:commonsense_4k")
+    with pytest.raises(ValueError, match="has no field 'chosen'"):
+        sft(template="chosen")
 
 
 def test_updates_count_the_last_batch_of_an_epoch_and_stop_at_the_limit():
@@ -104,7 +112,10 @@ def test_updates_count_the_last_batch_of_an_epoch_and_stop_at_the_limit():
 
 
 def test_instructions_take_the_format_with_or_without_an_input():
-    items = [("a", {"instruction": "Add.", "input": "1 2", "output": "3"}), ("b", {"instruction": "Go.", "output": "x"})]
+    items = [
+        ("a", {"instruction": "Add.", "input": "1 2", "output": "3"}),
+        ("b", {"instruction": "Go.", "output": "x"}),
+    ]
     with_input, without = examples.instructions(items)
     assert with_input[0].endswith("### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")
     assert "paired with an input" in with_input[0]
@@ -135,30 +146,37 @@ def test_a_long_text_loses_its_end_and_the_answer_or_its_start(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("item", "message"),
     [
-        ('{"instruction": "x", "output"', "line 2: no JSON"),
-        ('{"instruction": "x"}', "line 2: field 'output' is missing"),
-        ('{"instruction": "x", "output": " "}', "line 2: field 'output' is empty"),
-        ('{"instruction": 3, "output": "y"}', "line 2: field 'instruction' is no text"),
-        ("[1]", "line 2: no JSON object"),
+        ({"instruction": "x"}, "field 'output' is missing"),
+        ({"instruction": "x", "output": " "}, "field 'output' is empty"),
+        ({"instruction": 3, "output": "y"}, "field 'instruction' is no text"),
     ],
 )
-def test_a_bad_item_is_named_with_file_and_line_before_training(tmp_path, parent, line, message):
-    data = write_set(tmp_path, train=instruction_items(1), validation=instruction_items(2))
-    with (tmp_path / "train.jsonl").open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(DataError, match=r"train\.jsonl, " + message):
+def test_a_bad_item_is_named_with_file_and_line_before_training(tmp_path, parent, item, message):
+    data = write_set(tmp_path, train=[*instruction_items(1), item], validation=instruction_items(2))
+    with pytest.raises(DataError, match=r"train\.jsonl, line 2: " + message):
         run_job(sft(), inputs(tmp_path / "job", data, of=parent), CPU)
 
 
-def test_a_missing_split_or_file_is_named(tmp_path, parent):
+def test_a_missing_split_and_an_altered_file_are_named(tmp_path, parent):
     data = write_set(tmp_path, train=instruction_items(3))
-    with pytest.raises(DataError, match="no split 'validation'"):
+    with pytest.raises(DataError, match=r"no split 'validation' was prepared"):
         run_job(sft(), inputs(tmp_path / "job", data, of=parent), CPU)
-    (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(DataError, match=r"train\.jsonl: No such file"):
-        examples.read_items(data, "train")
+    (tmp_path / "train.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"train\.jsonl: missing, truncated or altered"):
+        examples.placed_items(data, "train")
+
+
+def test_a_set_of_one_split_holds_its_last_items_out(tmp_path, parent):
+    data = write_set(tmp_path, train=instruction_items(20))
+    job = sft(validation_split="train", examples=8, validation_examples=5, epochs=1.0)
+    assert job.data()[0].splits == {"train": None}
+    result = run_job(job, inputs(tmp_path / "job", data, of=parent), CPU)
+    found = [result.metrics[name] for name in ("examples", "eval_examples", "eval_examples_seen")]
+    assert found == [8, 5, 0]
+    with pytest.raises(DataError, match="20 items; holding 20 out leaves none"):
+        run_job(sft(validation_split="train", validation_examples=20), inputs(tmp_path / "x", data, of=parent), CPU)
 
 
 def test_examples_whose_answer_does_not_fit_are_refused_if_the_loss_counts_answers_only(tmp_path, parent, data):
@@ -205,6 +223,17 @@ def test_measuring_leaves_the_mode_of_the_model(parent):
 # -- training --
 
 
+def test_a_long_curve_is_averaged_over_bins_and_keeps_its_last_update():
+    history = [{"step": i, "loss": float(i)} for i in range(1, 1002)]
+    trained = Trained(None, True, history, 1001, 0, Cost(wall_seconds=0.0))
+    series = trained.series(loss="loss")
+    assert len(series.rows) <= 400
+    assert series.rows[:2] == [[3, 2.0], [6, 5.0]]
+    assert series.rows[-1] == [1001, 1000.5]
+    assert trained.final("loss", 0.01) == pytest.approx(np.mean(range(992, 1002)))
+    assert Trained(None, True, history[:7], 7, 0, trained.cost).series(loss="loss").column("loss") == list(range(1, 8))
+
+
 def test_training_leaves_a_model_that_loads_and_has_the_measured_loss(unbroken, tmp_path, parent, data):
     result, _ = unbroken
     assert result.outcome == "trained"
@@ -216,7 +245,7 @@ def test_training_leaves_a_model_that_loads_and_has_the_measured_loss(unbroken, 
     assert result.series["train"].column("lr")[:3] == [0.0, 0.005, 0.01]  # two updates of warm-up
     run_job(sft(), inputs(tmp_path, data, of=parent), CPU)
     tokenizer = load_tokenizer(tmp_path / "model")
-    texts = examples.instructions(examples.read_items(data, "validation"))
+    texts = examples.instructions(examples.placed_items(data, "validation"))
     rows = [examples.encode_instruction(tokenizer, *text, 96, "end") for text in texts]
     sums, counts = measure.token_losses(load_model(tmp_path / "model"), rows, False, "fp32")
     assert sums.sum() / counts.sum() == pytest.approx(result.metrics["eval_loss"], rel=1e-6)
@@ -233,9 +262,11 @@ def test_two_runs_are_equal_bit_for_bit_and_another_seed_is_not(unbroken, tmp_pa
 def test_the_first_loss_is_the_mean_over_the_tokens_that_count(tmp_path, parent, loss_on):
     data = write_set(tmp_path, train=instruction_items(4), validation=instruction_items(2))
     job = sft(loss_on=loss_on, epochs=1.0, block=120)
-    result = run_job(job, inputs(tmp_path / "job", data, of=parent), Machine(device="cpu", progress=False, micro_batch=2))
+    result = run_job(
+        job, inputs(tmp_path / "job", data, of=parent), Machine(device="cpu", progress=False, micro_batch=2)
+    )
     tokenizer = load_tokenizer(parent)
-    texts = examples.instructions(examples.read_items(data, "train"))
+    texts = examples.instructions(examples.placed_items(data, "train"))
     rows = [examples.encode_instruction(tokenizer, *text, 120, "end") for text in texts]
     sums, counts = measure.token_losses(load_model(parent).double(), rows, loss_on == "answer", "fp32")
     assert result.series["train"].rows[0][1] == pytest.approx(sums.sum() / counts.sum(), rel=1e-5)
@@ -260,7 +291,11 @@ def test_other_numerics_train_and_keep_their_kind_of_weights(unbroken, tmp_path,
 
 def test_chosen_answers_train_the_dialogue_without_the_rejected_ones(tmp_path, parent, tokenizer):
     data = write_set(tmp_path, train=preference_items(20), validation=preference_items(6, start=50))
-    result = run_job(sft(template="chosen", loss_on="answer"), inputs(tmp_path / "job", data, of=parent), CPU)
+    result = run_job(
+        sft(template="chosen", dataset="bundled:hh_rlhf_600", loss_on="answer"),
+        inputs(tmp_path / "job", data, of=parent),
+        CPU,
+    )
     assert result.metrics["eval_loss"] < result.metrics["eval_loss_before"]
     model = load_model(tmp_path / "job" / "model")
     good, bad = (
@@ -290,7 +325,7 @@ def test_a_loss_that_is_no_number_ends_training_and_leaves_no_model(tmp_path, pa
     assert result.outcome == "not_finite"
     assert result.metrics["eval_loss"] is None
     assert result.metrics["updates"] < 10
-    assert result.series["train"].column("loss")[-1] is None
+    assert result.metrics["updates"] == len(result.series["train"].rows)
     assert not list((tmp_path / "model").iterdir())
     json.dumps(result.metrics, allow_nan=False)
 
@@ -298,6 +333,51 @@ def test_a_loss_that_is_no_number_ends_training_and_leaves_no_model(tmp_path, pa
 def test_a_parent_without_weights_is_named(tmp_path, data):
     with pytest.raises(JobError, match="make"):
         run_job(sft(), inputs(tmp_path, data, of=tmp_path / "nothing"), CPU)
+
+
+# -- packing --
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory, tokenizer):
+    """A model of transformers' own, which reads borders from position ids."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 40, "num_attention_heads": 2, "num_hidden_layers": 2}
+    folder = tmp_path_factory.mktemp("llama")
+    save_model(folder, LlamaForCausalLM(LlamaConfig(vocab_size=1024, **shape)), tokenizer)
+    return folder
+
+
+def test_the_decoder_and_transformers_own_keep_packed_texts_apart(parent, llama):
+    assert measure.keeps_texts_apart(load_model(parent))
+    assert measure.keeps_texts_apart(load_model(llama))
+
+
+def test_a_model_that_mixes_packed_texts_is_refused(tmp_path, llama, data, monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    real = LlamaForCausalLM.forward
+    blind = lambda self, position_ids=None, **more: real(self, **more)  # noqa: E731
+    monkeypatch.setattr(LlamaForCausalLM, "forward", blind)
+    assert not measure.keeps_texts_apart(load_model(llama))
+    with pytest.raises(JobError, match="mix the texts of a packed block"):
+        run_job(sft(packing=True), inputs(tmp_path, data, of=llama), CPU)
+
+
+@pytest.mark.parametrize("name", ["parent", "llama"])
+def test_packed_texts_give_the_loss_that_they_have_alone(tmp_path, request, name):
+    model = request.getfixturevalue(name)
+    data = write_set(tmp_path, train=instruction_items(6), validation=instruction_items(2))
+    job = sft(packing=True, block=300, batch=4, epochs=1.0)  # three texts of at most 100 ids fit into a block
+    result = run_job(job, inputs(tmp_path / "job", data, of=model), CPU)
+    tokenizer = load_tokenizer(model)
+    texts = examples.instructions(examples.placed_items(data, "train"))
+    rows = [examples.encode_instruction(tokenizer, *text, 300, "end") for text in texts]
+    sums, counts = measure.token_losses(load_model(model), rows, False, "fp32")
+    assert result.metrics["updates"] == 1
+    assert result.series["train"].rows[0][1] == pytest.approx(sums.sum() / counts.sum(), rel=1e-5)
 
 
 # -- checkpoints --
@@ -406,5 +486,5 @@ def test_no_file_of_a_checkpoint_is_unpickled_with_code(stopped, monkeypatch):
     state = json.loads((folder / STATE).read_text())
     state["sha256"]["rng_state.pth"] = sha256_of(folder / "rng_state.pth")
     (folder / STATE).write_text(json.dumps(state))
-    with pytest.raises(Exception, match="[Ww]eights.only"):
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
         run_job(sft(), stopped, CPU)

@@ -131,13 +131,13 @@ def log_likelihood(model, context, option):
     return sum(logits[row, token].item() for row, token in zip(rows, option, strict=True))
 
 
-def by_hand(model, questions, max_length):
+def by_hand(model, questions, max_length, begin=()):
     """acc, acc_norm and the share of requests cut, from (context, options, right) and the tokenizers library alone."""
     encode, acc, norm, cut = TextTokenizer("bpe1024"), [], [], []
     for context, options, right in questions:
         scores = []
         for option in options:
-            before, whole = (encode.encode([text])[0][:-1] for text in (context, f"{context} {option}"))
+            before, whole = ([*begin, *encode.encode([text])[0][:-1]] for text in (context, f"{context} {option}"))
             answer = whole[len(before) :]
             row = whole[-(max_length + 1) :]
             cut.append(len(row) < len(whole))
@@ -241,6 +241,30 @@ def test_a_tokenizer_that_appends_eos_gives_what_it_gives_without(model, tokeniz
     calls = {"few_shot": 0, "max_length": 128, "batch_size": 8, "limit": 12}
     plain, eos = (evaluate(model, each, ["arc_easy"], items, **calls) for each in (tokenizer, appends))
     assert plain == eos
+
+
+def test_another_architecture_whose_tokenizer_begins_a_text_with_a_token_keeps_it(items):
+    from tokenizers.processors import TemplateProcessing
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 4096, "initializer_range": 0.5}
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=1024, **shape)).double().eval()
+    begins = transformers_tokenizer("bpe1024", 128)
+    begins.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
+    found = evaluate(gpt2, begins, ["arc_easy"], items, few_shot=0, max_length=4096, batch_size=5, limit=30)
+    questions = [arc(item) for item in bundled("eval/arc_easy.test")[:30]]
+    acc, norm, _ = by_hand(gpt2, questions, 4096, begin=[1])
+    assert (found.metrics["arc_easy/acc"], found.metrics["arc_easy/acc_norm"]) == (acc, norm)
+    assert (acc, norm) != by_hand(gpt2, questions, 4096)[:2], "the token makes no difference here"
+
+
+def test_t5_puts_no_eos_behind_a_context_and_reads_the_lines_of_a_prompt_as_one():
+    tokenizer = transformers_tokenizer("t5", 256)
+    context, *_ = mmlu(bundled("eval/mmlu.test")[0])
+    assert "\n" in context and 1 not in tokenizer.encode(context)
+    assert tokenizer.encode(context) == tokenizer.encode(context.replace("\n", " "))
+    assert tokenizer.encode(f"{context} A")[:-1] == tokenizer.encode(context), "an option is one token of its own"
 
 
 def test_a_model_without_finite_logits_is_counted_and_takes_the_first_option(model, tokenizer, items):

@@ -12,12 +12,18 @@ from gguf import GGUFWriter, TokenType
 from pydantic import ValidationError
 from support_probe import file_entry, new_model, register, save
 
+from paperlm.data.items import prepare_any
 from paperlm.data.model_files import ModelData, model_files, prepare_model_files
 from paperlm.data.registry import HERE
+from paperlm.data.settings import data_settings
+from paperlm.data.shards import load_manifest
+from paperlm.data.sources import check_present
+from paperlm.data.texts import TextData
 from paperlm.errors import DataError, JobError
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.hub_model import HubModel, run
 from paperlm.models.folder import load_model, load_tokenizer
+from paperlm.record.record import DataUsed
 
 RAW = yaml.safe_load((HERE / "registry.yaml").read_text(encoding="utf-8"))["models"]
 SMOLLM2 = RAW["smollm2_135m_instruct"]
@@ -258,3 +264,45 @@ def test_a_gguf_file_gives_the_model_that_it_was_written_from(tmp_path, monkeypa
     loaded = load_model(target)
     assert loaded.dtype == torch.float32 and not any(p.suffix == ".gguf" for p in target.iterdir())
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_data_settings_of_models_and_texts_survive_json_and_are_prepared_by_kind(tmp_path, local):
+    local()
+    for settings in (ModelData(model="local:toy"), TextData(dataset="bundled:c4_sample", documents=3)):
+        again = data_settings(json.loads(settings.model_dump_json()))
+        assert again == settings and again.data_id == settings.data_id
+        manifest = load_manifest(prepare_any(again, tmp_path / settings.data_id, str(tmp_path / "local")))
+        assert manifest["data_id"] == settings.data_id and manifest["checksums"] == settings.fingerprint()
+        assert set(DataUsed.model_fields) <= set(manifest) and manifest["settings"] == settings.model_dump()
+
+
+def test_a_local_model_that_is_not_there_is_found_before_any_job(tmp_path, local):
+    local()
+    check_present("local:toy", str(tmp_path / "local"))
+    check_present("hub:google-bert/bert-large-uncased", "")
+    with pytest.raises(DataError, match=r"needs a folder.*local_data=<folder with models/>"):
+        check_present("local:toy", "")
+    (tmp_path / "local/models/toy/config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"config\.json: 2 bytes instead of \d+: truncated or altered"):
+        check_present("local:toy", str(tmp_path / "local"))
+    (tmp_path / "local/models/toy/config.json").unlink()
+    with pytest.raises(DataError, match=r"'local:toy': .*config\.json is missing"):
+        check_present("local:toy", str(tmp_path / "local"))
+
+
+def test_a_folder_that_is_no_model_or_lacks_weights_is_refused_by_name(tmp_path):
+    own = lambda folder: load_model(folder, head="own")  # noqa: E731
+    with pytest.raises(JobError, match="nothing: no model folder"):
+        own(tmp_path / "nothing")
+    folder = save(tmp_path / "bert", new_model(transformers.BertForMaskedLM))
+    assert type(own(folder)) is transformers.BertForMaskedLM
+    path = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    del weights["bert.encoder.layer.2.output.dense.weight"]
+    safetensors.torch.save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(JobError, match=r"do not fit.*: bert\.encoder\.layer\.2\.output\.dense\.weight"):
+        own(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForWhatever"]}))
+    with pytest.raises(JobError, match="names the architecture 'BertForWhatever', which neither"):
+        own(folder)

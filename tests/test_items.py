@@ -16,9 +16,10 @@ from paperlm.data.items import prepare_any, prepare_items, read_items
 from paperlm.data.registry import HERE, DatasetEntry, ItemSets, data_id, registry
 from paperlm.data.settings import ItemData, TokenData, data_settings
 from paperlm.data.sources import check_present, documents, items
+from paperlm.data.texts import read_documents
 from paperlm.errors import DataError, SpecError
 from paperlm.evaluate.tasks import TASKS
-from paperlm.spec.load import parse
+from paperlm.load import parse
 
 SETS = {name: entry for name, entry in registry().datasets.items() if entry.fields}
 ROWS = [{"question": f"Which is {n}?\u2028", "options": ["a", "b" * n], "right": n % 2} for n in range(7)]
@@ -66,7 +67,31 @@ def test_every_task_has_its_set_in_three_places_with_the_fields_and_splits_that_
         for source, name in task.datasets.items():
             entry = SETS[name]
             assert entry.source == source and set(task.fields) <= set(entry.fields)
-            assert {task.split, task.few_shot_split} <= set(entry.splits or entry.files)
+            assert {task.split, task.few_shot_split} <= {*(entry.splits or entry.files), *entry.parts}
+
+
+def test_every_set_to_train_on_has_items_for_training_and_validation():
+    for name, entry in SETS.items():
+        if "output" in entry.fields or "chosen" in entry.fields:
+            assert {"train", "validation"} <= {*(entry.splits or entry.files), *entry.parts}, name
+
+
+def test_a_part_is_a_piece_of_the_sources_split_and_part_of_the_datas_name(toy, tmp_path, monkeypatch):
+    before = toy().data_id
+    entry = registry_module.registry().datasets["toy"]
+    parts = {
+        "test": {"of": "test", "skip": 2},
+        "start": {"of": "test", "first": 2},
+        "mid": {"of": "test", "skip": 1, "first": 4},
+    }
+    changed = DatasetEntry(**entry.model_dump() | {"parts": parts})
+    sets = registry().model_copy(update={"datasets": {"toy": changed}})
+    monkeypatch.setattr(registry_module, "registry", lambda: sets)
+    found = {split: list(items("local:toy", split, str(tmp_path))) for split in ("test", "start", "mid", "dev")}
+    assert found == {"test": ROWS[2:], "start": ROWS[:2], "mid": ROWS[1:5], "dev": ROWS[:2]}
+    assert ItemData(dataset="local:toy", splits={"test": None}).data_id != before
+    with pytest.raises(ValueError, match="parts: the source has no split tset"):
+        DatasetEntry(**entry.model_dump() | {"parts": {"test": {"of": "tset"}}})
 
 
 def test_the_bundled_subsets_have_the_documented_sizes_and_mmlu_two_items_and_five_examples_of_each_subject():
@@ -80,7 +105,8 @@ def test_the_bundled_subsets_have_the_documented_sizes_and_mmlu_two_items_and_fi
             for count, rows in ((2, evaluated), (5, examples)):
                 subjects = [item["subject"] for item in rows]
                 assert len(set(subjects)) == 57 and {subjects.count(s) for s in subjects} == {count}
-    assert len(bundled("sft/commonsense_4k.train")) == 4000 and len(bundled("eval/squad.validation")) == 100
+    assert [len(bundled(f"sft/commonsense_4k.{split}")) for split in ("train", "validation")] == [4000, 200]
+    assert len(bundled("eval/squad.validation")) == 100
     assert [len(bundled(f"preference/hh_rlhf_600.{split}")) for split in ("train", "validation")] == [500, 100]
 
 
@@ -89,7 +115,9 @@ def test_no_fine_tuning_instruction_contains_a_bundled_evaluation_text():
     keys |= {"mmlu.test": "question", "openbookqa.test": "question_stem", "piqa.validation": "goal"}
     keys |= {"squad.validation": "question", "winogrande.validation": "sentence"}
     texts = {item[key] for name, key in keys.items() for item in bundled(f"eval/{name}")}
-    instructions = "\n".join(item["instruction"] for item in bundled("sft/commonsense_4k.train"))
+    instructions = "\n".join(
+        item["instruction"] for s in ("train", "validation") for item in bundled(f"sft/commonsense_4k.{s}")
+    )
     assert len(texts) > 800 and [text for text in texts if text in instructions] == []
 
 
@@ -121,6 +149,12 @@ def test_prepared_items_are_the_sources_first_ones_in_order_and_the_manifest_cou
         assert content["splits"][split]["rows"] == len(source[split][:limit])
         data = (tmp_path / "out" / content["splits"][split]["file"]).read_bytes()
         assert content["splits"][split]["sha256"] == hashlib.sha256(data).hexdigest()
+
+
+def test_documents_are_prepared_by_the_same_call_whatever_ends_a_line_in_them(tmp_path):
+    settings = data_settings({"dataset": "bundled:c4_sample", "documents": 219})
+    manifest = prepare_any(settings, tmp_path)
+    assert read_documents(manifest) == list(documents("bundled:c4_sample", "validation"))
 
 
 def test_rows_of_tokens_and_items_are_prepared_by_one_call(tmp_path):

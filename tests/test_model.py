@@ -250,6 +250,7 @@ def test_a_model_without_a_block_is_the_model_that_skips_it(norm, tmp_path):
     assert not torch.allclose(before, expected)
     for found in (pruned, reloaded):
         close(found(ids).logits, expected)
+        assert found.config.num_hidden_layers == len(found.model.layers) == len(model.model.layers) - 1
         assert found(ids, use_cache=True).past_key_values.get_seq_length() == ids.shape[1]
 
 
@@ -296,6 +297,13 @@ def test_padding_on_either_side_leaves_real_tokens_alone(norm, side):
         close(logits[row, place], alone)
         if side == "right":  # the training path has no mask: causality alone has to do it
             close(training[row, place], alone)
+
+
+def test_generation_goes_on_from_embeddings():
+    model, ids = model_of({"name": "scaled_embed", "base": MIX, "preset": "multiplier"}), tokens(2)
+    embeds = model.model.embed_tokens(ids) * WIDTH**0.5
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(model.generate(inputs_embeds=embeds, **options), model.generate(ids, **options)[:, 11:])
 
 
 def test_hidden_states_are_the_streams_between_blocks_and_the_normed_end():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from support_model import (
     randomize,
     tokens,
 )
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, AutoModelForCausalLM
 
 from paperlm.errors import SpecError
@@ -176,15 +178,17 @@ def test_the_plain_tuple_has_the_parts_of_the_output_in_order():
     assert torch.equal(last, model.model.hidden(ids))
     loss, scores = score(ids, labels=torch.ones(3, dtype=torch.float64), **options)
     assert loss.ndim == 0 and scores.shape == (3, 1)
+    (of_config,) = model_of(MIX, return_dict=False)(ids, use_cache=False)
+    assert torch.equal(of_config, model(ids).logits)
 
 
-def test_hidden_states_end_with_the_normed_stream_or_with_the_one_before_the_norm():
+def test_streams_are_the_hidden_states_before_the_final_norm():
     model, ids = model_of({"name": "pre_ln"}), tokens()
-    model.config.tie_last_hidden_states = False
-    out = model(ids, output_hidden_states=True)
-    assert len(out.hidden_states) == LAYERS + 1
-    assert torch.equal(model.lm_head(model.model.norm(out.hidden_states[-1])), out.logits)
-    assert not torch.allclose(model.model.norm(out.hidden_states[-1]), out.hidden_states[-1])
+    states = model(ids, output_hidden_states=True).hidden_states
+    streams = list(model.model.streams(ids))
+    assert len(streams) == len(states) == LAYERS + 1
+    assert all(torch.equal(a, b) for a, b in zip(streams[:-1], states[:-1], strict=True))
+    assert torch.equal(model.model.norm(streams[-1]), states[-1]) and not torch.allclose(streams[-1], states[-1])
 
 
 def test_embeddings_stand_for_their_ids_in_every_head():
@@ -249,7 +253,7 @@ def test_gradient_checkpointing_computes_blocks_twice_and_changes_no_gradient(no
     paths = (lambda: model(ids, labels=ids).loss, lambda: model.summed_loss(ids, ids))
     expected = [torch.autograd.grad(loss(), list(model.parameters())) for loss in paths]
     assert len(calls) == 2
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=reentrant))  # its public name changes
     for loss, right in zip(paths, expected, strict=True):
         calls.clear()
         model.zero_grad()

@@ -84,13 +84,30 @@ def test_two_whole_dialogues_are_split_where_their_shared_turns_end():
     assert examples.pairs([("x", item)]) == [Pair(turns, " Well, yes.", " Well, no.")]
 
 
+def test_the_last_of_a_list_of_messages_is_the_answer():
+    asked = {"role": "user", "content": "Hi"}
+    item = {"prompt": "Hi"} | {
+        name: [asked, {"role": "assistant", "content": text}] for name, text in (("chosen", "yes"), ("rejected", "no"))
+    }
+    assert examples.pairs([("x", item)]) == [Pair("\n\nHuman: Hi\n\nAssistant:", " yes", " no")]
+
+
+def test_pairs_that_share_their_prompts_are_not_held_out_from_one_split():
+    for job in (reward_model, rloo):
+        with pytest.raises(ValueError, match="validation_split has to differ"):
+            job(validation_split="train")
+
+
 @pytest.mark.parametrize(
     ("item", "message"),
     [
         ({"prompt": "p", "chosen": "a"}, "field 'rejected' is missing"),
         ({"prompt": "p", "chosen": "a", "rejected": ""}, "field 'rejected' is empty"),
         ({"prompt": "p", "chosen": "a", "rejected": " a\n"}, "answers are equal|answer are equal"),
-        ({"chosen": "\n\nHuman: q\n\nAssistant:", "rejected": "\n\nHuman: q\n\nAssistant: a"}, "chosen answer is empty"),
+        (
+            {"chosen": "\n\nHuman: q\n\nAssistant:", "rejected": "\n\nHuman: q\n\nAssistant: a"},
+            "chosen answer is empty",
+        ),
         ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: r\n\nAssistant: a"}, "share no turn"),
         ({"prompt": None, "chosen": "a", "rejected": "b"}, "field 'prompt' is no text"),
     ],
@@ -145,7 +162,7 @@ def test_a_reward_model_learns_to_prefer_and_its_accuracy_is_that_of_its_scores(
     assert result.outcome == "trained"
     assert result.metrics["accuracy"] >= 0.9
     model = load_model(folder, "sequence").double()
-    found = examples.pairs(examples.read_items(data, "validation"))
+    found = examples.pairs(examples.placed_items(data, "validation"))
     pairs, _ = examples.encode_pairs(load_tokenizer(folder), found, 24, 12)
     with torch.no_grad():
         score = [[float(model(input_ids=torch.tensor([e.ids])).logits[0, 0]) for e in pair] for pair in pairs]
@@ -157,9 +174,7 @@ def test_a_reward_model_learns_to_prefer_and_its_accuracy_is_that_of_its_scores(
 
 
 def test_labels_turned_around_turn_the_preference_around(tmp_path, policy):
-    turned = [
-        {"prompt": i["prompt"], "chosen": i["rejected"], "rejected": i["chosen"]} for i in preference_items(40)
-    ]
+    turned = [{"prompt": i["prompt"], "chosen": i["rejected"], "rejected": i["chosen"]} for i in preference_items(40)]
     data = write_set(tmp_path, train=turned, validation=preference_items(12, start=100))
     assert run_job(reward_model(), inputs(tmp_path / "job", data, of=policy), CPU).metrics["accuracy"] <= 0.1
 
@@ -178,6 +193,7 @@ def test_scores_do_not_depend_on_the_padding(rewarded):
     assert np.allclose(measure.scores(model, rows, "fp32")[:4], alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_killed_reward_model_goes_on_and_ends_in_the_same_bits(rewarded, tmp_path, policy, data):
     given = killed(tmp_path, "reward_model", data, job_environment(), of=policy)
     result = run_job(reward_model(), given, CPU)
@@ -193,14 +209,14 @@ def test_samples_repeat_with_their_seed_end_at_eos_and_follow_the_distribution(p
     bias = torch.full((1024,), -50.0)
     bias[7], bias[9], bias[tokenizer.eos_token_id] = math.log(0.5), math.log(0.3), math.log(0.2)
     model.lm_head.register_forward_hook(lambda module, args, output: output * 0 + bias)
-    options = {"each": 200, "length": 3, "temperature": 1.0}
+    options = {"each": 200, "length": 3, "temperature": 1.0, "numerics": "fp32"}
     found = measure.sample(model, tokenizer, [[5, 6], [8]], seed=1, **options)
     assert found == measure.sample(model, tokenizer, [[5, 6], [8]], seed=1, **options)
     assert found != measure.sample(model, tokenizer, [[5, 6], [8]], seed=2, **options)
     assert all(tokenizer.eos_token_id not in row[:-1] and 1 <= len(row) <= 3 for row in found)
     shares = [np.mean([row[0] == token for row in found]) for token in (7, 9, tokenizer.eos_token_id)]
     assert np.allclose(shares, [0.5, 0.3, 0.2], atol=0.08)  # three standard errors of 400 draws
-    sharp = measure.sample(model, tokenizer, [[5, 6]], seed=1, each=200, length=1, temperature=0.25)
+    sharp = measure.sample(model, tokenizer, [[5, 6]], seed=1, **(options | {"length": 1, "temperature": 0.25}))
     assert np.mean([row[0] == 7 for row in sharp]) > 0.8  # 0.5^4 / (0.5^4 + 0.3^4 + 0.2^4) = 0.87
 
 
@@ -250,35 +266,51 @@ def test_every_epoch_passes_over_the_prompts_in_an_order_of_its_own():
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_a_policy_learns_what_is_rewarded_and_its_report_adds_up(tmp_path, policy, data, rewarded):
-    other = run_job(reward_model(seed=5), inputs(tmp_path / "judge", data, of=policy), CPU)
-    assert other.outcome == "trained"
-    job = rloo(judge=reward_model(seed=5), epochs=15.0, samples=8, peak_lr=2e-2, validation_prompts=12)
-    given = inputs(tmp_path / "job", data, **models(policy, rewarded, judge=tmp_path / "judge" / "model"))
-    result = run_job(job, given, CPU)
+LONG = {
+    "epochs": 25.0,
+    "samples": 8,
+    "peak_lr": 3e-2,
+    "schedule": "constant",
+    "grad_clip": 0.0,
+    "validation_prompts": 12,
+}
+"Fifty updates: enough for this small policy to learn."
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory, policy, data, rewarded):
+    """A policy without KL penalty, judged by a second reward model: result, folder."""
+    folder = tmp_path_factory.mktemp("learned")
+    assert run_job(reward_model(seed=5), inputs(folder / "judge", data, of=policy), CPU).outcome == "trained"
+    job = rloo(judge=reward_model(seed=5), beta=0.0, **LONG)
+    given = inputs(folder, data, **models(policy, rewarded, judge=folder / "judge" / "model"))
+    return run_job(job, given, CPU), folder / "model"
+
+
+def test_a_policy_learns_what_is_rewarded_and_its_report_adds_up(learned):
+    result, folder = learned
     found, errors = result.metrics, result.standard_errors
-    assert found["updates"] == 30
+    assert found["updates"] == 50
     assert found["reward_before"] == pytest.approx(0.0, abs=1e-12)  # the policy starts from the baseline
-    assert found["reward_after"] > 5 * errors["reward_after"]
     assert found["reward_gain"] == pytest.approx(found["reward_after"] - found["reward_before"])
+    assert found["reward_gain"] > 0.5
+    assert found["reward_gain"] > 3 * errors["reward_gain"]
     assert found["judge_gain"] > 2 * errors["judge_gain"]
-    assert found["kl"] > 0
     rows = result.series["reward"].column("reward")
-    assert len(rows) == 30
-    assert found["final_reward"] == pytest.approx(np.mean(rows[-2:]))  # 5 % of 30 updates, rounded
-    assert found["final_reward"] > np.mean(rows[:3]) + 1.0
+    assert len(rows) == 50
+    assert found["final_reward"] == pytest.approx(np.mean(rows[-2:]))  # 5 % of 50 updates, rounded to even
     assert "not on the paper's scale" in result.labels[0]
-    assert load_tokenizer(given.model).padding_side == "right"
-    load_model(given.model)
+    assert len(result.labels) == 1
+    assert load_tokenizer(folder).padding_side == "right"
+    load_model(folder)
 
 
-def test_a_heavy_penalty_holds_the_policy_near_its_start(tmp_path, policy, data, rewarded):
-    kl = {}
-    for beta in (0.0, 20.0):
-        job = rloo(beta=beta, epochs=6.0, samples=8)
-        result = run_job(job, inputs(tmp_path / str(beta), data, **models(policy, rewarded)), CPU)
-        kl[beta] = result.metrics["kl"]
-    assert kl[20.0] < 0.3 * kl[0.0]
+@pytest.mark.slow
+def test_a_heavy_penalty_holds_the_policy_near_its_start(learned, tmp_path, policy, data, rewarded):
+    result = run_job(rloo(beta=10.0, **LONG), inputs(tmp_path, data, **models(policy, rewarded)), CPU)
+    assert learned[0].metrics["kl"] > 2.0
+    assert abs(result.metrics["kl"]) < 0.1 * learned[0].metrics["kl"]
+    assert "no second reward model judges the samples" in result.labels
 
 
 def test_two_optimizations_are_equal_bit_for_bit(optimized, tmp_path, policy, data, rewarded):
@@ -303,11 +335,18 @@ def test_a_killed_optimization_goes_on_and_ends_in_the_same_bits(optimized, tmp_
     same_numbers(*optimized, result, given.model)
 
 
-def test_the_micro_batch_of_an_optimization_changes_nothing_beyond_rounding(optimized, tmp_path, policy, data, rewarded):
+def test_the_micro_batch_of_an_optimization_changes_rounding_only(optimized, tmp_path, policy, data, rewarded):
     given = inputs(tmp_path, data, **models(policy, rewarded))
     result = run_job(rloo(), given, Machine(device="cpu", progress=False, micro_batch=4))
     found, expected = result.series["reward"].column("reward"), optimized[0].series["reward"].column("reward")
     assert np.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("numerics", ["fp32_master", "pure_bf16"])
+def test_an_optimization_runs_in_other_numerics(tmp_path, policy, data, rewarded, numerics):
+    result = run_job(rloo(numerics=numerics), inputs(tmp_path, data, **models(policy, rewarded)), CPU)
+    assert result.outcome == "trained"
+    assert all(math.isfinite(value) for value in result.series["reward"].column("reward"))
 
 
 def test_an_optimization_whose_gradient_is_no_number_ends_without_a_model(tmp_path, policy, data, rewarded):

@@ -104,17 +104,17 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
     Tasks of a case follow each other, its `first` before the others: the fields that `shared` makes of its rows go into
     the times of the others.
     """
-    queue_, everything = list(tasks), []
-    reasons = [None if t.method == operation.first else operation.absent(t.method, t.device) for t in queue_]
-    present = [task for task, reason in zip(queue_, reasons, strict=True) if reason is None]
+    wanted, everything = list(tasks), []
+    reasons = [None if t.method == operation.first else operation.absent(t.method, t.device) for t in wanted]
+    present = [task for task, reason in zip(wanted, reasons, strict=True) if reason is None]
     spare: dict[int, Worker] = {}
-    open_: list[Worker] = []
-    device = queue_[0].device if queue_ else ""
+    started: list[Worker] = []
+    device = wanted[0].device if wanted else ""
     shared: dict[str, dict] = {}
 
     def worker(task: Task) -> Worker:
         made = spare.pop(id(task), None) or Worker(operation, task)
-        open_.append(made)
+        started.append(made)
         # On a CPU a starting process would slow down the one that is measured.
         if task.device != "cpu" and not operation.in_turns:
             for following in present[_index(present, task) + 1 :][:1]:
@@ -131,7 +131,7 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
         collect(task, found)
 
     try:
-        for group in _groups(operation, zip(queue_, reasons, strict=True)):
+        for group in _groups(operation, zip(wanted, reasons, strict=True)):
             workers = []
             for task, reason in group:
                 if reason is not None:
@@ -144,7 +144,7 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
                 device = made.rows[-1]["device"] if made.rows else device
                 finished(made.task, made.rows)
     finally:
-        for made in (*open_, *spare.values()):
+        for made in (*started, *spare.values()):
             made.close()
     return everything
 

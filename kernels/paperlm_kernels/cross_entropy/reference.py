@@ -17,8 +17,9 @@ All arithmetic is fp32 (float64 for float64 inputs); each gradient is rounded on
 study of that error, nothing more. The kernels also round the entries of q, in 16 bits with both gradients filtered
 those below eps / 4096 to zero.
 
-torch.compile calls the two passes as operators and does not look inside: the compiled function computes what the
-uncompiled one does, bit for bit. Inductor compiled the filter's mask wrongly on a CPU, without a word (PyTorch 2.13).
+torch.compile calls the two passes as operators and does not look inside, so that a compiled function has the gradients
+of the uncompiled one whatever the compiler makes of masks, and is compiled once for all sizes. (Inductor of PyTorch
+2.13 compiled a mask of tiles wrongly on a CPU, without a word.)
 """
 
 from __future__ import annotations
@@ -208,14 +209,17 @@ def forward_pass(
 def backward_pass(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, order: Tensor | None, lse: Tensor,
     grad_lse: Tensor, grad_target_logit: Tensor, softcap: float | None, logit_scale: float, filter_eps: float | None,
-    filter_grads: str, accumulate: str, vocab_start: int, need: list[bool], wide_hidden: bool,
+    filter_grads: str, accumulate: str, sort: bool, vocab_start: int, need: list[bool], wide_hidden: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias, in the inputs' dtype, empty where `need` says no; that of hidden in the
-    accumulator's dtype with `wide_hidden`. order: permutation of weight's rows that groups the ids into tiles."""
+    accumulator's dtype with `wide_hidden`. order: permutation of weight's rows that groups the ids into tiles; with
+    `sort`, that by the mean logit."""
     tokens = _Tokens(hidden, target, vocab_start, weight.shape[0])
     accumulator = tokens.hidden.dtype
     token_chunk, vocab_chunk = chunk_sizes(hidden.device)
-    if order is not None:
+    if sort:
+        order = mean_logit_order(hidden, weight, bias, target, logit_scale)
+    if order is not None and len(order):
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device)
         place = torch.where(tokens.place >= 0, rank[tokens.place], -1)
@@ -289,7 +293,7 @@ def _(hidden, weight, bias, target, softcap, logit_scale, vocab_start):
 @backward_op.register_fake
 def _(
     hidden, weight, bias, target, order, lse, grad_lse, grad_target_logit, softcap, logit_scale, filter_eps,
-    filter_grads, accumulate, vocab_start, need, wide_hidden,
+    filter_grads, accumulate, sort, vocab_start, need, wide_hidden,
 ):  # fmt: skip
     return (
         hidden.new_empty(hidden.shape, dtype=lse.dtype if wide_hidden else hidden.dtype)
@@ -312,8 +316,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if settings.process_group is not None:
             lse, target_logit = combine(highest, total, target_logit, settings.process_group)
         lse = torch.where(target >= 0, lse, 0.0)
-        if settings.sort:
-            order = mean_logit_order(hidden, weight, bias, target, settings.logit_scale)
         ctx.settings = settings
         ctx.save_for_backward(hidden, weight, bias, target, lse, None if order is None else order.long())
         return lse, target_logit
@@ -328,7 +330,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             d_hidden, d_weight, d_bias = run(
                 hidden, weight, bias, target, order, lse, grad_lse, grad_target_logit, settings.softcap,
                 settings.logit_scale, settings.filter_eps, settings.filter_grads, settings.accumulate,
-                settings.vocab_start, need, settings.process_group is not None,
+                settings.sort, settings.vocab_start, need, settings.process_group is not None,
             )  # fmt: skip
         if need[0] and settings.process_group is not None:
             d_hidden = reduce_hidden_gradient(d_hidden, settings.process_group).to(hidden.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ EVALUATED = 100
 "Items of the evaluated split; of MMLU two of each subject."
 FEW_SHOT = 20
 "Items of the training split, to draw few-shot examples from; of MMLU the five of each subject that its task names."
-SFT_ITEMS = 4000
+SFT_ITEMS = {"train": 4000, "validation": 200}
 PAIRS = {"train": 500, "validation": 100}
 LONGEST_DIALOGUE = 600
 "Characters; about 150 tokens of a vocabulary of 32,000."
@@ -66,21 +67,18 @@ def files(folder: str) -> Iterator[tuple[str, list[Item]]]:
     evaluated |= {item["question"] for item in test}
     yield "eval/mmlu.test.jsonl.gz", test
     yield "eval/mmlu.dev.jsonl.gz", list(items("local:mmlu_full", "dev", folder))
-    yield "sft/commonsense_4k.train.jsonl.gz", _unseen(items("local:commonsense_15k", "train", folder), evaluated)
+    for split, count in SFT_ITEMS.items():
+        yield f"sft/commonsense_4k.{split}.jsonl.gz", _unseen(split, folder, evaluated, count)
     pairs = drawn(filter(_is_short_pair, items("local:hh_rlhf_harmless", "test", folder)), sum(PAIRS.values()))
     yield "preference/hh_rlhf_600.train.jsonl.gz", pairs[: PAIRS["train"]]
     yield "preference/hh_rlhf_600.validation.jsonl.gz", pairs[PAIRS["train"] :]
 
 
-def _unseen(training: Iterable[Item], evaluated: set[str]) -> list[Item]:
+def _unseen(split: str, folder: str, evaluated: set[str], count: int) -> list[Item]:
     """The first items whose instruction contains no evaluated text."""
-    kept: list[Item] = []
-    for item in training:
-        if not any(text in item["instruction"] for text in evaluated):
-            kept.append(item)
-        if len(kept) == SFT_ITEMS:
-            break
-    return kept
+    training = items("local:commonsense_15k", split, folder)
+    unseen = (item for item in training if not any(text in item["instruction"] for text in evaluated))
+    return list(itertools.islice(unseen, count))
 
 
 def _is_short_pair(pair: Item) -> bool:

@@ -12,19 +12,25 @@ from typing import Any
 
 from tqdm import tqdm
 
+from paperlm.data.model_files import ModelData, prepare_model_files
 from paperlm.data.prepare import prepare
 from paperlm.data.registry import dataset_entry
 from paperlm.data.settings import DataSettings, ItemData, TokenData
 from paperlm.data.shards import load_manifest
 from paperlm.data.sources import items
+from paperlm.data.texts import TextData, prepare_text
 from paperlm.errors import DataError
 from paperlm.files import sha256_of, write_atomic, write_json
 
 
 def prepare_any(settings: DataSettings, folder: Path, local_data: str = "") -> Path:
-    """Rows of tokens or items, as the settings say, in `folder`; returns the manifest's path."""
+    """What the settings describe, in `folder`; returns the manifest's path. Raises DataError as each kind does."""
     if isinstance(settings, TokenData):
         return prepare(settings.model_dump(mode="json"), folder, local_data)
+    if isinstance(settings, TextData):
+        return prepare_text(settings, folder, local_data)
+    if isinstance(settings, ModelData):
+        return prepare_model_files(settings, folder, local_data)
     return prepare_items(settings, folder, local_data)
 
 
@@ -50,7 +56,7 @@ def prepare_items(settings: ItemData, folder: Path, local_data: str = "") -> Pat
 def _write_split(settings: ItemData, split: str, folder: Path, local_data: str) -> dict[str, Any]:
     chosen = itertools.islice(items(settings.dataset, split, local_data), settings.splits[split])
     lines = [
-        json.dumps(item, ensure_ascii=False).encode() + b"\n"
+        json.dumps(item).encode() + b"\n"  # ASCII: some characters end a line for str.splitlines
         for item in tqdm(chosen, desc=f"{settings.dataset} {split}", unit=" items")
     ]
     if not lines:

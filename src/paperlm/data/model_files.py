@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from paperlm.data.registry import FileEntry, ModelEntry, model_entry
 from paperlm.data.shards import load_manifest
-from paperlm.data.sources import verify
+from paperlm.data.sources import model_paths, verify
 from paperlm.errors import DataError, SpecError
 from paperlm.files import sha256_of, write_json
 from paperlm.frozen import Frozen, digest
@@ -33,6 +33,11 @@ class ModelData(Frozen):
         except SpecError as error:
             raise ValueError(str(error)) from None
         return value
+
+    @property
+    def dataset(self) -> str:
+        """The model, as a record names what it was made from."""
+        return self.model
 
     def fingerprint(self) -> dict[str, Any]:
         """Checksums of the files, or the commit that pins them; architecture and unused weights decide what is read."""
@@ -62,12 +67,12 @@ def prepare_model_files(settings: ModelData, folder: Path, local_data: str = "")
     if entry.hub:
         _fetch(entry, folder)
     else:
-        _link(settings.model, entry, folder, local_data)
+        _link(settings.model, folder, local_data)
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "manifest.json")
     manifest = {
         "data_id": settings.data_id,
         "settings": settings.model_dump(mode="json"),
-        "model": name,
+        "dataset": name,
         "licence": entry.licence,
         "citation": entry.citation,
         "checksums": settings.fingerprint(),
@@ -77,11 +82,8 @@ def prepare_model_files(settings: ModelData, folder: Path, local_data: str = "")
     return folder / "manifest.json"
 
 
-def _link(model: str, entry: ModelEntry, folder: Path, local_data: str) -> None:
-    if not local_data:
-        raise DataError(f"model {model!r} needs a folder: snakemake … --config local_data=<folder with models/>")
-    for file in entry.files:
-        path = Path(local_data) / file.path
+def _link(model: str, folder: Path, local_data: str) -> None:
+    for path, file in model_paths(model, local_data):
         verify(path, file)
         target = folder / path.name
         target.unlink(missing_ok=True)

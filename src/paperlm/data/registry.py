@@ -40,6 +40,15 @@ class HubEntry(Frozen):
     shuffle: dict[str, Shuffle] = {}
 
 
+class Part(Frozen):
+    """A piece of a split of the source, under a name that jobs ask for."""
+
+    of: str
+    skip: int = Field(0, ge=0)
+    first: int | None = Field(None, gt=0)
+    "so many items from there on; None: all"
+
+
 class DatasetEntry(Frozen):
     """A text corpus or a set of items, and everything needed to trust and cite it."""
 
@@ -53,6 +62,8 @@ class DatasetEntry(Frozen):
     "of a set of items: what each of them has; empty for a text corpus"
     splits: list[str] = []
     "of a hub's set of items: the splits it has; the other sources name them in `files`"
+    parts: dict[str, Part] = {}
+    "of a set of items: split -> what it is made of, where the source has no split of that name or a larger one"
     files: dict[str, list[FileEntry]] = {}
     hub: HubEntry | None = None
     validation_share: int | None = Field(None, gt=1)
@@ -66,8 +77,10 @@ class DatasetEntry(Frozen):
         if self.fields:
             if bool(self.splits) != (self.source == "hub"):
                 raise ValueError("a hub's set of items names its `splits`, the others name them in `files`")
+            if strange := {part.of for part in self.parts.values()} - set(self.splits or self.files):
+                raise ValueError(f"parts: the source has no split {', '.join(sorted(strange))}")
             return self
-        if self.splits or not set(self.files) <= {"train", "validation"}:
+        if self.splits or self.parts or not set(self.files) <= {"train", "validation"}:
             raise ValueError("a text has the splits train and validation; a set of items needs `fields`")
         if self.files and (self.validation_share is None) == ("validation" not in self.files):
             raise ValueError("give either files.validation or validation_share")
@@ -136,6 +149,7 @@ class Place(Frozen):
     fields: list[str] | None = None
     "instead of the set's"
     splits: list[str] = []
+    parts: dict[str, Part] = {}
     files: dict[str, list[FileEntry]] = {}
     hub: HubEntry | None = None
     deviations: list[str] = []
@@ -177,6 +191,8 @@ def registry() -> Registry:
         if twice := set(datasets) & set(entries):
             raise SpecError(f"{HERE.name}/items.yaml: {', '.join(sorted(twice))}: the name is used already")
         datasets |= entries
+    if twice := set(datasets) & set(found.models):
+        raise SpecError(f"{HERE.name}/registry.yaml: {', '.join(sorted(twice))}: a dataset and a model of one name")
     return found.model_copy(update={"datasets": datasets})
 
 
@@ -196,7 +212,7 @@ def item_splits(dataset: str, splits: Iterable[str]) -> DatasetEntry:
     _, entry = dataset_entry(dataset)
     if not entry.fields:
         raise SpecError(f"dataset {dataset!r} is a text, no set of items")
-    known = entry.splits or list(entry.files)
+    known = {*(entry.splits or entry.files), *entry.parts}
     for split in splits:
         if split not in known:
             raise SpecError(f"dataset {dataset!r}: {unknown('split', split, known)}")
@@ -221,6 +237,11 @@ def model_entry(model: str) -> tuple[str, ModelEntry]:
     return name, models[name]
 
 
+def is_model(name: str) -> bool:
+    """Whether `source:name` is a model; no dataset has the name of one."""
+    return name.partition(":")[2] in registry().models
+
+
 def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, Any]:
     """Checksums of the files and, of a text, the tokenizer: part of every job's and every prepared dataset's hash."""
     _, entry = dataset_entry(dataset)
@@ -228,6 +249,8 @@ def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, An
     hub = entry.hub.model_dump(mode="json") if entry.hub else None
     share = entry.validation_share
     found = {"files": files, "hub": hub, "share": share}
+    if entry.parts:
+        found["parts"] = {split: part.model_dump(mode="json") for split, part in entry.parts.items()}
     return found if tokenizer is None else found | {"tokenizer": tokenizer_entry(tokenizer).file.sha256}
 
 

@@ -1,6 +1,6 @@
-"""What the data rule prepares: rows of tokens to train on, or items (one JSON object a line) of a data set.
+"""What the data rule prepares: rows of tokens to train on, items of a data set, documents, or a model's files.
 
-Both are values with an id, like jobs: settings and checksums of the registry's entry.
+All are values with an id, like jobs: settings and checksums of the registry's entry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from paperlm.data.model_files import ModelData
 from paperlm.data.registry import data_fingerprint, dataset_entry, item_splits, tokenizer_entry
+from paperlm.data.texts import TextData
 from paperlm.errors import DataError, SpecError
 from paperlm.frozen import Frozen, digest
 
@@ -88,12 +90,14 @@ class ItemData(Frozen):
         return f"{name.replace('/', '_').lower()}-{digest(content)}"
 
 
-DataSettings = TokenData | ItemData
+DataSettings = TokenData | ItemData | TextData | ModelData
+OWN_FIELD = {"splits": ItemData, "documents": TextData, "model": ModelData}
+"A field that tells the kinds apart; without one of them it is TokenData."
 
 
 def data_settings(value: dict[str, Any]) -> DataSettings:
-    """The settings that a JSON object describes; DataError if it is neither kind."""
-    kind = ItemData if "splits" in value else TokenData
+    """The settings that a JSON object describes; DataError if it is of no kind."""
+    kind = next((kind for name, kind in OWN_FIELD.items() if name in value), TokenData)
     try:
         return kind.model_validate(value)
     except ValueError as error:

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from paperlm.data.registry import HERE, DatasetEntry, FileEntry, dataset_entry, item_splits
+from paperlm.data.registry import (
+    HERE,
+    DatasetEntry,
+    FileEntry,
+    Part,
+    dataset_entry,
+    is_model,
+    item_splits,
+    model_entry,
+)
 from paperlm.errors import DataError, SpecError
 
 Split = Literal["train", "validation"]
@@ -46,17 +56,30 @@ def file_paths(dataset: str, split: str, local_data: str) -> list[tuple[Path, Fi
     return [(folder / f.path, f) for f in found]
 
 
-def check_present(dataset: str, local_data: str) -> None:
-    """DataError if a bundled or local file is missing or has another size: the check that can be done before a job."""
-    _, entry = dataset_entry(dataset)
-    for split in entry.files:
-        for path, file_entry in file_paths(dataset, split, local_data):
-            if not path.is_file():
-                raise DataError(f"dataset {dataset!r}: {path} is missing; restore it or set config key local_data")
-            if path.stat().st_size != file_entry.bytes:
-                raise DataError(
-                    f"{path}: {path.stat().st_size} bytes instead of {file_entry.bytes}: truncated or altered"
-                )
+def model_paths(model: str, local_data: str) -> list[tuple[Path, FileEntry]]:
+    """Paths of a local model's files, unchecked; none of a hub's."""
+    _, entry = model_entry(model)
+    if entry.source == "local" and not local_data:
+        below = entry.files[0].path.split("/")[0]
+        raise DataError(f"model {model!r} needs a folder: snakemake … --config local_data=<folder with {below}/>")
+    return [(Path(local_data) / f.path, f) for f in entry.files]
+
+
+def check_present(name: str, local_data: str) -> None:
+    """DataError if a bundled or local file of a dataset or model is missing or has another size.
+
+    The check that can be done before a job.
+    """
+    if is_model(name):
+        paths = model_paths(name, local_data)
+    else:
+        _, entry = dataset_entry(name)
+        paths = [found for split in entry.files for found in file_paths(name, split, local_data)]
+    for path, file_entry in paths:
+        if not path.is_file():
+            raise DataError(f"{name!r}: {path} is missing; restore it or set config key local_data")
+        if path.stat().st_size != file_entry.bytes:
+            raise DataError(f"{path}: {path.stat().st_size} bytes instead of {file_entry.bytes}: truncated or altered")
 
 
 def documents(dataset: str, split: Split, local_data: str = "", skip: int = 0) -> Iterator[str]:
@@ -78,7 +101,10 @@ def items(dataset: str, split: str, local_data: str = "") -> Iterator[dict[str, 
     Raises SpecError for a text or an unknown split, DataError as `verify` does and for an item that lacks a field.
     """
     entry = item_splits(dataset, [split])
-    for where, item in _hub_items(entry, split) if entry.hub else _file_items(dataset, split, local_data):
+    part = entry.parts.get(split, Part(of=split))
+    found = _hub_items(entry, part.of) if entry.hub else _file_items(dataset, part.of, local_data)
+    stop = None if part.first is None else part.skip + part.first
+    for where, item in itertools.islice(found, part.skip, stop):
         if missing := [field for field in entry.fields if not isinstance(item, dict) or field not in item]:
             has = ", ".join(item) if isinstance(item, dict) else "no fields"
             names = ", ".join(map(repr, missing))

@@ -20,26 +20,28 @@ from paperlm.frozen import Frozen, digest
 class TextData(Frozen):
     """The first validation documents of a text."""
 
-    text: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
+    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
     documents: int = Field(gt=0)
 
-    @field_validator("text")
+    @field_validator("dataset")
     @classmethod
-    def text_exists(cls, value: str) -> str:
+    def is_a_text(cls, value: str) -> str:
         try:
-            dataset_entry(value)
+            _, entry = dataset_entry(value)
         except SpecError as error:
             raise ValueError(str(error)) from None
+        if entry.fields:
+            raise ValueError(f"dataset {value!r} is a set of items, no text")
         return value
 
     def fingerprint(self) -> dict[str, Any]:
         """Checksums of the text's files."""
-        return data_fingerprint(self.text)
+        return data_fingerprint(self.dataset)
 
     @property
     def data_id(self) -> str:
         """Folder name below results/data/."""
-        name, _ = dataset_entry(self.text)
+        name, _ = dataset_entry(self.dataset)
         slug = f"{name}-documents".replace("/", "_").lower()
         return f"{slug}-{digest({**self.model_dump(mode='json'), 'data': self.fingerprint()})}"
 
@@ -49,15 +51,15 @@ def prepare_text(settings: TextData, folder: Path, local_data: str = "") -> Path
 
     Raises DataError if a file of the text is missing or altered, or the text has fewer documents.
     """
-    texts = list(itertools.islice(documents(settings.text, "validation", local_data), settings.documents))
+    texts = list(itertools.islice(documents(settings.dataset, "validation", local_data), settings.documents))
     if len(texts) < settings.documents:
         raise DataError(
-            f"{settings.text} has {len(texts)} validation documents, not {settings.documents}; ask for at most so many"
+            f"{settings.dataset} has {len(texts)} validation documents, not {settings.documents}; ask for fewer"
         )
     path = folder / "documents.jsonl"
-    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)  # ASCII: splitlines knows more line ends
     write_atomic(path, lambda file: file.write(lines.encode()))
-    name, entry = dataset_entry(settings.text)
+    name, entry = dataset_entry(settings.dataset)
     manifest = {
         "data_id": settings.data_id,
         "settings": settings.model_dump(mode="json"),

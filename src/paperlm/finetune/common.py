@@ -33,12 +33,16 @@ STATE = "paperlm.json"
 "Checksums of a checkpoint's files and what trl does not keep; written last."
 SLOTS = 65_536
 "Tokens of a forward pass on a GPU, at most, if the machine chooses."
+POINTS = 400
+"Rows of a curve in a record, at most."
 
 
 def quiet() -> None:
     """No bars and no notes of the libraries in a job's log; its own bar says how far it is."""
     import datasets
 
+    # trl turns it on by the name that transformers has just renamed; both are told off here.
+    warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.utils.logging.set_verbosity_error()
@@ -76,7 +80,7 @@ class Checkpointed:
 
 
 class Curve(transformers.TrainerCallback):
-    """Watches a training: its bar, its checkpoints by the clock, its end at a request or at a loss that is no number."""
+    """Watches a training: its bar, its checkpoints by the clock, its end at a request or when it is no number."""
 
     def __init__(self, machine: Machine, updates: int, stop: list[int], evaluate: Callable | None, every: int) -> None:
         self.machine, self.updates, self.stop = machine, updates, stop
@@ -168,9 +172,24 @@ class Trained:
     tokens: int
     cost: Cost
 
+    def column(self, key: str) -> list[float | None]:
+        """trl's value of each update; None where it is no number."""
+        return [_finite(row.get(key)) for row in self.history if "loss" in row]
+
+    def final(self, key: str, share: float) -> float | None:
+        """Mean over the last share of the updates, at least one; None if one of them is no number."""
+        return _mean(self.column(key)[-self.last(share) :])
+
+    def last(self, share: float) -> int:
+        """Updates in the last share of this training."""
+        return max(1, round(share * self.updates))
+
     def series(self, **columns: str) -> Series:
-        """Update and these columns of the log (name -> trl's key), a row an update; what is no number is None."""
-        rows = [[r["step"], *(_finite(r.get(key)) for key in columns.values())] for r in self.history if "loss" in r]
+        """Update and these values (name -> trl's key), averaged over bins if there are more than POINTS updates."""
+        values = [self.column(key) for key in columns.values()]
+        width = math.ceil(self.updates / POINTS)
+        ends = [min(start + width, self.updates) for start in range(0, self.updates, width)]
+        rows = [[end, *(_mean(column[(end - 1) // width * width : end]) for column in values)] for end in ends]
         return Series(columns=["update", *columns], rows=rows)
 
     def held_out(self, *columns: str) -> Series:
@@ -187,17 +206,13 @@ def _finite(value: Any) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def last_mean(series: Series, column: str, share: float) -> float | None:
-    """Mean of a column over the last share of the updates, at least one; None if one of them is no number."""
-    values = series.column(column)
-    values = values[-max(1, round(share * len(values))) :]
+def _mean(values: list[float | None]) -> float | None:
     return None if None in values or not values else sum(values) / len(values)
 
 
 def arguments(config: type, job: Training, device: Any, work: Path, updates: int, micro: int, rows: int, **more: Any):
     """trl's arguments of a job. `rows`: sequences of an update as trl counts them; `micro` of them at once."""
     beta1, beta2 = job.adam_betas
-    warnings.filterwarnings("ignore", message="`gradient_checkpointing` is deprecated")  # trl's own default, asked off
     return config(
         output_dir=str(work / "checkpoints"),
         max_steps=updates,

@@ -5,7 +5,6 @@ Every item is looked at before training starts, and the first bad one is named w
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,35 +48,19 @@ class Pair:
     rejected: str
 
 
-def read_items(manifest: Path, split: str) -> list[tuple[str, dict[str, Any]]]:
-    """(place, item) of each line of a prepared set's split; place names file and line.
-
-    Raises DataError if the manifest, the split or a line is not there or damaged.
-    """
-    try:
-        name = json.loads(manifest.read_text())["splits"][split]["file"]
-        path = manifest.parent / name
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{error.filename}: {error.strerror}; run the data rule again") from None
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{manifest}: truncated, or it has no split {split!r}; run the data rule again") from None
-    items = []
-    for number, line in enumerate(lines, start=1):
-        place = f"{path}, line {number}"
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{place}: no JSON ({error}); run the data rule again") from None
-        if not isinstance(item, dict):
-            raise DataError(f"{place}: no JSON object; run the data rule again")
-        items.append((place, item))
-    if not items:
-        raise DataError(f"{path}: empty; run the data rule again")
-    return items
+Items = list[tuple[str, dict[str, Any]]]
+"(place, item): file and line of each item, for errors."
 
 
-def instructions(items: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str]]:
+def placed_items(manifest: Path, split: str) -> Items:
+    """Items of a prepared set's split. Raises DataError if the split or its file is missing, truncated or altered."""
+    from paperlm.data.items import read_items
+
+    found = read_items(manifest, split)
+    return [(f"{manifest.parent / split}.jsonl, line {number}", item) for number, item in enumerate(found, start=1)]
+
+
+def instructions(items: Items) -> list[tuple[str, str]]:
     """(prompt, answer) of items with `instruction`, `input` (which may be empty) and `output`.
 
     Raises DataError for an item without instruction or output.
@@ -91,11 +74,12 @@ def instructions(items: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str
     return texts
 
 
-def pairs(items: list[tuple[str, dict[str, Any]]]) -> list[Pair]:
+def pairs(items: Items) -> list[Pair]:
     """Pairs of items with `prompt`, `chosen`, `rejected`, or with two whole dialogues (hh-rlhf) as the latter two.
 
-    Of two dialogues the prompt is what they share up to the last `Assistant:` in it. Raises DataError for an item
-    without one of the fields, with an empty answer, or with equal answers.
+    Of two dialogues the prompt is what they share up to the last `Assistant:` in it; of lists of messages (as
+    UltraFeedback has them) the last message is the answer. Raises DataError for an item without one of the fields, with
+    an empty answer, or with equal answers.
     """
     found = []
     for place, item in items:
@@ -128,6 +112,8 @@ def _shared_turns(place: str, chosen: str, rejected: str) -> str:
 
 def _text(place: str, item: dict[str, Any], field: str) -> str:
     value = item.get(field)
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        value = value[-1].get("content")
     if not isinstance(value, str):
         raise DataError(f"{place}: field {field!r} is {'no text' if field in item else 'missing'}")
     if not value.strip():

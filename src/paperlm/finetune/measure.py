@@ -94,7 +94,15 @@ def scores(model: Any, sequences: Sequence[list[int]], numerics: str) -> np.ndar
 
 
 def sample(
-    model: Any, tokenizer: Any, prompts: Sequence[list[int]], *, each: int, length: int, temperature: float, seed: int
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    *,
+    each: int,
+    length: int,
+    temperature: float,
+    seed: int,
+    numerics: str,
 ) -> list[list[int]]:
     """`each` answers to every prompt (the first prompt's first), of at most `length` ids, eos included.
 
@@ -115,7 +123,7 @@ def sample(
     rows = [prompt for prompt in prompts for _ in range(each)]
     answers: list[list[int]] = []
     torch.manual_seed(seed)
-    with evaluation(model, "fp32") as device:
+    with evaluation(model, numerics) as device:
         for start in range(0, len(rows), ROWS):
             group = rows[start : start + ROWS]
             ids = _padded(group, tokenizer.pad_token_id, device, left=True)
@@ -143,3 +151,16 @@ def answer_log_probs(model: Any, examples: Sequence[Example], temperature: float
             counted = mask[:, 1:].bool() & (torch.arange(1, ids.shape[1], device=device) >= starts[:, None])
             found[group] = (chosen * counted).sum(1).cpu().numpy()
     return found
+
+
+def keeps_texts_apart(model: Any) -> bool:
+    """Whether two texts in one row, told apart by position ids that start anew, get the logits that each has alone."""
+    first, second = [3, 4, 5, 6], [7, 8, 9]
+    with evaluation(model, "fp32") as device:
+        ids = torch.tensor([[*first, *second]], device=device)
+        positions = torch.tensor([[*range(len(first)), *range(len(second))]], device=device)
+        together = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, len(first) :].float()
+        alone = model(input_ids=ids[:, len(first) :], use_cache=False).logits[0].float()
+        apart = model(input_ids=ids, use_cache=False).logits[0, len(first) :].float()
+    # Equal but for rounding, which is far below what the other text does to the logits.
+    return float((together - alone).norm()) <= 0.05 * float((apart - alone).norm())

@@ -51,8 +51,16 @@ class HeldOut:
     def sample(self, model: Any) -> list[Example]:
         """`job.samples` answers to each prompt, those of a prompt in a row."""
         job = self.job
-        options = {"each": job.samples, "length": job.answer_length, "temperature": job.temperature, "seed": job.seed}
-        answers = measure.sample(model, self.tokenizer, self.prompts, **options)
+        answers = measure.sample(
+            model,
+            self.tokenizer,
+            self.prompts,
+            each=job.samples,
+            length=job.answer_length,
+            temperature=job.temperature,
+            seed=job.seed,
+            numerics=job.numerics,
+        )
         asked = [prompt for prompt in self.prompts for _ in range(job.samples)]
         return [Example([*p, *a], len(p)) for p, a in zip(asked, answers, strict=True)]
 
@@ -61,7 +69,7 @@ class HeldOut:
     ) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
         """Metrics and their standard errors, over prompts: rewards before and after, the gain, KL, length.
 
-        The KL is an estimate from the samples after training: mean of log policy - log reference, summed over an answer.
+        The KL is estimated from the samples after training: mean of log policy - log reference, summed over an answer.
         """
         for name, reward in rewards.items():
             old, new = (self._by_prompt(reward.of([e.ids for e in found])) for found in (before, after))

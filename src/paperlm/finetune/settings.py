@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from paperlm.data.registry import dataset_entry
+from paperlm.data.settings import ItemData
 from paperlm.jobs.base import Job, Seed
 
 Numerics = Literal["fp32", "fp32_master", "pure_bf16"]
@@ -15,8 +17,14 @@ Adam's moments in bfloat16."""
 
 
 class Training(Job):
-    """Optimizer, schedule and length of a training by trl."""
+    """Data, optimizer, schedule and length of a training by trl."""
 
+    dataset: str
+    "set of items: `bundled:`, `local:` or `hub:` and a name of the data registry"
+    train_split: str = "train"
+    "its split to train on"
+    validation_split: str = "validation"
+    "its split for what is measured"
     batch: int = Field(gt=0)
     "examples an update: texts, pairs, or prompts"
     epochs: float = Field(gt=0)
@@ -36,6 +44,20 @@ class Training(Job):
     "decoupled (AdamW); norm weights are left out"
     grad_clip: float = Field(1.0, ge=0)
     "largest norm of the gradient; 0: not clipped. 1 is the default of transformers' trainer"
+
+    @model_validator(mode="after")
+    def data_exist(self) -> Training:
+        self.data()
+        return self
+
+    def items(self, training: int | None, validation: int | None, *fields: str) -> ItemData:
+        """So many items of both splits; None: all. ValueError if the set is unknown or its items lack a field."""
+        counts = {self.train_split: training, self.validation_split: validation}
+        found = ItemData(dataset=self.dataset, splits=counts)
+        known = dataset_entry(self.dataset)[1].fields
+        if missing := [field for field in fields if field not in known]:
+            raise ValueError(f"dataset {self.dataset!r} has no field {missing[0]!r}; it has {', '.join(known)}")
+        return found
 
     def updates(self, examples: int) -> int:
         """Updates of a training on so many examples; an epoch's last update may have fewer than `batch`."""

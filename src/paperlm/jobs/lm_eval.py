@@ -29,7 +29,7 @@ class LmEval(Job):
     of: parent("pretrain", "sft", "rloo", "hub_model")
     "the model"
     at: At = "end"
-    "its state"
+    "of which state of it"
     tasks: list[str] = Field(min_length=1)
     "names of paperlm.evaluate.tasks"
     source: Source

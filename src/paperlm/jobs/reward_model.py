@@ -1,13 +1,15 @@
-"""Reward model: a language model with a scalar head, trained by trl to score the chosen answer above the rejected one."""
+"""Reward model: a language model with a scalar head, trained by trl to score chosen answers above rejected ones."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from paperlm.data.settings import DataSettings, ItemData
+from paperlm.data.settings import DataSettings
+from paperlm.errors import DataError
+from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
 from paperlm.jobs.base import Inputs, Job, Machine, Result, parent
 
@@ -21,8 +23,6 @@ class RewardModel(Training):
 
     of: parent("sft", "pretrain")
     "model to start from"
-    dataset: str
-    "pairs: `bundled:`, `local:` or `hub:` and a name of the data registry"
     examples: int = Field(gt=0)
     "at most so many of its training pairs"
     validation_examples: int = Field(gt=1)
@@ -32,14 +32,10 @@ class RewardModel(Training):
     answer_length: int = Field(gt=0)
     "answers are cut behind so many ids, eos included"
 
-    @field_validator("dataset")
-    @classmethod
-    def has_a_source(cls, value: str) -> str:
-        ItemData(dataset=value, splits={"train": 1})
-        return value
-
     def data(self) -> list[DataSettings]:
-        return [ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})]
+        if self.train_split == self.validation_split:
+            raise ValueError("validation_split has to differ from train_split: several pairs of a set share a prompt")
+        return [self.items(self.examples, self.validation_examples, "chosen", "rejected")]
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -55,15 +51,15 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
-    from paperlm.finetune.common import Checkpointed, arguments, cast, last_mean, train
+    from paperlm.finetune.common import Checkpointed, arguments, cast, train
     from paperlm.models.folder import load_tokenizer, save_model
 
     class Trainer(Checkpointed, RewardTrainer):
         pass
 
     tokenizer = load_tokenizer(inputs.models["of"])
-    pairs, left_out = _pairs(job, inputs, tokenizer, "train")
-    held_out, _ = _pairs(job, inputs, tokenizer, "validation")
+    pairs, left_out = _pairs(job, inputs, tokenizer, job.train_split)
+    held_out, _ = _pairs(job, inputs, tokenizer, job.validation_split)
     rows = [{"chosen_ids": chosen.ids, "rejected_ids": rejected.ids} for chosen, rejected in pairs]
     device = machine.torch_device()
 
@@ -87,7 +83,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         "loss": None,
         "margin": None,
         **measured,
-        "train_loss": last_mean(losses, "loss", 0.1),
+        "train_loss": trained.final("loss", 0.1),
         "updates": trained.updates,
         "tokens": trained.tokens,
         "pairs": len(pairs),
@@ -106,10 +102,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
 
 
 def _pairs(job: RewardModel, inputs: Inputs, tokenizer: Any, split: str) -> tuple[list[Any], int]:
-    from paperlm.errors import DataError
-    from paperlm.finetune import examples as texts
-
-    found = texts.pairs(texts.read_items(inputs.data[0], split))
+    found = texts.pairs(texts.placed_items(inputs.data[0], split))
     kept, left_out = texts.encode_pairs(tokenizer, found, job.prompt_length, job.answer_length)
     if len(kept) < 2:
         raise DataError(

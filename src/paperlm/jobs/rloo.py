@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from paperlm.data.settings import DataSettings, ItemData
+from paperlm.data.settings import DataSettings
+from paperlm.errors import DataError
+from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
 from paperlm.jobs.base import Inputs, Job, Machine, Result, parent
 
@@ -23,7 +25,8 @@ FINAL = 0.05
 class RLOO(Training):
     """RLOO (arXiv 2402.14740): the baseline of each sample is the mean reward of the other samples of its prompt.
 
-    `batch` counts prompts; an epoch is a pass over the training prompts, in whole batches.
+    The prompts are those of a set of preferences. `batch` counts prompts; an epoch is a pass over the training prompts,
+    in whole batches.
     """
 
     kind: ClassVar[str] = "rloo"
@@ -35,11 +38,9 @@ class RLOO(Training):
     reward: parent("reward_model")
     "scores the samples that are trained on"
     baseline: parent("sft")
-    "its samples define the unit: reward 0 is their mean, 1 one standard deviation above it; shared by compared policies"
+    "its samples define the unit: 0 is their mean reward, 1 a standard deviation above; shared by compared policies"
     judge: parent("reward_model") = None
     "a second reward model that only scores the held-out samples, against a home-team effect"
-    dataset: str
-    "set of preferences whose prompts are used: `bundled:`, `local:` or `hub:` and a name of the data registry"
     prompts: int = Field(gt=0)
     "training prompts: the first that fit into prompt_length"
     validation_prompts: int = Field(gt=1)
@@ -55,15 +56,11 @@ class RLOO(Training):
     temperature: float = Field(1.0, gt=0)
     "of sampling"
 
-    @field_validator("dataset")
-    @classmethod
-    def has_a_source(cls, value: str) -> str:
-        ItemData(dataset=value, splits={"train": 1})
-        return value
-
     def data(self) -> list[DataSettings]:
         # Not every item has a prompt that fits or that is new, so all of them are prepared.
-        return [ItemData(dataset=self.dataset, splits={"train": None, "validation": None})]
+        if self.train_split == self.validation_split:
+            raise ValueError("validation_split has to differ from train_split: several pairs of a set share a prompt")
+        return [self.items(None, None, "chosen", "rejected")]
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -84,8 +81,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     from datasets import Dataset
     from trl import RLOOConfig, RLOOTrainer
 
-    from paperlm.errors import DataError
-    from paperlm.finetune.common import Checkpointed, arguments, cast, last_mean, quiet, train
+    from paperlm.finetune.common import Checkpointed, arguments, cast, quiet, train
     from paperlm.finetune.policy import HeldOut, Reward
     from paperlm.models.folder import load_model, load_tokenizer, save_model
 
@@ -98,15 +94,16 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     tokenizer = load_tokenizer(inputs.models["of"])
     tokenizer.padding_side = "left"  # trl asks for it
     device = machine.torch_device()
-    prompts = _prompts(job, inputs, tokenizer, "train", job.prompts)
-    held_out = HeldOut(job, tokenizer, _prompts(job, inputs, tokenizer, "validation", job.validation_prompts))
+    prompts = _prompts(job, inputs, tokenizer, job.train_split, job.prompts)
+    held_out = HeldOut(job, tokenizer, _prompts(job, inputs, tokenizer, job.validation_split, job.validation_prompts))
     baseline = held_out.sample(load_model(inputs.models["baseline"]).to(device))
     rewards = {
         name: Reward(load_model(inputs.models[name], "sequence").to(device), tokenizer, baseline, job.numerics)
         for name in ("reward", "judge")
         if name in inputs.models
     }
-    before = held_out.sample(load_model(inputs.models["of"]).to(device))
+    same = job.of == job.baseline
+    before = baseline if same else held_out.sample(load_model(inputs.models["of"]).to(device))
     updates = job.updates(job.prompts)
 
     def build(micro: int) -> Trainer:
@@ -115,7 +112,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
             "max_completion_length": job.answer_length,
             "temperature": job.temperature,
             "beta": job.beta,
-            "shuffle_dataset": False,  # the rows are in their order, every epoch's own; trl restarts its order on resume
+            "shuffle_dataset": False,  # the rows are in their order; trl would start its own anew when it resumes
         }
         rows = job.batch * job.samples
         return Trainer(
@@ -139,9 +136,8 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
     if trained.model is None:
         return Result(outcome="out_of_memory", cost=trained.cost)
     keys = {"reward": "reward", "reward_std": "reward_std", "kl": "kl", "length": "completions/mean_length"}
-    series = trained.series(**keys)
     metrics: dict[str, float | int | None] = {
-        "final_reward": last_mean(series, "reward", FINAL),
+        "final_reward": trained.final("reward", FINAL),
         "updates": trained.updates,
         "prompts": len(prompts),
         "validation_prompts": len(held_out.prompts),
@@ -153,15 +149,14 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         for found, its_errors in held_out.compare(rewards, before, after, trained.model, reference):
             metrics |= found
             errors |= its_errors
-        spread = last_mean(series, "reward_std", FINAL)
-        counted = max(1, round(FINAL * len(series.rows))) * job.batch
-        errors["final_reward"] = spread / counted**0.5
+        # Samples of a prompt go together, so that the prompts are what is counted.
+        errors["final_reward"] = trained.final("reward_std", FINAL) / (trained.last(FINAL) * job.batch) ** 0.5
         save_model(inputs.model, trained.model, load_tokenizer(inputs.models["of"]))
     return Result(
         outcome="trained" if trained.finite else "not_finite",
         metrics=metrics,
         standard_errors=errors,
-        series={"reward": series},
+        series={"reward": trained.series(**keys)},
         cost=trained.cost,
         labels=[
             f"reward in standard deviations of the samples of {job.baseline.slug()}; not on the paper's scale",
@@ -171,9 +166,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
 
 
 def _prompts(job: RLOO, inputs: Inputs, tokenizer: Any, split: str, count: int) -> list[str]:
-    from paperlm.finetune import examples as texts
-
-    found = texts.pairs(texts.read_items(inputs.data[0], split))
+    found = texts.pairs(texts.placed_items(inputs.data[0], split))
     return texts.short_prompts(tokenizer, found, job.prompt_length, count, Path(f"{inputs.data[0]}, {split}"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -87,6 +88,18 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
             x = layer(x, cos, sin)
         return self.norm(x)
 
+    def streams(self, input_ids: Tensor) -> Iterator[Tensor]:
+        """The residual stream (B, S, D) that enters the first block, then what leaves each; no norm on the last.
+
+        Of whole right-padded sequences, as in `hidden`, whose states are the final norm of the last of them.
+        """
+        x = self._embed(input_ids)
+        cos, sin = self._rope(slice(0, self._fits(x.shape[1])), x.dtype)
+        yield x
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+            yield x
+
     def _embed(self, input_ids: Tensor) -> Tensor:
         x = self.embed_tokens(input_ids)
         return x if self.embed_multiplier == 1.0 else x * self.embed_multiplier
@@ -120,8 +133,7 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
         one, documents packed into a row are told apart where `position_ids` (B, S) start anew. `inputs_embeds`
         (B, S, D) stand for the embedding's output, its multiplier included. `use_cache` defaults to the
         configuration's outside training. `output_hidden_states`: the stream entering each block, then the final-normed
-        one; with `config.tie_last_hidden_states = False` the last is the stream that leaves the last block.
-        `output_attentions` needs attn_implementation="eager".
+        one; `streams` has what leaves the last block. `output_attentions` needs attn_implementation="eager".
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -161,9 +173,7 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
                 implementation=self.config._attn_implementation,
                 **kwargs,
             )
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x), past_key_values=past_key_values if use_cache else None
-        )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def _positions(self, attention_mask: Tensor | None, past: int | Tensor, x: Tensor) -> Tensor:
         """(B or 1, S): the place of each token after `past` ones; padding, known from a 2-D mask, takes none."""
