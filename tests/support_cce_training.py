@@ -24,7 +24,7 @@ ENVIRONMENT = Environment(
 
 
 def trained(job: Job, manifest: Path, work: Path, model: Path | None = None, **machine: object) -> Result:
-    """What the job computes, on the CPU if `machine` says nothing else, without a record; `model`: an empty folder for its model."""
+    """What the job computes, without a record; on the CPU unless told otherwise. `model`: where it leaves its model."""
     for folder in filter(None, (work, model)):
         folder.mkdir(parents=True, exist_ok=True)
     inputs = Inputs(data=(manifest,), work=work, model=model)

@@ -116,7 +116,8 @@ def _show_metric(console: Console, project: Project, name: str, cell: Cell) -> N
             else f"perplexity within {rule.unigram_within:.0%} of the unigram's, or above it"
         )
         console.print(f"diverged    here: {above} [{_escaped(rule.source)}]")
-        console.print(f"            in print: perplexity above {exhibit.diverged.above:g}")
+        if above := exhibit.diverged.above:  # the paper prints no unigram perplexity, so that only this can tell
+            console.print(f"            in print: perplexity above {above:g}")
     kind = "table" if name in project.tables else "figure"
     function = KINDS[exhibit.kind] if kind == "table" else figure_kinds()[exhibit.draw]
     console.print(
