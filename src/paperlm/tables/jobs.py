@@ -139,8 +139,9 @@ def labels(result: CellResult) -> list[str]:
     found = {label for r in result.records for label in r.labels}
     if result.missing:
         found.add(f"{len(result.records)} of {len(result.cell.jobs)} seeds have a record")
-    if result.blocked and result.usable:
-        found.add(f"{len(result.records) - len(result.usable)} of {len(result.cell.jobs)} seeds have no honest number")
+    blocked = sum(r.outcome == "blocked" for r in result.records)
+    if blocked and result.usable:
+        found.add(f"{blocked} of {len(result.cell.jobs)} seeds have no honest number")
     if result.drifted:
         found.add(f"{EARLIER_RULES}: {', '.join(result.drifted)}")
     return sorted(found)

@@ -159,12 +159,11 @@ def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
 def _averaged(project: Project, name: str, cell: Cell) -> tuple[str, ...]:
     """Metrics of the columns that a cell is the mean of."""
     columns = {c.column: c for c in project.cells(name) if c.row == cell.row}
-    for column in cell.mean_of:
-        if columns[column].jobs != cell.jobs or columns[column].mean_of:
-            raise SpecError(
-                f"{name} [{cell.row}, {cell.column}]: mean_of takes metrics of one job, and {column!r} is a mean or "
-                "has another job: leave it out"
-            )
+    if any(columns[column].jobs != cell.jobs or columns[column].mean_of for column in cell.mean_of):
+        raise SpecError(
+            f"{name} [{cell.row}, {cell.column}]: mean_of takes metrics of one job, and of {', '.join(cell.mean_of)} one "
+            "has another job or is a mean itself: leave it out"
+        )
     return tuple(columns[column].metric for column in cell.mean_of)
 
 
