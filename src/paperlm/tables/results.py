@@ -161,7 +161,7 @@ def _averaged(project: Project, name: str, cell: Cell) -> tuple[str, ...]:
     columns = {c.column: c for c in project.cells(name) if c.row == cell.row}
     if any(columns[column].jobs != cell.jobs or columns[column].mean_of for column in cell.mean_of):
         raise SpecError(
-            f"{name} [{cell.row}, {cell.column}]: mean_of takes metrics of one job, and of {', '.join(cell.mean_of)} one "
+            f"{name} [{cell.row}, {cell.column}]: mean_of takes metrics of one job; of {', '.join(cell.mean_of)} one "
             "has another job or is a mean itself: leave it out"
         )
     return tuple(columns[column].metric for column in cell.mean_of)
