@@ -72,6 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("names", nargs="*", help="tables, figures or papers; none: everything")
     _common(p)
 
+    p = verb("watch", _watch, "a line for each job that is being made, with its progress and time left")
+    p.add_argument("--seconds", type=float, default=2.0, help="between two looks")
+    p.add_argument("--once", action="store_true", help="look once")
+    _common(p)
+
     p = verb("table", _table, "build a table, its diff and its claims from records")
     _common(p)
     p.add_argument("table")
@@ -216,6 +221,12 @@ def _plan(options: argparse.Namespace) -> None:
     from paperlm.plan.estimate import print_plan
 
     print_plan(_project(options), options.names)
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from paperlm.watch import watch
+
+    watch(_project(options), options.seconds, options.once)
 
 
 def _table(options: argparse.Namespace) -> None:
