@@ -94,8 +94,8 @@ def test_settings_that_make_no_sense_are_refused():
         sft(dataset="bundled:commonsens_4k")
     with pytest.raises(ValueError, match="no set of items"):
         sft(dataset="bundled:c4_sample")
-    with pytest.raises(ValueError, match="unknown split 'validation'"):
-        sft(dataset="local:commonsense_147k")
+    with pytest.raises(ValueError, match="unknown split 'tets'"):
+        sft(dataset="local:commonsense_147k", validation_split="tets")
     with pytest.raises(ValueError, match="has no field 'chosen'"):
         sft(template="chosen")
 
