@@ -111,6 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("summary", _summary, "print a built table, its diff and its verdicts")
     p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables")
 
+    p = verb("results", _results, "write docs/results.md and README's table from the committed reference")
+    p.add_argument("--take", action="store_true", help="first copy what was built at this scale into the reference")
+    _common(p)
+
     p = verb("show", _show, "what is behind a table or one of its cells: numbers, run, rule, function, settings")
     _common(p)
     p.add_argument("table")
@@ -260,6 +264,12 @@ def _summary(options: argparse.Namespace) -> None:
 
     for path in options.tables:
         print_summary(path)
+
+
+def _results(options: argparse.Namespace) -> None:
+    from paperlm.results_page import write_results
+
+    write_results(_project(options), options.take)
 
 
 def _show(options: argparse.Namespace) -> None:
