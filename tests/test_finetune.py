@@ -90,12 +90,12 @@ def test_settings_that_make_no_sense_are_refused():
     for change in ({"warmup": 1.0}, {"block": 1}, {"of": sft()}, {"peak_rate": 1.0}):
         with pytest.raises(ValueError):
             sft(**change)
-    with pytest.raises(ValueError, match="did you mean 'commonsense_15k'"):
-        sft(dataset="local:commonsens_15k")
+    with pytest.raises(ValueError, match="did you mean 'commonsense_4k'"):
+        sft(dataset="bundled:commonsens_4k")
     with pytest.raises(ValueError, match="no set of items"):
         sft(dataset="bundled:c4_sample")
-    with pytest.raises(ValueError, match="unknown split 'validation'"):
-        sft(dataset="bundled:commonsense_4k")
+    with pytest.raises(ValueError, match="unknown split 'tets'"):
+        sft(dataset="local:commonsense_147k", validation_split="tets")
     with pytest.raises(ValueError, match="has no field 'chosen'"):
         sft(template="chosen")
 

@@ -316,6 +316,20 @@ def test_hidden_states_are_the_streams_between_blocks_and_the_normed_end():
     assert torch.equal(states[3], model.model.hidden(ids))
 
 
+def test_attention_under_autocast_of_a_cpu_is_float32_whatever_the_mask(monkeypatch):
+    model, seen, attend = model_of(MIX).float(), [], F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, *a, **k: seen.append(q.dtype) or attend(q, *a, **k)
+    )
+    ids, allowed = tokens(), torch.ones(11, 11, dtype=torch.bool).tril().expand(3, 1, 11, 11)
+    additive = torch.zeros(3, 1, 11, 11, dtype=torch.bfloat16).masked_fill(~allowed, -1e30)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model.lm_head(model.model.hidden(ids))
+        for mask in (None, allowed, additive):
+            close(model(ids, attention_mask=mask).logits, expected, 2**-6)
+    assert seen == [torch.float32] * 4 * LAYERS and expected.dtype == torch.bfloat16
+
+
 # --- scores and losses ---
 
 

@@ -90,7 +90,7 @@ class Maker:
 
     def _do(self, job: Job, folder: Path) -> Record | None:
         started = time.monotonic()
-        models, blocked = self._models(job)
+        models, inherited, blocked = self._models(job)
         data = tuple(self.places.root / self.places.data(settings) for settings in job.data())
         manifests = [load_manifest(path) for path in data]
         work = self.places.root / self.places.work(job)
@@ -111,7 +111,7 @@ class Maker:
         if blocked:
             environment = _environment(Machine(device="cpu"))
         if building is not None:
-            store_model(building, folder, job, result.outcome)
+            store_model(building, folder, job, result.outcome, [*inherited, *result.model_labels])
         return Record(
             job_id=job.job_id,
             kind=job.kind,
@@ -123,23 +123,25 @@ class Maker:
             metrics={key: _finite(value) for key, value in result.metrics.items()},
             standard_errors=result.standard_errors,
             series=result.series,
-            labels=result.labels,
+            labels=list(dict.fromkeys([*inherited, *result.labels])),
             versions=result.versions,
             data=[DataUsed(**{key: m[key] for key in DataUsed.model_fields}) for m in manifests],
             cost=result.cost or Cost(wall_seconds=round(time.monotonic() - started, 2)),
             environment=environment,
         )
 
-    def _models(self, job: Job) -> tuple[dict[str, Path], str]:
-        """Checked folders of the parents' models, and why there is one that left none."""
-        found, blocked = {}, ""
+    def _models(self, job: Job) -> tuple[dict[str, Path], list[str], str]:
+        """Checked folders of the parents' models, labels that go with them, and why there is one that left none."""
+        found, labels, blocked = {}, [], ""
         for name, parent in job.parents().items():
             folder = self.places.root / self.places.model(parent)
-            if (outcome := read_manifest(folder, parent)["outcome"]) in NO_MODEL:
+            manifest = read_manifest(folder, parent)
+            labels += manifest["labels"]
+            if (outcome := manifest["outcome"]) in NO_MODEL:
                 blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on"
             else:
                 found[name] = checked_model(folder, parent, job.snapshot(name))
-        return found, blocked
+        return found, list(dict.fromkeys(labels)), blocked
 
     @contextlib.contextmanager
     def _locked(self, job: Job) -> Iterator[None]:

@@ -6,7 +6,6 @@ model from elsewhere reads a text of the registry through its own tokenizer, wit
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from paperlm.data.registry import model_entry
 from paperlm.data.shards import TokenShards
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
@@ -100,7 +98,7 @@ class Sequences:
 def run_probe(job: TextProbe, inputs: Inputs, machine: Machine, measure: Callable[[Any, Sequences], Result]) -> Result:
     """`measure(model, sequences)` with the job's model, in float32 on the machine's device, and its sequences.
 
-    Streams or gradients that are not finite make the outcome `blocked`. Labels of a model from elsewhere go along.
+    Streams or gradients that are not finite make the outcome `blocked`.
     """
     import torch
 
@@ -111,14 +109,9 @@ def run_probe(job: TextProbe, inputs: Inputs, machine: Machine, measure: Callabl
     model = load_model(inputs.models["of"], head="own", dtype=torch.float32).to(device)
     sequences = read_sequences(job, inputs, machine, model.config.vocab_size, device)
     try:
-        result = measure(model, sequences)
-        return dataclasses.replace(result, labels=[*_labels(root(job)), *result.labels])
+        return measure(model, sequences)
     except NotFiniteError as error:
         return Result(outcome="blocked", reason=str(error))
-
-
-def _labels(origin: Job) -> list[str]:
-    return model_entry(origin.name)[1].labels if origin.kind == "hub_model" else []
 
 
 def read_sequences(job: TextProbe, inputs: Inputs, machine: Machine, vocab_size: int, device: Any) -> Sequences:

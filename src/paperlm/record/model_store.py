@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ from paperlm.jobs.base import NO_MODEL, Job
 MANIFEST = "manifest.json"
 
 
-def store_model(building: Path, folder: Path, job: Job, outcome: str) -> None:
+def store_model(building: Path, folder: Path, job: Job, outcome: str, labels: Sequence[str] = ()) -> None:
     """Put a finished folder into its place, with its manifest; a folder that was there is replaced.
 
-    A job that ended without a model leaves a manifest that says how it ended, and no files.
+    A job that ended without a model leaves a manifest that says how it ended, and no files. `labels` have to stand
+    beside every number that is computed from the model.
     """
     building.mkdir(parents=True, exist_ok=True)
     files = sorted(p for p in building.rglob("*") if p.is_file() and p.name != MANIFEST)
     content = {
         "job_id": job.job_id,
         "outcome": outcome,
+        "labels": list(labels),
         "files": {str(p.relative_to(building)): sha256_of(p) for p in files},
     }
     write_json(building / MANIFEST, content)
@@ -46,7 +49,7 @@ def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     again = f"run {job.job_id} again (python -m paperlm run {job.job_id})"
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _ = (manifest["job_id"], manifest["outcome"], manifest["files"].items())
+        _ = (manifest["job_id"], manifest["outcome"], manifest["files"].items(), [*manifest["labels"]])
     except FileNotFoundError:
         raise JobError(f"{folder}: no finished model of {job.job_id}; {again}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
