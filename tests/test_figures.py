@@ -8,6 +8,7 @@ import itertools
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.legend import Legend
 from support_figures import drawn, measured, records_of
 from support_tables import edited, pretrained, record_of, write_records
 
@@ -70,6 +71,29 @@ def test_the_legend_lies_inside_the_page_and_covers_no_panel(figure, name):
         panels = [axis.get_tightbbox(page.canvas.get_renderer()) for axis in page.axes]
         box = legend.get_window_extent(page.canvas.get_renderer())
         assert not any(panel.overlaps(box) for panel in panels if panel is not None)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_in_the_saved_picture_legend_and_notes_are_whole_and_apart(tiny, files, tmp_path, monkeypatch, name):
+    """Saving enlarges the page so that the notes fit on it; a legend that hangs on the page's edge would move."""
+    seen = []
+    original = Legend.draw
+
+    def watched(legend, renderer):
+        original(legend, renderer)
+        page = legend.get_figure(root=True)
+        if legend in page.legends:
+            note = page.texts[-1].get_window_extent(renderer)
+            seen.append((legend.get_window_extent(renderer), note, page.bbox.frozen()))
+
+    monkeypatch.setattr(Legend, "draw", watched)
+    page = drawn(monkeypatch, tiny, name, files.get(name, []), tmp_path)
+    assert bool(seen) == bool(page.legends)
+    for legend, note, _ in seen[-2:]:
+        assert not legend.overlaps(note), name
+    for box in seen[-1][:2] if seen else ():
+        paper = seen[-1][2]
+        assert box.x0 >= paper.x0 - 1 and box.y0 >= paper.y0 - 1 and box.x1 <= paper.x1 + 1 and box.y1 <= paper.y1 + 1
 
 
 @pytest.mark.parametrize("name", FIGURES)
