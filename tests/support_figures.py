@@ -70,4 +70,5 @@ def drawn(monkeypatch, project: Project, name: str, files: list[Path], folder: P
     with monkeypatch.context() as patch:
         patch.setattr(plt, "close", left.append)
         write_figure(project, name, files, folder / f"{name}.svg")
+    plt.close(left[0])
     return left[0]

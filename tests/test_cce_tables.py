@@ -200,6 +200,18 @@ def test_on_a_cpu_the_small_case_is_shown_with_its_shape_and_compared_with_nothi
     assert {d.regenerated for (row, _), d in further.items() if "Lower bound" not in row} == {"not run", ""}
 
 
+def test_on_a_cpu_claims_on_memory_alone_are_judged_and_those_that_read_a_time_are_not(project, paper, tmp_path):
+    bench = Bench(paper, "tiny_cpu", "cpu (a processor, 1 thread)")
+    for row in Bench(paper).printed(project, "cce_table1").rows:
+        bench.add(row["name"], row["metric"], row["value"], measure=row["measure"])
+    contents = table_contents(Project({"scale": "tiny"}), "cce_table1", bench.write(tmp_path))
+    found = verdicts(Project({"scale": "tiny"}), "cce_table1", contents)
+    judged = {claim for claim, verdict in found.items() if verdict != "not tested"}
+    claims = {c.id: c.expression for c in paper.tables["cce_table1"].claims}
+    assert judged and not [c for c in judged if "Time" in claims[c]]
+    assert all("Memory" in claims[c] for c in judged) and {found[c] for c in judged} <= {"holds", "fails"}
+
+
 @pytest.mark.parametrize(
     ("table", "case", "row", "proxy"),
     [
