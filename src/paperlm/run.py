@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paperlm.data.settings import DataSettings
@@ -28,7 +28,7 @@ from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.model_store import checked_model, has_model, read_manifest, store_model
 from paperlm.record.places import Places
-from paperlm.record.record import DataUsed, Record, behaviours_of_ancestors, drift, read_record, write_record
+from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
 from paperlm.train.gpu_lock import one_gpu
 
 AGREEMENT = 0.05
@@ -49,8 +49,9 @@ class Maker:
         """The job, after the parents whose models are missing and the data that is not prepared."""
         for name, parent in job.parents().items():
             update = job.snapshot(name)
-            if not has_model(self.places.root / self.places.model(parent), parent, {update, *self._keep(parent)}):
-                self.with_parents(parent)
+            kept = {*self._keep(parent), *(() if update is None else (update,))}
+            if not has_model(self.places.root / self.places.model(parent), parent, {update, *kept}):
+                replace(self, keep={**self.keep, parent.job_id: tuple(sorted(kept))}).with_parents(parent)
         for settings in job.data():
             self.prepare(settings)
         self.make(job, remake)
@@ -78,24 +79,29 @@ class Maker:
             if done_meanwhile and complete and not remake:
                 print(f"{job.job_id}: another process has made it", file=sys.stderr)
                 return
-            record = self._do(job, folder)
+            record = self._do(job)
             if record is None:
                 return
             self._compare(job, record)
+            if job.leaves_model:
+                store_model(self._building(job), folder, job, record.outcome, record.ancestors)
             write_record(record_path, record)
             shutil.rmtree(self.places.root / self.places.work(job), ignore_errors=True)
 
     def _keep(self, job: Job) -> tuple[int, ...]:
         return self.keep.get(job.job_id, ())
 
-    def _do(self, job: Job, folder: Path) -> Record | None:
+    def _building(self, job: Job) -> Path:
+        return self.places.root / self.places.work(job) / "model"
+
+    def _do(self, job: Job) -> Record | None:
         started = time.monotonic()
-        models, blocked = self._models(job)
+        models, blocked, ancestors = self._models(job)
         data = tuple(self.places.root / self.places.data(settings) for settings in job.data())
         manifests = [load_manifest(path) for path in data]
         work = self.places.root / self.places.work(job)
         work.mkdir(parents=True, exist_ok=True)
-        building = work / "model" if job.leaves_model else None
+        building = self._building(job) if job.leaves_model else None
         if building is not None:
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
@@ -110,13 +116,11 @@ class Maker:
                 environment = _environment(self.machine)
         if blocked:
             environment = _environment(Machine(device="cpu"))
-        if building is not None:
-            store_model(building, folder, job, result.outcome)
         return Record(
             job_id=job.job_id,
             kind=job.kind,
             behaviour=job.behaviours(),
-            ancestors=behaviours_of_ancestors(job),
+            ancestors=ancestors,
             job=job.canonical(),
             outcome=result.outcome,
             reason=result.reason,
@@ -130,16 +134,18 @@ class Maker:
             environment=environment,
         )
 
-    def _models(self, job: Job) -> tuple[dict[str, Path], str]:
-        """Checked folders of the parents' models, and why there is one that left none."""
-        found, blocked = {}, ""
+    def _models(self, job: Job) -> tuple[dict[str, Path], str, dict[str, dict[str, int]]]:
+        """Checked folders of the parents' models, why there is one that left none, and the rules they were made under."""
+        found, blocked, ancestors = {}, "", {}
         for name, parent in job.parents().items():
             folder = self.places.root / self.places.model(parent)
-            if (outcome := read_manifest(folder, parent)["outcome"]) in NO_MODEL:
+            manifest = read_manifest(folder, parent)
+            ancestors |= {parent.job_id: manifest["behaviour"], **manifest["ancestors"]}
+            if (outcome := manifest["outcome"]) in NO_MODEL:
                 blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on"
             else:
                 found[name] = checked_model(folder, parent, job.snapshot(name))
-        return found, blocked
+        return found, blocked, ancestors
 
     @contextlib.contextmanager
     def _locked(self, job: Job) -> Iterator[None]:

@@ -1,8 +1,7 @@
 # Loads and checks every declaration before any job starts; named input functions. All logic is in src/paperlm.
-import json
-import os
 import sys
 from pathlib import Path
+from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
@@ -39,8 +38,8 @@ wildcard_constraints:
 # Jobs find the two packages without an installation; one thread a job on a CPU (two are slower on two cores). Where
 # local data lies and how often a checkpoint is written changes no result, so they are no parameters of a rule.
 shell.prefix(
-    f"export PYTHONSAFEPATH=1 PYTHONPATH='{ROOT}/src:{ROOT}/kernels' HF_HUB_DISABLE_TELEMETRY=1"
-    f" PAPERLM_LOCAL_DATA='{project.config.local_data}'"
+    f"export PYTHONSAFEPATH=1 PYTHONPATH={quote(f'{ROOT}/src:{ROOT}/kernels')} HF_HUB_DISABLE_TELEMETRY=1"
+    f" PAPERLM_LOCAL_DATA={quote(project.config.local_data)}"
     f" PAPERLM_CHECKPOINT_SECONDS={project.config.checkpoint_seconds}; "
     + ("export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false; " if DEVICE == "cpu" else "")
 )

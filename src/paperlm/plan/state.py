@@ -14,7 +14,7 @@ from typing import Literal
 
 from paperlm.jobs import Job
 from paperlm.plan.project import Project
-from paperlm.record.model_store import has_model
+from paperlm.record.model_store import has_model, read_manifest
 from paperlm.record.record import drift
 from paperlm.train.gpu_lock import visible_gpus
 
@@ -35,6 +35,12 @@ class State:
 
     def __init__(self, project: Project) -> None:
         self.project, self.places = project, project.places
+
+    def anew(self) -> State:
+        """The same question once more, of the files as they are now."""
+        state = State(self.project)
+        state.gpus = self.gpus
+        return state
 
     @functools.cached_property
     def gpus(self) -> list[str]:
@@ -100,11 +106,11 @@ class State:
     def has_model(self, job: Job) -> bool:
         """Whether the model is here with every snapshot that children need, and made under today's rules."""
         updates = {None, *self.project.keep.get(job.job_id, ())}
-        if not has_model(self.places.root / self.places.model(job), job, updates):
+        folder = self.places.root / self.places.model(job)
+        if not has_model(folder, job, updates):
             return False
-        made = self.places.made(job)
-        drifted = self.places.is_file(made) and _drift(self.places.root / made, job)
-        return not (drifted and self.makes_drifted)
+        manifest = read_manifest(folder, job)
+        return not (drift(job, manifest["behaviour"], manifest["ancestors"]) and self.makes_drifted)
 
 
 def _drift(path: Path, job: Job) -> list[str]:

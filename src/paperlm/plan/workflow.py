@@ -109,7 +109,9 @@ class Workflow:
         of their records, departures, and what the scale says of all exhibits. A word about another one does not."""
         paper, exhibit = self.project.exhibit(name)
         scale, own = self.project.scale, self.project.changes(paper)
-        records = {job.job_id: self._state_of(job) for job in self.project.jobs_of(name)}
+        # Snakemake asks again just before it builds the exhibit, when the records are made: that answer is what it keeps.
+        state = self.state.anew()
+        records = {job.job_id: _state_of(state, job) for job in self.project.jobs_of(name)}
         table = getattr(exhibit, "table", "")
         return digest(
             {
@@ -135,10 +137,6 @@ class Workflow:
             },
             16,
         )
-
-    def _state_of(self, job: Job) -> list[Any]:
-        stored = self.state.stored(job)
-        return [self.state.want(job), list(stored.drifted) if stored else []]
 
     def has_claims(self, name: str) -> bool:
         """Whether an exhibit's files include verdicts."""
@@ -200,3 +198,8 @@ class Workflow:
                 found[match[1]] = None
         judged = {name for name in self.project.figures if self.has_claims(name)}
         return [name for name in found if name in self.project.tables or name in judged]
+
+
+def _state_of(state: State, job: Job) -> list[Any]:
+    stored = state.stored(job)
+    return [state.want(job), list(stored.drifted) if stored else []]

@@ -1,7 +1,7 @@
 """Model folders between jobs: whole or absent, and never trusted without checksum and job id.
 
 <folder>/config.json, model.safetensors, tokenizer files; at-<update>/ the same of a snapshot; manifest.json, written
-last: the job, how it ended, and the SHA-256 of every file.
+last: the job, how it ended, the rules it was made under, and the SHA-256 of every file.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ from paperlm.jobs.base import NO_MODEL, Job
 
 MANIFEST = "manifest.json"
 
+Behaviours = dict[str, dict[str, int]]
+"Job id -> the behaviours that it was made under."
 
-def store_model(building: Path, folder: Path, job: Job, outcome: str) -> None:
+
+def store_model(building: Path, folder: Path, job: Job, outcome: str, ancestors: Behaviours) -> None:
     """Put a finished folder into its place, with its manifest; a folder that was there is replaced.
 
-    A job that ended without a model leaves a manifest that says how it ended, and no files.
+    `ancestors`: the rules that the models it worked on were made under. A job that ended without a model leaves a
+    manifest that says how it ended, and no files.
     """
     building.mkdir(parents=True, exist_ok=True)
     files = sorted(p for p in building.rglob("*") if p.is_file() and p.name != MANIFEST)
     content = {
         "job_id": job.job_id,
         "outcome": outcome,
+        "behaviour": job.behaviours(),
+        "ancestors": ancestors,
         "files": {str(p.relative_to(building)): sha256_of(p) for p in files},
     }
     write_json(building / MANIFEST, content)
@@ -46,7 +52,11 @@ def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     again = f"run {job.job_id} again (python -m paperlm run {job.job_id})"
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _ = (manifest["job_id"], manifest["outcome"], manifest["files"].items())
+        _ = (
+            manifest["job_id"],
+            manifest["outcome"],
+            *(manifest[k].items() for k in ("behaviour", "ancestors", "files")),
+        )
     except FileNotFoundError:
         raise JobError(f"{folder}: no finished model of {job.job_id}; {again}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
