@@ -115,6 +115,47 @@ def write_kinds(folder: Path) -> Path:
     return folder
 
 
+TOY_PAPER = """
+paper: {id: toy, title: A toy, arxiv: "0", code: none}
+jobs:
+  model: {kind: toy_model, settings: {steps: {value: 4, source: a toy}}}
+  early: {kind: toy_number, of: model, settings: {at: {value: 2, source: a toy}}}
+  number: {kind: toy_number, of: model}
+tables:
+  toy_table1:
+    title: Counts
+    number: Table 1
+    kind: jobs
+    job: number
+    metric: value
+    rows:
+      once: {source: a toy}
+      twice: {source: a toy, settings: {number: {factor: {value: 2.0, source: a toy}}}}
+    columns: {count: {}, early: {job: early}}
+    claims_name: T1
+    claims:
+      - {id: TOY-1, says: Twice is more, expression: "T1['twice','count'] > T1['once','count']", published: null}
+  toy_table2:
+    title: Counts of models
+    number: Table 2
+    kind: jobs
+    job: model
+    metric: count
+    rows: {A: {source: a toy}}
+    columns: {count: {}}
+"""
+
+
+def write_paper(root: Path) -> Path:
+    """A paper of two tables of toys, in place of the papers that `root` has."""
+    folder = root / "workflow/papers"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.yaml"):
+        path.unlink()
+    (folder / "toy.yaml").write_text(TOY_PAPER)
+    return root
+
+
 def maker(root: Path, **more: object) -> Maker:
     """A maker of jobs at the smoke scale below `root`."""
     return Maker(Places(root, "smoke"), Machine(device="cpu", progress=False), **more)

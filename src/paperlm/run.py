@@ -44,13 +44,16 @@ class Maker:
     local_data: str = ""
     keep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     "job id -> updates after which children need its model"
+    makes_drifted: bool = False
+    "whether a parent's model of earlier rules is made again"
 
     def with_parents(self, job: Job, remake: bool = False) -> None:
         """The job, after the parents whose models are missing and the data that is not prepared."""
         for name, parent in job.parents().items():
             update = job.snapshot(name)
             kept = {*self._keep(parent), *(() if update is None else (update,))}
-            if not has_model(self.places.root / self.places.model(parent), parent, {update, *kept}):
+            folder = self.places.root / self.places.model(parent)
+            if not has_model(folder, parent, {update, *kept}, self.makes_drifted):
                 replace(self, keep={**self.keep, parent.job_id: tuple(sorted(kept))}).with_parents(parent)
         for settings in job.data():
             self.prepare(settings)
@@ -135,7 +138,7 @@ class Maker:
         )
 
     def _models(self, job: Job) -> tuple[dict[str, Path], str, dict[str, dict[str, int]]]:
-        """Checked folders of the parents' models, why there is one that left none, and the rules they were made under."""
+        """Checked folders of the parents' models, why one left none, and the rules that they were made under."""
         found, blocked, ancestors = {}, "", {}
         for name, parent in job.parents().items():
             folder = self.places.root / self.places.model(parent)
@@ -224,7 +227,7 @@ def _environment(machine: Machine):
 def run_named(project: Project, what: str, machine: Machine, with_parents: bool, again: bool) -> None:
     """Make the job of that id, or those of a table or figure whose records are missing. SpecError for another name."""
     state = State(project)
-    maker = Maker(project.places, machine, project.config.local_data, project.keep)
+    maker = Maker(project.places, machine, project.config.local_data, project.keep, state.makes_drifted)
     if what in project.jobs:
         job = project.jobs[what]
         if not again and state.want(job) == "have":

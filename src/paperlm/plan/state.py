@@ -14,7 +14,7 @@ from typing import Literal
 
 from paperlm.jobs import Job
 from paperlm.plan.project import Project
-from paperlm.record.model_store import has_model, read_manifest
+from paperlm.record.model_store import has_model
 from paperlm.record.record import drift
 from paperlm.train.gpu_lock import visible_gpus
 
@@ -104,13 +104,9 @@ class State:
 
     @functools.cache  # noqa: B019
     def has_model(self, job: Job) -> bool:
-        """Whether the model is here with every snapshot that children need, and made under today's rules."""
+        """Whether the model is here with every snapshot that children need, and of rules that serve."""
         updates = {None, *self.project.keep.get(job.job_id, ())}
-        folder = self.places.root / self.places.model(job)
-        if not has_model(folder, job, updates):
-            return False
-        manifest = read_manifest(folder, job)
-        return not (drift(job, manifest["behaviour"], manifest["ancestors"]) and self.makes_drifted)
+        return has_model(self.places.root / self.places.model(job), job, updates, self.makes_drifted)
 
 
 def _drift(path: Path, job: Job) -> list[str]:

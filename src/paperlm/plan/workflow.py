@@ -109,7 +109,7 @@ class Workflow:
         of their records, departures, and what the scale says of all exhibits. A word about another one does not."""
         paper, exhibit = self.project.exhibit(name)
         scale, own = self.project.scale, self.project.changes(paper)
-        # Snakemake asks again just before it builds the exhibit, when the records are made: that answer is what it keeps.
+        # Snakemake asks again just before it builds the exhibit, with the records made, and keeps that answer.
         state = self.state.anew()
         records = {job.job_id: _state_of(state, job) for job in self.project.jobs_of(name)}
         table = getattr(exhibit, "table", "")

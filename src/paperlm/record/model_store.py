@@ -15,6 +15,7 @@ from typing import Any
 from paperlm.errors import JobError
 from paperlm.files import sha256_of, write_json
 from paperlm.jobs.base import NO_MODEL, Job
+from paperlm.record.record import drift
 
 MANIFEST = "manifest.json"
 
@@ -66,11 +67,16 @@ def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     return manifest
 
 
-def has_model(folder: Path, job: Job, updates: set[int | None]) -> bool:
-    """Whether a folder has the model after these updates (None: the last), by its manifest alone."""
+def has_model(folder: Path, job: Job, updates: set[int | None], current: bool = False) -> bool:
+    """Whether a folder has the model after these updates (None: the last), by its manifest alone.
+
+    `current`: one that was made under earlier rules does not count.
+    """
     try:
         manifest = read_manifest(folder, job)
     except JobError:
+        return False
+    if current and drift(job, manifest["behaviour"], manifest["ancestors"]):
         return False
     if manifest["outcome"] in NO_MODEL:
         return True  # there is none to be had

@@ -97,8 +97,8 @@ def load(
         )
     if state["behaviour"] != job.behaviours():
         raise CheckpointError(
-            f"{newest}: made under earlier rules ({state['behaviour']}, now {job.behaviours()}); delete {folder}: training "
-            "starts anew"
+            f"{newest}: made under earlier rules ({state['behaviour']}, now {job.behaviours()}); delete {folder}: "
+            "training starts anew"
         )
     for name, expected in state["sha256"].items():
         if not (newest / name).is_file() or sha256_of(newest / name) != expected:
