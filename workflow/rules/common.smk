@@ -106,6 +106,12 @@ def exhibit_digest(wildcards):
     return plan.exhibit_digest(wildcards.get("table") or wildcards.get("figure"))
 
 
+def targets(*names):
+    "Files of these exhibits; where a report is asked for, of those that are built: Snakemake stops at one that is not."
+    reports = any(argument.partition("=")[0] == "--report" for argument in sys.argv)
+    return plan.targets(*names, built=reports)
+
+
 def show_summary():
     "Diff and verdicts of the tables and figures that were asked for, in the terminal."
     names = [f"paper_tables/{name}.csv" for name in plan.asked_for(sys.argv)]

@@ -142,14 +142,27 @@ class Workflow:
         """Whether an exhibit's files include verdicts."""
         return bool(self.project.exhibit(name)[1].claims)
 
-    def targets(self, *names: str) -> list[str]:
-        """Files that stand for these exhibits (none: for all) where `all` or a paper's name asks for them."""
+    def targets(self, *names: str, built: bool = False) -> list[str]:
+        """Files that stand for these exhibits (none: for all) where `all` or a paper's name asks for them.
+
+        `built`: only those all of whose files are there, for a report.
+        """
         found = []
         for name in names or self.project.exhibits:
             found.append(f"paper_tables/{name}.{'csv' if name in self.project.tables else 'svg'}")
             if name in self.curves:
                 found.append(f"paper_tables/{name}.curves.svg")
-        return found
+        return [target for target in found if not built or self._is_built(target)]
+
+    def _is_built(self, target: str) -> bool:
+        """Whether the files are there that the rule of a target marks for the report."""
+        name, _, suffix = target.removeprefix("paper_tables/").partition(".")
+        files = [target]
+        if suffix == "csv":
+            files.append(f"results/report/{name}.html")
+        if suffix == "csv" or (suffix == "svg" and self.has_claims(name)):
+            files += [f"paper_tables/{name}.{kind}.csv" for kind in ("diff", "claims")]
+        return all(map(self.places.is_file, files))
 
     @functools.cached_property
     def curves(self) -> list[str]:
