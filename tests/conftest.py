@@ -64,7 +64,27 @@ def paperlm() -> Callable[..., subprocess.CompletedProcess]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--allowed-skips", type=Path, help="fail if a test is skipped for a reason that is not in this file"
+    )
     parser.addoption("--summary", type=Path, help="write what ran where, and how it ended, to this JSON file")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A skip that nobody allowed is a hole: fail the run and name it."""
+    path = session.config.getoption("--allowed-skips")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if path is None or reporter is None or hasattr(session.config, "workerinput"):
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    allowed = tuple(line for line in lines if line and not line.startswith("#"))
+    for report in reporter.stats.get("skipped", []):
+        reason = (
+            report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        )
+        if not reason.startswith(allowed):
+            reporter.write_line(f"{report.nodeid}: skipped for a reason that {path} does not allow: {reason}", red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:

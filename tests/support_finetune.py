@@ -42,7 +42,7 @@ COMMON = {
 def sft(**changes):
     settings = {
         "of": Pretrained(),
-        "dataset": "bundled:hh_rlhf_600",
+        "dataset": "bundled:commonsense_4k",
         "examples": 30,
         "validation_examples": 6,
         "template": "llm_adapters",

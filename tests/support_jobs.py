@@ -9,8 +9,6 @@ import json
 import sys
 from pathlib import Path
 
-from support import copy_tracked
-
 from paperlm import jobs
 from paperlm.jobs.base import Machine
 from paperlm.record.places import Places
@@ -156,13 +154,6 @@ def write_paper(root: Path) -> Path:
         path.unlink()
     (folder / "toy.yaml").write_text(TOY_PAPER)
     return root
-
-
-def toy_clone(folder: Path) -> Path:
-    """A clone whose only paper is the toy, with the toy kinds among its own: Snakemake on jobs of a second."""
-    copy_tracked(folder)
-    write_kinds(folder / "src/paperlm/jobs")
-    return write_paper(folder)
 
 
 def maker(root: Path, **more: object) -> Maker:

@@ -140,6 +140,30 @@ def test_methods_that_take_turns_are_measured_alternately_and_as_often(toy):
     assert mixed == sorted(mixed)
 
 
+def test_on_a_gpu_the_next_process_starts_early_and_measures_only_when_it_is_told_to(toy, monkeypatch):
+    """The toy touches no device, so that this runs anywhere."""
+    toy()
+    begun = []
+    original = run.Worker.go
+    monkeypatch.setattr(run.Worker, "__init__", _noting(run.Worker.__init__, begun, "start"))
+    monkeypatch.setattr(run.Worker, "go", _noting(original, begun, "go"))
+    names = ("loop", "peer", "raises", "loop")
+    tasks = [Task("squares", "two", name, ("time",), device="cuda") for name in names]
+    found = run.run(ops.operation("squares"), tasks, lambda task, found: None)
+    assert [row["outcome"] if row["value"] is None else row["value"] for row in found] == [
+        1.0, "absent: nobody has it", "failed: ArithmeticError: no square", 1.0,
+    ]  # fmt: skip
+    assert begun == ["start", "start", "go", "start", "go", "go"]
+
+
+def _noting(function, notes: list[str], note: str):
+    def noted(*arguments):
+        notes.append(note)
+        return function(*arguments)
+
+    return noted
+
+
 def test_turns_end_with_their_time_but_not_before_three(toy):
     toy(in_turns=True)
     task = Task("squares", "two", "loop", ("time",), device="cpu", repeats=1000, seconds=0.0)

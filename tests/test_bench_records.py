@@ -18,7 +18,7 @@ from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 from paperlm_kernels.bench.ops.cross_entropy.report import tables
 from paperlm_kernels.bench.run import run
 
-from paperlm.spec.project import ROOT
+from paperlm.plan.project import ROOT
 
 # -- rows and tables ----
 

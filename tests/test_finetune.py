@@ -87,9 +87,17 @@ def test_the_name_follows_settings_and_parents_and_reading_it_back_gives_the_sam
 
 
 def test_settings_that_make_no_sense_are_refused():
-    for change in ({"dataset": "bundle:x"}, {"warmup": 1.0}, {"block": 1}, {"of": sft()}, {"peak_rate": 1.0}):
+    for change in ({"warmup": 1.0}, {"block": 1}, {"of": sft()}, {"peak_rate": 1.0}):
         with pytest.raises(ValueError):
             sft(**change)
+    with pytest.raises(ValueError, match="did you mean 'commonsense_4k'"):
+        sft(dataset="bundled:commonsens_4k")
+    with pytest.raises(ValueError, match="no set of items"):
+        sft(dataset="bundled:c4_sample")
+    with pytest.raises(ValueError, match="unknown split 'tets'"):
+        sft(dataset="local:commonsense_147k", validation_split="tets")
+    with pytest.raises(ValueError, match="has no field 'chosen'"):
+        sft(template="chosen")
 
 
 def test_updates_count_the_last_batch_of_an_epoch_and_stop_at_the_limit():
@@ -153,11 +161,11 @@ def test_a_bad_item_is_named_with_file_and_line_before_training(tmp_path, parent
 
 def test_a_missing_split_and_an_altered_file_are_named(tmp_path, parent):
     data = write_set(tmp_path, train=instruction_items(3))
-    with pytest.raises(DataError, match=r"unknown split 'validation'.* known: train"):
+    with pytest.raises(DataError, match=r"no split 'validation' was prepared"):
         run_job(sft(), inputs(tmp_path / "job", data, of=parent), CPU)
     (tmp_path / "train.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"train\.jsonl: missing, truncated or altered"):
-        examples.read_items(data, "train")
+        examples.placed_items(data, "train")
 
 
 def test_a_set_of_one_split_holds_its_last_items_out(tmp_path, parent):
@@ -237,7 +245,7 @@ def test_training_leaves_a_model_that_loads_and_has_the_measured_loss(unbroken, 
     assert result.series["train"].column("lr")[:3] == [0.0, 0.005, 0.01]  # two updates of warm-up
     run_job(sft(), inputs(tmp_path, data, of=parent), CPU)
     tokenizer = load_tokenizer(tmp_path / "model")
-    texts = examples.instructions(examples.read_items(data, "validation"))
+    texts = examples.instructions(examples.placed_items(data, "validation"))
     rows = [examples.encode_instruction(tokenizer, *text, 96, "end") for text in texts]
     sums, counts = measure.token_losses(load_model(tmp_path / "model"), rows, False, "fp32")
     assert sums.sum() / counts.sum() == pytest.approx(result.metrics["eval_loss"], rel=1e-6)
@@ -258,7 +266,7 @@ def test_the_first_loss_is_the_mean_over_the_tokens_that_count(tmp_path, parent,
         job, inputs(tmp_path / "job", data, of=parent), Machine(device="cpu", progress=False, micro_batch=2)
     )
     tokenizer = load_tokenizer(parent)
-    texts = examples.instructions(examples.read_items(data, "train"))
+    texts = examples.instructions(examples.placed_items(data, "train"))
     rows = [examples.encode_instruction(tokenizer, *text, 120, "end") for text in texts]
     sums, counts = measure.token_losses(load_model(parent).double(), rows, loss_on == "answer", "fp32")
     assert result.series["train"].rows[0][1] == pytest.approx(sums.sum() / counts.sum(), rel=1e-5)
@@ -283,7 +291,11 @@ def test_other_numerics_train_and_keep_their_kind_of_weights(unbroken, tmp_path,
 
 def test_chosen_answers_train_the_dialogue_without_the_rejected_ones(tmp_path, parent, tokenizer):
     data = write_set(tmp_path, train=preference_items(20), validation=preference_items(6, start=50))
-    result = run_job(sft(template="chosen", loss_on="answer"), inputs(tmp_path / "job", data, of=parent), CPU)
+    result = run_job(
+        sft(template="chosen", dataset="bundled:hh_rlhf_600", loss_on="answer"),
+        inputs(tmp_path / "job", data, of=parent),
+        CPU,
+    )
     assert result.metrics["eval_loss"] < result.metrics["eval_loss_before"]
     model = load_model(tmp_path / "job" / "model")
     good, bad = (
@@ -338,11 +350,15 @@ def llama(tmp_path_factory, tokenizer):
     return folder
 
 
+def test_the_decoder_and_transformers_own_keep_packed_texts_apart(parent, llama):
+    assert measure.keeps_texts_apart(load_model(parent))
+    assert measure.keeps_texts_apart(load_model(llama))
+
+
 def test_a_model_that_mixes_packed_texts_is_refused(tmp_path, llama, data, monkeypatch):
     from transformers import LlamaForCausalLM
 
     real = LlamaForCausalLM.forward
-    assert measure.keeps_texts_apart(load_model(llama))
     blind = lambda self, position_ids=None, **more: real(self, **more)  # noqa: E731
     monkeypatch.setattr(LlamaForCausalLM, "forward", blind)
     assert not measure.keeps_texts_apart(load_model(llama))
@@ -350,14 +366,16 @@ def test_a_model_that_mixes_packed_texts_is_refused(tmp_path, llama, data, monke
         run_job(sft(packing=True), inputs(tmp_path, data, of=llama), CPU)
 
 
-def test_packed_texts_give_the_loss_that_they_have_alone(tmp_path, llama):
+@pytest.mark.parametrize("name", ["parent", "llama"])
+def test_packed_texts_give_the_loss_that_they_have_alone(tmp_path, request, name):
+    model = request.getfixturevalue(name)
     data = write_set(tmp_path, train=instruction_items(6), validation=instruction_items(2))
     job = sft(packing=True, block=300, batch=4, epochs=1.0)  # three texts of at most 100 ids fit into a block
-    result = run_job(job, inputs(tmp_path / "job", data, of=llama), CPU)
-    tokenizer = load_tokenizer(llama)
-    texts = examples.instructions(examples.read_items(data, "train"))
+    result = run_job(job, inputs(tmp_path / "job", data, of=model), CPU)
+    tokenizer = load_tokenizer(model)
+    texts = examples.instructions(examples.placed_items(data, "train"))
     rows = [examples.encode_instruction(tokenizer, *text, 300, "end") for text in texts]
-    sums, counts = measure.token_losses(load_model(llama), rows, False, "fp32")
+    sums, counts = measure.token_losses(load_model(model), rows, False, "fp32")
     assert result.metrics["updates"] == 1
     assert result.series["train"].rows[0][1] == pytest.approx(sums.sum() / counts.sum(), rel=1e-5)
 

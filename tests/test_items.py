@@ -152,7 +152,7 @@ def test_prepared_items_are_the_sources_first_ones_in_order_and_the_manifest_cou
 
 
 def test_documents_are_prepared_by_the_same_call_whatever_ends_a_line_in_them(tmp_path):
-    settings = data_settings({"text": "bundled:c4_sample", "documents": 219})
+    settings = data_settings({"dataset": "bundled:c4_sample", "documents": 219})
     manifest = prepare_any(settings, tmp_path)
     assert read_documents(manifest) == list(documents("bundled:c4_sample", "validation"))
 

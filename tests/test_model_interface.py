@@ -178,6 +178,8 @@ def test_the_plain_tuple_has_the_parts_of_the_output_in_order():
     assert torch.equal(last, model.model.hidden(ids))
     loss, scores = score(ids, labels=torch.ones(3, dtype=torch.float64), **options)
     assert loss.ndim == 0 and scores.shape == (3, 1)
+    (of_config,) = model_of(MIX, return_dict=False)(ids, use_cache=False)
+    assert torch.equal(of_config, model(ids).logits)
 
 
 def test_streams_are_the_hidden_states_before_the_final_norm():

@@ -8,25 +8,29 @@ import pytest
 import torch
 import transformers
 from pydantic import ValidationError
-from support_probe import FineTuned, Pretrained, inputs, new_model, save
+from support_probe import TOKENS, FineTuned, Pretrained, inputs, new_model, save
 
 from paperlm.data.shards import TokenShards
 from paperlm.data.texts import prepare_text, read_documents
 from paperlm.errors import DataError, JobError
 from paperlm.files import sha256_of
-from paperlm.jobs import angular_distance, block_removal, gradient_norms, output_variance
+from paperlm.jobs import angular_distance, block_removal, gradient_norms, job_from, output_variance
 from paperlm.jobs.angular_distance import AngularDistance
 from paperlm.jobs.base import Machine
 from paperlm.jobs.block_removal import BlockRemoval
 from paperlm.jobs.gradient_norms import GradientNorms
 from paperlm.jobs.hub_model import HubModel
 from paperlm.jobs.output_variance import OutputVariance
+from paperlm.jobs.pretrain import Pretrain
 from paperlm.models.folder import load_model, load_tokenizer
 from paperlm.probe.angular import angular_distances, scaled
 from paperlm.probe.gradients import gradient_norms as norms_of
 from paperlm.probe.losses import sequence_losses
 from paperlm.probe.removal import removed
 from paperlm.probe.variance import output_variances
+from paperlm.record.places import Places
+from paperlm.record.record import read_record
+from paperlm.run import Maker
 
 HUB = "local:smollm2_135m_instruct"
 OWN_TEXT = {"text": "bundled:c4_sample", "text_tokens": 16}
@@ -202,6 +206,7 @@ def test_a_model_from_elsewhere_reads_a_text_with_its_own_tokenizer_cut_and_padd
     texts = read_documents(manifest)
     assert len(texts) == 6
     found = do(job, tmp_path, folder, [manifest])
+    assert found.labels == ["SmolLM2-135M: weights of 4 bits (Q4_1), dequantized"]
     tokenizer = load_tokenizer(folder)
     rows = [tokenizer.encode(text)[:16] for text in texts]
     model = load_model(folder).float()
@@ -327,3 +332,33 @@ def test_the_task_is_part_of_the_name():
     jobs = [job_of(BlockRemoval, **settings) for settings in ({}, TASK, TASK | {"items": 12}, TASK | {"few_shot": 1})]
     assert len({job.job_id for job in jobs}) == 4
     assert jobs[1].slug() == "block_removal-toy-s0-arc_easy"
+
+
+PRETRAIN = {"size": "toy", "hidden_size": 16, "intermediate_size": 24, "n_heads": 2, "n_layers": 2, "vocab_size": 1024}
+PRETRAIN |= {"norm": {"name": "pre_ln"}, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "initializer_range": 0.02}
+PRETRAIN |= {"embed_init_std": 0.02, "zero_last_embedding_row": False, "optimizer": "adam", "adam_betas": (0.9, 0.999)}
+PRETRAIN |= {"adam_eps": 1e-8, "weight_decay": 0.0, "grad_clip": 0.0, "peak_lr": 0.01, "warmup_fraction": 0.1}
+PRETRAIN |= {"final_lr_fraction": 0.1, "steps": 4, "global_batch": 4, "loss_group": 4, "numerics": "fp32", "seed": 0}
+
+
+def test_from_data_to_record_the_whole_model_has_the_validation_perplexity_of_its_training(tmp_path):
+    pre = Pretrain(**PRETRAIN | TOKENS | {"eval_every": 4})
+    places = Places(root=tmp_path, scale="smoke")
+    maker = Maker(places=places, machine=CPU, keep={pre.job_id: (0, 2)})
+    maker.prepare(pre.token_data())
+    there = len(TokenShards(tmp_path / places.data(pre.token_data()), "validation"))
+    states = [OutputVariance(of=pre, at=at, documents=there) for at in ("init", 2, "end")]
+    jobs = [BlockRemoval(of=pre, documents=there), *states]
+    for job in jobs:
+        maker.with_parents(job)
+    trained = read_record(tmp_path / places.made(pre))
+    whole, *variances = (read_record(tmp_path / places.made(job)) for job in jobs)
+    assert whole.metrics["full/perplexity"] == pytest.approx(trained.metrics["ppl_true"], rel=1e-6)
+    assert len({tuple(record.series["variance"].column("var_tok")) for record in variances}) == 3
+
+
+@kinds
+def test_a_job_survives_json_with_its_name(kind):
+    job = job_of(kind, of=HubModel(name=HUB), **OWN_TEXT)
+    again = job_from(json.loads(json.dumps(job.canonical())))
+    assert again == job and again.job_id == job.job_id

@@ -162,7 +162,7 @@ def test_a_reward_model_learns_to_prefer_and_its_accuracy_is_that_of_its_scores(
     assert result.outcome == "trained"
     assert result.metrics["accuracy"] >= 0.9
     model = load_model(folder, "sequence").double()
-    found = examples.pairs(examples.read_items(data, "validation"))
+    found = examples.pairs(examples.placed_items(data, "validation"))
     pairs, _ = examples.encode_pairs(load_tokenizer(folder), found, 24, 12)
     with torch.no_grad():
         score = [[float(model(input_ids=torch.tensor([e.ids])).logits[0, 0]) for e in pair] for pair in pairs]

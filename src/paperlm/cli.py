@@ -72,6 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("names", nargs="*", help="tables, figures or papers; none: everything")
     _common(p)
 
+    p = verb("watch", _watch, "a line for each job that is being made, with its progress and time left")
+    p.add_argument("--seconds", type=float, default=2.0, help="between two looks")
+    p.add_argument("--once", action="store_true", help="look once")
+    _common(p)
+
     p = verb("table", _table, "build a table, its diff and its claims from records")
     _common(p)
     p.add_argument("table")
@@ -105,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("summary", _summary, "print a built table, its diff and its verdicts")
     p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables")
+
+    p = verb("results", _results, "write docs/results.md and README's table from the committed reference")
+    p.add_argument("--take", action="store_true", help="first copy what was built at this scale into the reference")
+    _common(p)
 
     p = verb("show", _show, "what is behind a table or one of its cells: numbers, run, rule, function, settings")
     _common(p)
@@ -218,6 +227,12 @@ def _plan(options: argparse.Namespace) -> None:
     print_plan(_project(options), options.names)
 
 
+def _watch(options: argparse.Namespace) -> None:
+    from paperlm.watch import watch
+
+    watch(_project(options), options.seconds, options.once)
+
+
 def _table(options: argparse.Namespace) -> None:
     from paperlm.tables.build import write_table
 
@@ -249,6 +264,12 @@ def _summary(options: argparse.Namespace) -> None:
 
     for path in options.tables:
         print_summary(path)
+
+
+def _results(options: argparse.Namespace) -> None:
+    from paperlm.results_page import write_results
+
+    write_results(_project(options), options.take)
 
 
 def _show(options: argparse.Namespace) -> None:

@@ -26,13 +26,25 @@ from paperlm.jobs import Inputs, Job, Machine, Result, run_job
 from paperlm.jobs.base import NO_MODEL, Cost
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
-from paperlm.record.model_store import checked_model, has_model, read_manifest, store_model
+from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model
 from paperlm.record.places import Places
 from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
 from paperlm.train.gpu_lock import one_gpu
 
 AGREEMENT = 0.05
 "Relative difference of a metric up to which a job that is made again on other hardware agrees with its record."
+
+
+@dataclass(frozen=True)
+class Parents:
+    """What a job works on."""
+
+    models: dict[str, Path]
+    "parent's field -> checked folder"
+    origin: Origin
+    "what goes with those models"
+    blocked: str
+    "why there is one that left none"
 
 
 @dataclass(frozen=True)
@@ -82,12 +94,13 @@ class Maker:
             if done_meanwhile and complete and not remake:
                 print(f"{job.job_id}: another process has made it", file=sys.stderr)
                 return
-            record = self._do(job)
-            if record is None:
+            done = self._do(job)
+            if done is None:
                 return
+            record, origin = done
             self._compare(job, record)
             if job.leaves_model:
-                store_model(self._building(job), folder, job, record.outcome, record.ancestors)
+                store_model(self._building(job), folder, job, record.outcome, origin)
             write_record(record_path, record)
             shutil.rmtree(self.places.root / self.places.work(job), ignore_errors=True)
 
@@ -97,63 +110,67 @@ class Maker:
     def _building(self, job: Job) -> Path:
         return self.places.root / self.places.work(job) / "model"
 
-    def _do(self, job: Job) -> Record | None:
+    def _do(self, job: Job) -> tuple[Record, Origin] | None:
         started = time.monotonic()
-        models, blocked, ancestors = self._models(job)
+        parents = self._parents(job)
         data = tuple(self.places.root / self.places.data(settings) for settings in job.data())
         manifests = [load_manifest(path) for path in data]
         work = self.places.root / self.places.work(job)
         work.mkdir(parents=True, exist_ok=True)
         building = self._building(job) if job.leaves_model else None
-        if building is not None:
+        if building is not None and _leads():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
-        if blocked:
-            result = Result(outcome="blocked", reason=blocked)
+        if parents.blocked and not _leads():
+            return None
+        if parents.blocked:
+            result = Result(outcome="blocked", reason=parents.blocked)
         else:
-            inputs = Inputs(data=data, models=models, work=work, model=building, keep=self._keep(job))
+            inputs = Inputs(data=data, models=parents.models, work=work, model=building, keep=self._keep(job))
             with one_gpu(enabled=self.machine.device != "cpu"):
                 result = run_job(job, inputs, self.machine)
                 if result is None:  # not the leading process of several
                     return None
                 environment = _environment(self.machine)
-        if blocked:
+        if parents.blocked:
             environment = _environment(Machine(device="cpu"))
-        return Record(
+        record = Record(
             job_id=job.job_id,
             kind=job.kind,
             behaviour=job.behaviours(),
-            ancestors=ancestors,
+            ancestors=parents.origin.ancestors,
             job=job.canonical(),
             outcome=result.outcome,
             reason=result.reason,
             metrics={key: _finite(value) for key, value in result.metrics.items()},
             standard_errors=result.standard_errors,
             series=result.series,
-            labels=result.labels,
+            labels=list(dict.fromkeys([*parents.origin.labels, *result.labels])),
             versions=result.versions,
             data=[DataUsed(**{key: m[key] for key in DataUsed.model_fields}) for m in manifests],
             cost=result.cost or Cost(wall_seconds=round(time.monotonic() - started, 2)),
             environment=environment,
         )
+        labels = dict.fromkeys([*parents.origin.labels, *result.model_labels])
+        return record, replace(parents.origin, labels=tuple(labels))
 
-    def _models(self, job: Job) -> tuple[dict[str, Path], str, dict[str, dict[str, int]]]:
-        """Checked folders of the parents' models, why one left none, and the rules that they were made under."""
-        found, blocked, ancestors = {}, "", {}
+    def _parents(self, job: Job) -> Parents:
+        found, labels, blocked, ancestors = {}, [], "", {}
         for name, parent in job.parents().items():
             folder = self.places.root / self.places.model(parent)
             manifest = read_manifest(folder, parent)
+            labels += manifest["labels"]
             ancestors |= {parent.job_id: manifest["behaviour"], **manifest["ancestors"]}
             if (outcome := manifest["outcome"]) in NO_MODEL:
                 blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on"
             else:
                 found[name] = checked_model(folder, parent, job.snapshot(name))
-        return found, blocked, ancestors
+        return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors), blocked)
 
     @contextlib.contextmanager
     def _locked(self, job: Job) -> Iterator[None]:
         """Hold the job's lock: two processes never make the same job at once, the second waits."""
-        if int(os.environ.get("RANK", 0)):
+        if not _leads():
             yield  # the leading process of several holds it
             return
         path = self.places.root / self.places.lock(job)
@@ -212,6 +229,11 @@ def _close(then: float, now: float) -> bool:
 
 def _finite(value: float | int | None) -> float | int | None:
     return None if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+def _leads() -> bool:
+    """Whether this process is alone, or the leading one of several under torchrun."""
+    return not int(os.environ.get("RANK", 0))
 
 
 def _stamp(path: Path) -> int | None:

@@ -1,4 +1,5 @@
 # Loads and checks every declaration before any job starts; named input functions. All logic is in src/paperlm.
+import atexit
 import sys
 from pathlib import Path
 from shlex import quote
@@ -11,6 +12,7 @@ sys.path = list(dict.fromkeys(sys.path))
 
 from paperlm.checks import open_project
 from paperlm.errors import PaperLMError
+from paperlm.plan.estimate import expectation
 from paperlm.plan.stale_lock import break_stale_lock
 from paperlm.plan.workflow import NOTHING, Workflow
 
@@ -22,6 +24,9 @@ except PaperLMError as error:
 
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
+if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
+    # Behind Snakemake's own table of jobs.
+    atexit.register(lambda: print(expectation(project, plan.asked(sys.argv)), file=sys.stderr))
 
 SCALE = project.scale.scale
 DEVICE = "cuda" if project.scale.device == "gpu" else "cpu"

@@ -5,13 +5,11 @@ Every item is looked at before training starts, and the first bad one is named w
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paperlm.errors import DataError, unknown
-from paperlm.files import sha256_of
+from paperlm.errors import DataError
 
 INSTRUCTION = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
@@ -54,18 +52,12 @@ Items = list[tuple[str, dict[str, Any]]]
 "(place, item): file and line of each item, for errors."
 
 
-def read_items(manifest: Path, split: str) -> Items:
+def placed_items(manifest: Path, split: str) -> Items:
     """Items of a prepared set's split. Raises DataError if the split or its file is missing, truncated or altered."""
-    from paperlm.data.shards import load_manifest
+    from paperlm.data.items import read_items
 
-    splits = load_manifest(manifest).get("splits", {})
-    if split not in splits:
-        raise DataError(f"{manifest}: {unknown('split', split, splits)}; run the data rule again")
-    path = manifest.parent / splits[split]["file"]
-    if not path.is_file() or sha256_of(path) != splits[split]["sha256"]:
-        raise DataError(f"{path}: missing, truncated or altered; delete {manifest.parent} and start again")
-    with path.open(encoding="utf-8") as lines:
-        return [(f"{path}, line {number}", json.loads(line)) for number, line in enumerate(lines, start=1)]
+    found = read_items(manifest, split)
+    return [(f"{manifest.parent / split}.jsonl, line {number}", item) for number, item in enumerate(found, start=1)]
 
 
 def instructions(items: Items) -> list[tuple[str, str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
+from paperlm.data.registry import dataset_entry
 from paperlm.data.settings import ItemData
 from paperlm.jobs.base import Job, Seed
 
@@ -44,15 +45,19 @@ class Training(Job):
     grad_clip: float = Field(1.0, ge=0)
     "largest norm of the gradient; 0: not clipped. 1 is the default of transformers' trainer"
 
-    @field_validator("dataset")
-    @classmethod
-    def has_a_source(cls, value: str) -> str:
-        ItemData(dataset=value, splits={"train": None})
-        return value
+    @model_validator(mode="after")
+    def data_exist(self) -> Training:
+        self.data()
+        return self
 
-    def items(self, training: int | None, validation: int | None) -> ItemData:
-        """So many items of both splits; None: all."""
-        return ItemData(dataset=self.dataset, splits={self.train_split: training, self.validation_split: validation})
+    def items(self, training: int | None, validation: int | None, *fields: str) -> ItemData:
+        """So many items of both splits; None: all. ValueError if the set is unknown or its items lack a field."""
+        counts = {self.train_split: training, self.validation_split: validation}
+        found = ItemData(dataset=self.dataset, splits=counts)
+        known = dataset_entry(self.dataset)[1].fields
+        if missing := [field for field in fields if field not in known]:
+            raise ValueError(f"dataset {self.dataset!r} has no field {missing[0]!r}; it has {', '.join(known)}")
+        return found
 
     def updates(self, examples: int) -> int:
         """Updates of a training on so many examples; an epoch's last update may have fewer than `batch`."""

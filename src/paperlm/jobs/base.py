@@ -50,6 +50,8 @@ class Job(Frozen):
     behaviour it was made, and one of an earlier behaviour is marked or made again."""
     leaves_model: ClassVar[bool] = False
     "whether a folder that transformers can load is left for other jobs"
+    has_curve: ClassVar[bool] = False
+    "whether its record has the series `train` and `eval` that training curves are drawn from"
 
     def parents(self) -> dict[str, Job]:
         """Field -> the job whose model it works on."""
@@ -243,6 +245,8 @@ class Result:
     "None: the caller's wall time"
     labels: list[str] = field(default_factory=list)
     "what has to stand wherever the numbers do: a proxy, a leak, a share of items that was cut"
+    model_labels: list[str] = field(default_factory=list)
+    "those that have to stand beside every number that is computed from the model as well"
     versions: dict[str, str] = field(default_factory=dict)
     "versions beyond those of packages, e.g. of an lm-eval task"
     reason: str = ""

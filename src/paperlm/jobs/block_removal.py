@@ -50,12 +50,11 @@ class BlockRemoval(TextProbe):
         return self.documents
 
     def evaluation(self) -> Job:
-        """The lm_eval job whose accuracy the whole model has; it knows which tasks there are and what they need."""
+        """The lm_eval job whose accuracy the trained model has; it knows which tasks there are and what they need."""
         from paperlm.jobs.lm_eval import LmEval
 
         return LmEval(
             of=self.of,
-            at=self.at,
             tasks=[self.task],
             source=self.source,
             items=self.items,

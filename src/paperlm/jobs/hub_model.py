@@ -53,7 +53,7 @@ def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:
         "parameters": sum(p.numel() for p in model.parameters()),
         "blocks": len(anatomy(model).blocks),
     }
-    return Result(outcome="measured", metrics=metrics, labels=entry.labels)
+    return Result(outcome="measured", metrics=metrics, labels=entry.labels, model_labels=entry.labels)
 
 
 def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:

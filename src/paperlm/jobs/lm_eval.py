@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.errors import SpecError
 from paperlm.evaluate.tasks import Source, task_of
-from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, parent
+from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Seed, parent
 
 BATCH = {"cpu": 16, "cuda": 64}
 "Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
@@ -28,6 +28,8 @@ class LmEval(Job):
 
     of: parent("pretrain", "sft", "rloo", "hub_model")
     "the model"
+    at: At = "end"
+    "of which state of it"
     tasks: list[str] = Field(min_length=1)
     "names of paperlm.evaluate.tasks"
     source: Source

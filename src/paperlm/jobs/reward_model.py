@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from paperlm.data.settings import DataSettings
 from paperlm.errors import DataError
@@ -32,16 +32,10 @@ class RewardModel(Training):
     answer_length: int = Field(gt=0)
     "answers are cut behind so many ids, eos included"
 
-    @model_validator(mode="after")
-    def has_a_split_of_its_own(self) -> RewardModel:
-        if self.train_split == self.validation_split:
-            raise ValueError(
-                "validation_split has to differ from train_split: several pairs of a set share their prompt"
-            )
-        return self
-
     def data(self) -> list[DataSettings]:
-        return [self.items(self.examples, self.validation_examples)]
+        if self.train_split == self.validation_split:
+            raise ValueError("validation_split has to differ from train_split: several pairs of a set share a prompt")
+        return [self.items(self.examples, self.validation_examples, "chosen", "rejected")]
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -108,7 +102,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
 
 
 def _pairs(job: RewardModel, inputs: Inputs, tokenizer: Any, split: str) -> tuple[list[Any], int]:
-    found = texts.pairs(texts.read_items(inputs.data[0], split))
+    found = texts.pairs(texts.placed_items(inputs.data[0], split))
     kept, left_out = texts.encode_pairs(tokenizer, found, job.prompt_length, job.answer_length)
     if len(kept) < 2:
         raise DataError(

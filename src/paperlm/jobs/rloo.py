@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from paperlm.data.settings import DataSettings
 from paperlm.errors import DataError
@@ -56,17 +56,11 @@ class RLOO(Training):
     temperature: float = Field(1.0, gt=0)
     "of sampling"
 
-    @model_validator(mode="after")
-    def has_a_split_of_its_own(self) -> RLOO:
-        if self.train_split == self.validation_split:
-            raise ValueError(
-                "validation_split has to differ from train_split: several pairs of a set share their prompt"
-            )
-        return self
-
     def data(self) -> list[DataSettings]:
         # Not every item has a prompt that fits or that is new, so all of them are prepared.
-        return [self.items(None, None)]
+        if self.train_split == self.validation_split:
+            raise ValueError("validation_split has to differ from train_split: several pairs of a set share a prompt")
+        return [self.items(None, None, "chosen", "rejected")]
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -172,7 +166,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
 
 
 def _prompts(job: RLOO, inputs: Inputs, tokenizer: Any, split: str, count: int) -> list[str]:
-    found = texts.pairs(texts.read_items(inputs.data[0], split))
+    found = texts.pairs(texts.placed_items(inputs.data[0], split))
     return texts.short_prompts(tokenizer, found, job.prompt_length, count, Path(f"{inputs.data[0]}, {split}"))
 
 

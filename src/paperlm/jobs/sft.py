@@ -46,10 +46,10 @@ class SFT(Training):
     "held-out loss after every so many updates; 0: before the first and after the last only"
 
     def data(self) -> list[DataSettings]:
+        fields = ("instruction", "output") if self.template == "llm_adapters" else ("chosen", "rejected")
         if self.train_split != self.validation_split:
-            return [self.items(self.examples, self.validation_examples)]
-        # A set without a split for it: its last items are held out.
-        return [self.items(None, None)]
+            return [self.items(self.examples, self.validation_examples, *fields)]
+        return [self.items(None, None, *fields)]  # the set has one split: its last items are held out
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -141,9 +141,9 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
 
 def _items(job: SFT, inputs: Inputs) -> tuple[texts.Items, texts.Items]:
     """Items to train on, and items held out."""
-    items = texts.read_items(inputs.data[0], job.train_split)
+    items = texts.placed_items(inputs.data[0], job.train_split)
     if job.train_split != job.validation_split:
-        return items, texts.read_items(inputs.data[0], job.validation_split)
+        return items, texts.placed_items(inputs.data[0], job.validation_split)
     kept = len(items) - job.validation_examples
     if kept < 1:
         raise DataError(f"{inputs.data[0]}: {len(items)} items; holding {job.validation_examples} out leaves none")

@@ -173,9 +173,7 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
                 implementation=self.config._attn_implementation,
                 **kwargs,
             )
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x), past_key_values=past_key_values if use_cache else None
-        )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def _positions(self, attention_mask: Tensor | None, past: int | Tensor, x: Tensor) -> Tensor:
         """(B or 1, S): the place of each token after `past` ones; padding, known from a 2-D mask, takes none."""

@@ -8,6 +8,7 @@ ends with a final RMSNorm, Post-LN included. What is absent: dropout, biases, gr
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -83,6 +84,7 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         logits = self.lm_head(_positions_kept(out.last_hidden_state, logits_to_keep))
@@ -145,7 +147,7 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
         numbers = [block.layer for block in self.model.layers]
         if layer not in numbers:
             raise SpecError(f"no block {layer} to remove; present: {numbers}")
-        config = PaperLlamaConfig.from_dict(self.config.to_dict())
+        config = copy.deepcopy(self.config)
         config.trained_layers = self.config.trained_layers or self.config.num_hidden_layers
         config.layer_numbers = [n for n in numbers if n != layer]
         config.num_hidden_layers = len(config.layer_numbers)
@@ -195,6 +197,7 @@ class PaperLlamaForSequenceClassification(PaperLlamaPreTrainedModel):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         states = out.last_hidden_state

@@ -87,6 +87,13 @@ def print_plan(project: Project, names: Sequence[str]) -> None:
     console.print(summary(found, os.cpu_count() or 1))
 
 
+def expectation(project: Project, names: Sequence[str]) -> str:
+    """What `snakemake -n` ends with: jobs to make for exhibits (none: for all), by kind, and how long they take."""
+    found = lines(project, names)
+    kinds = ", ".join(f"{count} {kind}" for kind, count, _ in found)
+    return summary(found, os.cpu_count() or 1) + (f" ({kinds})" if kinds else "")
+
+
 def summary(found: Iterable[tuple[str, int, float | None]], cores: int) -> str:
     """One line: how many jobs, and how long on so many cores if every kind has a recorded cost."""
     found = list(found)

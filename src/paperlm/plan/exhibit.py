@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -95,13 +96,36 @@ class Part(Frozen):
     sum_of_column: str = ""
     "metric of the column's jobs, whose mean is printed as a count; such a row has no job of its own"
     source: str = ""
+    in_print: bool = True
+    "False: a column or row of ours beside those that the paper prints"
     scales: list[str] = []
     "an extra row or column that the paper does not print, at these scales only; no claim reads it"
 
     @property
     def printed(self) -> bool:
         """Whether the paper prints it."""
-        return not self.scales
+        return self.in_print and not self.scales
+
+
+class Along(Frozen):
+    """Columns at equal steps along a run: states of the parent that a job measures, from its start."""
+
+    job: str
+    "name of the job whose `at` they set"
+    share: str = Field("1", pattern=r"^\d+(/\d+)?$")
+    "part of the run that they cover"
+    points: dict[str, int] = Field(min_length=1)
+    "scale -> how many there are behind the start; `default` for the others"
+
+    def columns(self, scale: str) -> dict[str, Part]:
+        """Label -> what the column contributes: `at` as a share of the run, which the plan turns into an update."""
+        points = self.points.get(scale) or self.points["default"]
+        shares = [Fraction(self.share) * index / points for index in range(points + 1)]
+        source = f"{points} equal steps over {self.share} of the run"
+        return {
+            str(share): Part(settings={self.job: {"at": Setting(value=f"share {share}", source=source)}})
+            for share in shares
+        }
 
 
 class JobCells(Exhibit):
@@ -113,6 +137,8 @@ class JobCells(Exhibit):
     "of the record, that claims are judged on, e.g. ppl_true or mmlu/acc"
     rows: dict[str, Part]
     columns: dict[str, Part] = {"": Part()}
+    along: Along | None = None
+    "in place of columns"
     seeds: dict[str, int] = {}
     "scale -> how many seeds there are at least, whatever config.yaml says"
 

@@ -232,6 +232,8 @@ class PaperSpec(Frozen):
         at = f"tables.{name}" if name in self.tables else f"figures.{name}"
         if isinstance(exhibit, JobCells) and exhibit.job:
             yield f"{at}.job", "job", exhibit.job, self.jobs
+        if isinstance(exhibit, JobCells) and exhibit.along:
+            yield f"{at}.along.job", "job", exhibit.along.job, self.jobs
         for part, label, spec in _parts(exhibit):
             if spec.size:
                 yield f"{at}.{part}.{label}", "size", spec.size, self.sizes

@@ -184,12 +184,17 @@ class Project:
             return ()
         cells = []
         for row_name, row in self._parts(exhibit.rows):
-            for column_name, column in self._parts(exhibit.columns):
+            for column_name, column in self._columns(exhibit):
                 cells.append(self._cell(name, paper, exhibit, (row_name, row), (column_name, column)))
         return tuple(cells)
 
     def _parts(self, parts: dict[str, Part]) -> Iterator[tuple[str, Part]]:
         return ((name, part) for name, part in parts.items() if not part.scales or self.scale.scale in part.scales)
+
+    def _columns(self, exhibit: JobCells) -> Iterator[tuple[str, Part]]:
+        if exhibit.along is not None:
+            return iter(exhibit.along.columns(self.scale.scale).items())
+        return self._parts(exhibit.columns)
 
     def _cell(
         self, name: str, paper: PaperSpec, exhibit: JobCells, row: tuple[str, Part], column: tuple[str, Part]

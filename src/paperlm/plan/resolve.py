@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from paperlm.errors import SpecError
@@ -51,7 +52,7 @@ class Context:
                 size=part.size or found.size,
                 norm=part.norm or found.norm,
                 norm_source=part.source if part.norm else found.norm_source,
-                extra=found.extra or not part.printed,
+                extra=found.extra or bool(part.scales),
                 settings={**found.settings, **merged},
             )
         return found
@@ -116,6 +117,8 @@ class Resolver:
                 parent = self.job(spec.parents[key], context, where)
                 values[key] = parent.job
                 chain = {**parent.sources, **chain}
+        if str(values.get("at", "")).startswith("share "):
+            values["at"] = _update(Fraction(values["at"].removeprefix("share ")), values["of"].snapshots().stop)
         job = parse(values, kind, f"{where}, job {name}")
         at = getattr(job, "at", None)
         if isinstance(at, int) and "of" in job.parents() and at not in job.parents()["of"].snapshots():
@@ -186,6 +189,12 @@ class Resolver:
         if isinstance(norm.get("base"), dict):
             norm["base"], source = self._norm(dict(norm["base"]), context, where, source)
         return norm, source
+
+
+def _update(share: Fraction, last: int) -> int | str:
+    """The update after a share of a run of `last` updates, as a job's `at`."""
+    update = round(share * last)
+    return "init" if update == 0 else "end" if update == last else update
 
 
 def _plain(settings: Mapping[str, Settings]) -> dict[str, Any]:

@@ -166,11 +166,11 @@ class Workflow:
 
     @functools.cached_property
     def curves(self) -> list[str]:
-        """Tables whose jobs train from random weights: they have training curves."""
+        """Tables whose jobs have training curves."""
         return [
             name
             for name, (_, table) in self.project.tables.items()
-            if table.kind == "jobs" and any(job.kind == "pretrain" for job in self.project.jobs_of(name))
+            if table.kind == "jobs" and any(job.has_curve for job in self.project.jobs_of(name))
         ]
 
     # -- measurements --
@@ -201,16 +201,19 @@ class Workflow:
                     known += [method for method in methods if method not in known]
         return found
 
-    def asked_for(self, arguments: list[str]) -> list[str]:
-        """Exhibits with something to show in a terminal that a command line names: `paper_tables/x.csv`, or a paper."""
+    def asked(self, arguments: list[str]) -> list[str]:
+        """Exhibits that a command line names: `paper_tables/x.csv`, or a paper."""
         found: dict[str, None] = {}
         for argument in arguments:
             if argument in self.project.papers:
                 found |= dict.fromkeys(self.project.papers[argument].exhibits())
-            elif match := re.fullmatch(r"(?:.*/)?paper_tables/(\w+)\.(csv|svg|png|claims\.csv)", argument):
+            elif match := re.fullmatch(r"(?:.*/)?paper_tables/(\w+)\.(csv|svg|png|claims\.csv|curves\.svg)", argument):
                 found[match[1]] = None
-        judged = {name for name in self.project.figures if self.has_claims(name)}
-        return [name for name in found if name in self.project.tables or name in judged]
+        return [name for name in found if name in self.project.exhibits]
+
+    def asked_for(self, arguments: list[str]) -> list[str]:
+        """Those of them that have something to show in a terminal."""
+        return [name for name in self.asked(arguments) if name in self.project.tables or self.has_claims(name)]
 
 
 def _state_of(state: State, job: Job) -> list[Any]:

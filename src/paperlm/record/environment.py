@@ -15,7 +15,10 @@ from paperlm.record.record import Environment
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
+PACKAGES = (
+    "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "trl", "lm_eval",
+    "accelerate",
+)  # fmt: skip
 
 
 def capture(device: torch.device) -> Environment:

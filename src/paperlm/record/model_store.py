@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,29 @@ Behaviours = dict[str, dict[str, int]]
 "Job id -> the behaviours that it was made under."
 
 
-def store_model(building: Path, folder: Path, job: Job, outcome: str, ancestors: Behaviours) -> None:
+@dataclass(frozen=True)
+class Origin:
+    """What a model carries from its parents and its own job beyond its files."""
+
+    labels: tuple[str, ...] = ()
+    "what has to stand beside every number that is computed from it"
+    ancestors: Behaviours = field(default_factory=dict)
+    "the rules that the models it was made from were made under"
+
+
+def store_model(building: Path, folder: Path, job: Job, outcome: str, origin: Origin) -> None:
     """Put a finished folder into its place, with its manifest; a folder that was there is replaced.
 
-    `ancestors`: the rules that the models it worked on were made under. A job that ended without a model leaves a
-    manifest that says how it ended, and no files.
+    A job that ended without a model leaves a manifest that says how it ended, and no files.
     """
     building.mkdir(parents=True, exist_ok=True)
     files = sorted(p for p in building.rglob("*") if p.is_file() and p.name != MANIFEST)
     content = {
         "job_id": job.job_id,
         "outcome": outcome,
+        "labels": list(origin.labels),
         "behaviour": job.behaviours(),
-        "ancestors": ancestors,
+        "ancestors": origin.ancestors,
         "files": {str(p.relative_to(building)): sha256_of(p) for p in files},
     }
     write_json(building / MANIFEST, content)
@@ -53,11 +64,8 @@ def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     again = f"run {job.job_id} again (python -m paperlm run {job.job_id})"
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _ = (
-            manifest["job_id"],
-            manifest["outcome"],
-            *(manifest[k].items() for k in ("behaviour", "ancestors", "files")),
-        )
+        _ = (manifest["job_id"], manifest["outcome"], [*manifest["labels"]])
+        _ = [manifest[key].items() for key in ("behaviour", "ancestors", "files")]
     except FileNotFoundError:
         raise JobError(f"{folder}: no finished model of {job.job_id}; {again}") from None
     except (ValueError, KeyError, TypeError, AttributeError):

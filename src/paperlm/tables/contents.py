@@ -60,6 +60,8 @@ class Contents:
     "added to the reason of a verdict that rests on one value a cell"
     untested: str = ""
     "why no claim of the table can be judged; empty: they are judged"
+    judged_columns: frozenset[str] = frozenset()
+    "columns that claims are judged on although the table is `untested`"
     depends_on_scale: bool = True
     "False: the same at every scale, so that no scale's rule about claims applies"
     proxies: Mapping[str, str] = field(default_factory=dict)

@@ -84,13 +84,14 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
             samples[place.row, place.column] = CellSamples(measured.values, outcomes, measured.noise, printed)
     untested = ""
     if project.scale.device == "cpu":
-        untested = "measured on a CPU at a small shape at most: the claims are about the published shape on a GPU"
+        untested = "measured on a CPU at a small shape: of its claims only those on memory alone are judged there"
     return Contents(
         diff,
         samples,
         {key: CellValue(v, printed=published.cell(*key)) for key, v in published.values.items()},
         one_sample="one set of inputs; noise of a cell: the spread of its repetitions",
         untested=untested,
+        judged_columns=frozenset(label for label, c in table.columns.items() if c.metric == "peak_memory"),
         proxies=proxies,
     )
 

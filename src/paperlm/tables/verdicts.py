@@ -60,7 +60,7 @@ def _word(truth: bool | None) -> str:
 
 def _judged(project: Project, paper: PaperSpec, claim: ClaimSpec, table_name: str, contents: Contents) -> Verdict:
     rule, exceptions = project.scale.claims, project.changes(paper).except_
-    if contents.untested:
+    if contents.untested and not _within(claim, table_name, contents):
         return Verdict("not tested", reason=contents.untested)
     if contents.depends_on_scale:
         if rule.judge == "none":
@@ -77,6 +77,16 @@ def _judged(project: Project, paper: PaperSpec, claim: ClaimSpec, table_name: st
         reason = f"{verdict.reason}; {contents.one_sample}".removeprefix("; ")
         return Verdict(verdict.verdict, verdict.support, verdict.per_seed, reason)
     return verdict
+
+
+def _within(claim: ClaimSpec, table_name: str, contents: Contents) -> bool:
+    """Whether a claim reads nothing but columns that can be judged in a table which is otherwise untested."""
+    cells = {key: CellValue(statistics.fmean(sample.values)) for key, sample in contents.samples.items()}
+    try:
+        read = Expression(claim.expression).cells({table_name: Cells(cells)})
+    except MissingCell:
+        return False
+    return bool(read) and all(column in contents.judged_columns for _, (_, column) in read)
 
 
 def holds_in_print(claim: ClaimSpec, table_name: str, printed: Mapping[Any, CellValue]) -> bool | None:

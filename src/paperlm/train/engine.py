@@ -41,6 +41,16 @@ class Batch:
     "tokens or examples of the whole update, over all processes: what the curve counts"
 
 
+@dataclass
+class Progress:
+    """What a checkpoint holds beside weights and optimizer."""
+
+    update: int = 0
+    counted: int = 0
+    wall_seconds: float = 0.0
+    resumed_from: tuple[int, ...] = ()
+
+
 class Task(Protocol):
     """What is trained. Its attributes are read after construction; the engine moves nothing to another device."""
 
@@ -54,6 +64,10 @@ class Task(Protocol):
     micro_batch: int
     slots_per_update: int
     "tokens or examples of an update with padding: what throughput counts"
+
+    def trunk(self) -> Progress | None:
+        """Load the weights and optimizer of the job that this one continues, and return where it stood; None: it starts
+        from its own first update. Called once, where the job has no checkpoint of its own."""
 
     def begin(self, update: int) -> Mapping[str, float]:
         """Set rates, decay and phase of an update, counted from 0; returns what the curve notes, e.g. {"lr": 1e-3}.
@@ -75,16 +89,6 @@ class Task(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the model as a folder that other jobs can load."""
-
-
-@dataclass
-class Progress:
-    """What a checkpoint holds beside weights and optimizer."""
-
-    update: int = 0
-    counted: int = 0
-    wall_seconds: float = 0.0
-    resumed_from: tuple[int, ...] = ()
 
 
 Ended = Literal["trained", "not_finite"]
@@ -234,6 +238,8 @@ class Engine:
             self.at = Progress(
                 state["update"], state["counted"], state["wall_seconds"], (*state["resumed_from"], state["update"])
             )
+        else:
+            self.at = self.task.trunk() or Progress()
 
     def _save(self) -> None:
         if self.world.leads:

@@ -113,6 +113,9 @@ class LanguageModelling:
                 largest //= 2
         return largest
 
+    def trunk(self) -> None:
+        return None
+
     def begin(self, update: int) -> Mapping[str, float]:
         rate = learning_rate(update, self.job)
         for group in self.optimizer.param_groups:
@@ -211,12 +214,14 @@ def _result(job: Pretrain, engine: Engine, ended: str) -> Result:
     if job.curve == "every_update":
         metrics["ppl_sequences"] = final.ppl_sequences() if final else None
     per_token = flops_per_token(job.hidden_size, job.intermediate_size, job.n_layers, job.vocab_size, job.seq_len)
+    leaks = ["leaks the future: this preset's statistics span the sequence"] if job.method().leaks_future else []
     return Result(
         outcome=ended,
         metrics=metrics,
         series=_series(job, engine),
         cost=engine.cost(per_token),
-        labels=["leaks the future: this preset's statistics span the sequence"] if job.method().leaks_future else [],
+        labels=leaks,
+        model_labels=leaks,
     )
 
 
