@@ -13,7 +13,6 @@ import math
 import os
 import resource
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 from paperlm.errors import Interrupted
 from paperlm.jobs.base import Cost, Job, Machine
+from paperlm.stopping import stop_requests
 from paperlm.train import checkpoint
 from paperlm.train.curve import CurveFile
 from paperlm.train.distributed import World
@@ -156,7 +156,7 @@ class Engine:
         )
         pending: list[tuple[int, int, Mapping[str, float], Tensor]] = []
         clock, saved, outcome = _Clock(self.world.device), time.monotonic(), "trained"
-        with _stop_requests() as stop:
+        with stop_requests() as stop:
             while self.at.update < task.updates:
                 loss, noted = self.step()
                 update = self.at.update
@@ -338,15 +338,3 @@ class _Clock:
     def stop(self, update: int) -> tuple[int, float]:
         """Updates and seconds since the start; (0, 0.0) if it never started."""
         return (0, 0.0) if self.began is None else (update - self.update, self._now() - self.began)
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """A list that is filled when the process is asked to end, so that it can write a checkpoint first."""
-    asked: list[int] = []
-    handlers = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
