@@ -40,9 +40,10 @@ def name_of(path: Path) -> str:
 
 def layer(module: str) -> int:
     top = module.split(".")[0]
-    for index, names in enumerate(LAYERS):
-        if module in names or (top in names and module != "models"):
-            return index
+    for name in (module, top):
+        for index, names in enumerate(LAYERS):
+            if name in names:
+                return index
     if top in WORK:
         return next(i for i, names in enumerate(LAYERS) if "work" in names)
     raise AssertionError(f"paperlm.{module} stands in no layer: put it into one")
