@@ -24,6 +24,7 @@ except PaperLMError as error:
 
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
+    plan.ask_again()
 if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
     # Behind Snakemake's own table of jobs.
     atexit.register(lambda: print(expectation(project, plan.asked(sys.argv)), file=sys.stderr))
@@ -67,6 +68,10 @@ inputs_of_table = checked(lambda wildcards: plan.inputs(wildcards.table))
 inputs_of_figure = checked(lambda wildcards: plan.inputs(wildcards.figure))
 
 
+def again_of_exhibit(wildcards):
+    return plan.again(wildcards.get("table") or wildcards.get("figure"))
+
+
 def models_of_job(wildcards):
     return plan.models_of(wildcards.job)
 
@@ -105,6 +110,10 @@ def published_of_table(wildcards):
 
 def methods_of_case(wildcards):
     return ",".join(plan.measurements[wildcards.op, wildcards.case])
+
+
+def exhibit_config(wildcards):
+    return project.config.model_dump_json(exclude={"local_data", "checkpoint_seconds"})
 
 
 def exhibit_digest(wildcards):

@@ -36,12 +36,6 @@ class State:
     def __init__(self, project: Project) -> None:
         self.project, self.places = project, project.places
 
-    def anew(self) -> State:
-        """The same question once more, of the files as they are now."""
-        state = State(self.project)
-        state.gpus = self.gpus
-        return state
-
     @functools.cached_property
     def gpus(self) -> list[str]:
         """Cards of this machine; empty on a scale that needs none."""

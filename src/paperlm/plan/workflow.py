@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from typing import Any
+import time
 
 from paperlm.data.settings import DataSettings
 from paperlm.data.sources import check_present
+from paperlm.files import write_json
 from paperlm.frozen import digest
 from paperlm.jobs import Job, job_kinds
 from paperlm.plan.exhibit import MeasurementsTable
@@ -109,9 +110,7 @@ class Workflow:
         of their records, departures, and what the scale says of all exhibits. A word about another one does not."""
         paper, exhibit = self.project.exhibit(name)
         scale, own = self.project.scale, self.project.changes(paper)
-        # Snakemake asks again just before it builds the exhibit, with the records made, and keeps that answer.
-        state = self.state.anew()
-        records = {job.job_id: _state_of(state, job) for job in self.project.jobs_of(name)}
+        records = {job.job_id: self._state_of(job) for job in self.project.jobs_of(name)}
         table = getattr(exhibit, "table", "")
         return digest(
             {
@@ -137,6 +136,28 @@ class Workflow:
             },
             16,
         )
+
+    def _state_of(self, job: Job) -> list[str] | None:
+        """What the exhibit will say of the record: nothing, that it is of earlier rules, or (also of one that is about
+        to be made: the digest must not change by that) neither."""
+        want = self.state.want(job)
+        if want == "absent":
+            return None
+        return list(self.state.stored(job).drifted) if want == "have" else []
+
+    def ask_again(self) -> None:
+        """Snakemake lets a finished exhibit stand when a record beneath it is gone. Give such a one a newer input, so
+        that record and exhibit are made again."""
+        for name in self.project.exhibits:
+            if any(map(self.places.is_file, self.targets(name))):
+                jobs = self.project.jobs_of(name)
+                gone = [job.job_id for job in jobs if self.state.want(job) == "make" and not self.state.stored(job)]
+                if gone:
+                    write_json(self.places.root / self.places.again(name), {"gone": gone, "seen": time.time_ns()})
+
+    def again(self, name: str) -> list[str]:
+        """What `ask_again` has written for an exhibit, if it ever had to."""
+        return [path] if self.places.is_file(path := self.places.again(name)) else []
 
     def has_claims(self, name: str) -> bool:
         """Whether an exhibit's files include verdicts."""
@@ -214,8 +235,3 @@ class Workflow:
     def asked_for(self, arguments: list[str]) -> list[str]:
         """Those of them that have something to show in a terminal."""
         return [name for name in self.asked(arguments) if name in self.project.tables or self.has_claims(name)]
-
-
-def _state_of(state: State, job: Job) -> list[Any]:
-    stored = state.stored(job)
-    return [state.want(job), list(stored.drifted) if stored else []]
