@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paperlm.plan.project import ROOT, Project
 from support import copy_tracked, job_environment, smoke_run
+
+from paperlm.plan.project import ROOT, Project
 
 TABLE = "paper_tables/mixln_table1.csv"
 PROFILE = ["--workflow-profile", "workflow/profiles/slurm"]
