@@ -21,7 +21,7 @@ rule all:
     "Every table and figure at the configured scale."
     default_target: True
     input:
-        plan.targets(),
+        targets(),
 
 
 for paper, spec in project.papers.items():
@@ -30,7 +30,7 @@ for paper, spec in project.papers.items():
         name:
             paper
         input:
-            plan.targets(*spec.exhibits()),
+            targets(*spec.exhibits()),
 
 
 onsuccess:

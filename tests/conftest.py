@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from support import job_environment, smoke_run
+from support_jobs import write_kinds
 
+from paperlm import jobs
 from paperlm.data.prepare import prepare
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
@@ -36,6 +38,18 @@ def project() -> Project:
 def paper(project: Project) -> PaperSpec:
     """Cut Cross-Entropy as declared in workflow/papers/cce.yaml."""
     return project.papers["cce"]
+
+
+@pytest.fixture
+def toy_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of kinds of jobs beside the project's own."""
+    folder = write_kinds(tmp_path / "kinds")
+    monkeypatch.setattr(jobs, "__path__", [*jobs.__path__, str(folder)])
+    jobs.job_kinds.cache_clear()
+    yield folder
+    for path in folder.glob("*.py"):
+        sys.modules.pop(f"paperlm.jobs.{path.stem}", None)
+    jobs.job_kinds.cache_clear()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paperlm.data.settings import DataSettings
@@ -26,13 +26,25 @@ from paperlm.jobs import Inputs, Job, Machine, Result, run_job
 from paperlm.jobs.base import NO_MODEL, Cost
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
-from paperlm.record.model_store import checked_model, has_model, read_manifest, store_model
+from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model
 from paperlm.record.places import Places
-from paperlm.record.record import DataUsed, Record, behaviours_of_ancestors, drift, read_record, write_record
+from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
 from paperlm.train.gpu_lock import one_gpu
 
 AGREEMENT = 0.05
 "Relative difference of a metric up to which a job that is made again on other hardware agrees with its record."
+
+
+@dataclass(frozen=True)
+class Parents:
+    """What a job works on."""
+
+    models: dict[str, Path]
+    "parent's field -> checked folder"
+    origin: Origin
+    "what goes with those models"
+    blocked: str
+    "why there is one that left none"
 
 
 @dataclass(frozen=True)
@@ -44,13 +56,17 @@ class Maker:
     local_data: str = ""
     keep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     "job id -> updates after which children need its model"
+    makes_drifted: bool = False
+    "whether a parent's model of earlier rules is made again"
 
     def with_parents(self, job: Job, remake: bool = False) -> None:
         """The job, after the parents whose models are missing and the data that is not prepared."""
         for name, parent in job.parents().items():
             update = job.snapshot(name)
-            if not has_model(self.places.root / self.places.model(parent), parent, {update, *self._keep(parent)}):
-                self.with_parents(parent)
+            kept = {*self._keep(parent), *(() if update is None else (update,))}
+            folder = self.places.root / self.places.model(parent)
+            if not has_model(folder, parent, {update, *kept}, self.makes_drifted):
+                replace(self, keep={**self.keep, parent.job_id: tuple(sorted(kept))}).with_parents(parent)
         for settings in job.data():
             self.prepare(settings)
         self.make(job, remake)
@@ -78,75 +94,83 @@ class Maker:
             if done_meanwhile and complete and not remake:
                 print(f"{job.job_id}: another process has made it", file=sys.stderr)
                 return
-            record = self._do(job, folder)
-            if record is None:
+            done = self._do(job)
+            if done is None:
                 return
+            record, origin = done
             self._compare(job, record)
+            if job.leaves_model:
+                store_model(self._building(job), folder, job, record.outcome, origin)
             write_record(record_path, record)
             shutil.rmtree(self.places.root / self.places.work(job), ignore_errors=True)
 
     def _keep(self, job: Job) -> tuple[int, ...]:
         return self.keep.get(job.job_id, ())
 
-    def _do(self, job: Job, folder: Path) -> Record | None:
+    def _building(self, job: Job) -> Path:
+        return self.places.root / self.places.work(job) / "model"
+
+    def _do(self, job: Job) -> tuple[Record, Origin] | None:
         started = time.monotonic()
-        models, inherited, blocked = self._models(job)
+        parents = self._parents(job)
         data = tuple(self.places.root / self.places.data(settings) for settings in job.data())
         manifests = [load_manifest(path) for path in data]
         work = self.places.root / self.places.work(job)
         work.mkdir(parents=True, exist_ok=True)
-        building = work / "model" if job.leaves_model else None
-        if building is not None:
+        building = self._building(job) if job.leaves_model else None
+        if building is not None and _leads():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
-        if blocked:
-            result = Result(outcome="blocked", reason=blocked)
+        if parents.blocked and not _leads():
+            return None
+        if parents.blocked:
+            result = Result(outcome="blocked", reason=parents.blocked)
         else:
-            inputs = Inputs(data=data, models=models, work=work, model=building, keep=self._keep(job))
+            inputs = Inputs(data=data, models=parents.models, work=work, model=building, keep=self._keep(job))
             with one_gpu(enabled=self.machine.device != "cpu"):
                 result = run_job(job, inputs, self.machine)
                 if result is None:  # not the leading process of several
                     return None
                 environment = _environment(self.machine)
-        if blocked:
+        if parents.blocked:
             environment = _environment(Machine(device="cpu"))
-        if building is not None:
-            store_model(building, folder, job, result.outcome, [*inherited, *result.model_labels])
-        return Record(
+        record = Record(
             job_id=job.job_id,
             kind=job.kind,
             behaviour=job.behaviours(),
-            ancestors=behaviours_of_ancestors(job),
+            ancestors=parents.origin.ancestors,
             job=job.canonical(),
             outcome=result.outcome,
             reason=result.reason,
             metrics={key: _finite(value) for key, value in result.metrics.items()},
             standard_errors=result.standard_errors,
             series=result.series,
-            labels=list(dict.fromkeys([*inherited, *result.labels])),
+            labels=list(dict.fromkeys([*parents.origin.labels, *result.labels])),
             versions=result.versions,
             data=[DataUsed(**{key: m[key] for key in DataUsed.model_fields}) for m in manifests],
             cost=result.cost or Cost(wall_seconds=round(time.monotonic() - started, 2)),
             environment=environment,
         )
+        labels = dict.fromkeys([*parents.origin.labels, *result.model_labels])
+        return record, replace(parents.origin, labels=tuple(labels))
 
-    def _models(self, job: Job) -> tuple[dict[str, Path], list[str], str]:
-        """Checked folders of the parents' models, labels that go with them, and why there is one that left none."""
-        found, labels, blocked = {}, [], ""
+    def _parents(self, job: Job) -> Parents:
+        found, labels, blocked, ancestors = {}, [], "", {}
         for name, parent in job.parents().items():
             folder = self.places.root / self.places.model(parent)
             manifest = read_manifest(folder, parent)
             labels += manifest["labels"]
+            ancestors |= {parent.job_id: manifest["behaviour"], **manifest["ancestors"]}
             if (outcome := manifest["outcome"]) in NO_MODEL:
                 blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on"
             else:
                 found[name] = checked_model(folder, parent, job.snapshot(name))
-        return found, list(dict.fromkeys(labels)), blocked
+        return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors), blocked)
 
     @contextlib.contextmanager
     def _locked(self, job: Job) -> Iterator[None]:
         """Hold the job's lock: two processes never make the same job at once, the second waits."""
-        if int(os.environ.get("RANK", 0)):
+        if not _leads():
             yield  # the leading process of several holds it
             return
         path = self.places.root / self.places.lock(job)
@@ -207,6 +231,11 @@ def _finite(value: float | int | None) -> float | int | None:
     return None if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
+def _leads() -> bool:
+    """Whether this process is alone, or the leading one of several under torchrun."""
+    return not int(os.environ.get("RANK", 0))
+
+
 def _stamp(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.is_file() else None
 
@@ -220,7 +249,7 @@ def _environment(machine: Machine):
 def run_named(project: Project, what: str, machine: Machine, with_parents: bool, again: bool) -> None:
     """Make the job of that id, or those of a table or figure whose records are missing. SpecError for another name."""
     state = State(project)
-    maker = Maker(project.places, machine, project.config.local_data, project.keep)
+    maker = Maker(project.places, machine, project.config.local_data, project.keep, state.makes_drifted)
     if what in project.jobs:
         job = project.jobs[what]
         if not again and state.want(job) == "have":

@@ -2,6 +2,7 @@
 import atexit
 import sys
 from pathlib import Path
+from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
@@ -23,6 +24,7 @@ except PaperLMError as error:
 
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
+    plan.ask_again()
 if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
     # Behind Snakemake's own table of jobs.
     atexit.register(lambda: print(expectation(project, plan.asked(sys.argv)), file=sys.stderr))
@@ -42,8 +44,8 @@ wildcard_constraints:
 # Jobs find the two packages without an installation; one thread a job on a CPU (two are slower on two cores). Where
 # local data lies and how often a checkpoint is written changes no result, so they are no parameters of a rule.
 shell.prefix(
-    f"export PYTHONSAFEPATH=1 PYTHONPATH='{ROOT}/src:{ROOT}/kernels' HF_HUB_DISABLE_TELEMETRY=1"
-    f" PAPERLM_LOCAL_DATA='{project.config.local_data}'"
+    f"export PYTHONSAFEPATH=1 PYTHONPATH={quote(f'{ROOT}/src:{ROOT}/kernels')} HF_HUB_DISABLE_TELEMETRY=1"
+    f" PAPERLM_LOCAL_DATA={quote(project.config.local_data)}"
     f" PAPERLM_CHECKPOINT_SECONDS={project.config.checkpoint_seconds}; "
     + ("export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false; " if DEVICE == "cpu" else "")
 )
@@ -64,6 +66,10 @@ def checked(function):
 data_of_job = checked(lambda wildcards: plan.data_of(wildcards.job))
 inputs_of_table = checked(lambda wildcards: plan.inputs(wildcards.table))
 inputs_of_figure = checked(lambda wildcards: plan.inputs(wildcards.figure))
+
+
+def again_of_exhibit(wildcards):
+    return plan.again(wildcards.get("table") or wildcards.get("figure"))
 
 
 def models_of_job(wildcards):
@@ -106,8 +112,18 @@ def methods_of_case(wildcards):
     return ",".join(plan.measurements[wildcards.op, wildcards.case])
 
 
+def exhibit_config(wildcards):
+    return project.config.model_dump_json(exclude={"local_data", "checkpoint_seconds"})
+
+
 def exhibit_digest(wildcards):
     return plan.exhibit_digest(wildcards.get("table") or wildcards.get("figure"))
+
+
+def targets(*names):
+    "Files of these exhibits; where a report is asked for, of those that are built: Snakemake stops at one that is not."
+    reports = any(argument.partition("=")[0] == "--report" for argument in sys.argv)
+    return plan.targets(*names, built=reports)
 
 
 def show_summary():

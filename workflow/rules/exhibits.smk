@@ -10,6 +10,7 @@ rule table:
     "Regenerated table, its diff against the published one, and the verdicts on its claims."
     input:
         records=inputs_of_table,
+        again=again_of_exhibit,
         published=published_of_table,
     output:
         table=report(
@@ -39,7 +40,7 @@ rule table:
     log:
         "logs/tables/{table}.log",
     params:
-        config=project.config.model_dump_json(),
+        config=exhibit_config,
         digest=exhibit_digest,
     shell:
         "python -m paperlm table {wildcards.table} --config-json {params.config:q} --out {output.table:q}"
@@ -50,6 +51,7 @@ rule curves:
     "Training curves behind a table, and their numbers."
     input:
         records=inputs_of_table,
+        again=again_of_exhibit,
     output:
         figure=report(
             "paper_tables/{table}.curves.svg",
@@ -64,7 +66,7 @@ rule curves:
     wildcard_constraints:
         table="|".join(plan.curves) or NOTHING,
     params:
-        config=project.config.model_dump_json(),
+        config=exhibit_config,
         digest=exhibit_digest,
     shell:
         "python -m paperlm curves {wildcards.table} --config-json {params.config:q} --out {output.figure:q}"
@@ -75,6 +77,7 @@ rule figure:
     "A figure of a paper, and its numbers."
     input:
         records=inputs_of_figure,
+        again=again_of_exhibit,
     output:
         figure=report(
             "paper_tables/{figure}.svg",
@@ -90,7 +93,7 @@ rule figure:
     wildcard_constraints:
         figure="|".join(name for name in project.figures if not plan.has_claims(name)) or NOTHING,
     params:
-        config=project.config.model_dump_json(),
+        config=exhibit_config,
         digest=exhibit_digest,
     shell:
         "python -m paperlm figure {wildcards.figure} --config-json {params.config:q} --out {output.figure:q}"

@@ -10,8 +10,8 @@ for kind, cls in plan.kinds.items():
             data=data_of_job,
             models=models_of_job,
         output:
-            record=f"results/{SCALE}/{kind}/{{job}}.json",
             **({"model": f"results/{SCALE}/models/{{job}}/manifest.json"} if cls.leaves_model else {}),
+            record=f"results/{SCALE}/{kind}/{{job}}.json",
         log:
             f"logs/{SCALE}/{kind}/{{job}}.log",
         wildcard_constraints:

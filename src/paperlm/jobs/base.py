@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,9 @@ diverged is no outcome: that is the rule of the table that shows it."""
 
 NO_MODEL = ("not_finite", "out_of_memory", "blocked")
 "Outcomes that leave nothing a child could work on."
+
+
+SLUG = r"[a-z0-9][a-z0-9_.-]*"
 
 
 class Job(Frozen):
@@ -102,7 +106,10 @@ class Job(Frozen):
         data = [settings.fingerprint() for settings in self.data()]
         parents = {name: parent.job_id for name, parent in self.parents().items()}
         content = {"kind": self.kind, "data": data, "parents": parents, **self.fields()}
-        return f"{self.slug()}-{digest(content)}"
+        slug = self.slug()
+        if not re.fullmatch(SLUG, slug):  # it becomes a file name, a pattern and a word of a command line
+            raise SpecError(f"jobs/{self.kind}.py: slug {slug!r} may hold lower case letters, digits, _, . and - only")
+        return f"{slug}-{digest(content)}"
 
     def ancestors(self) -> Iterator[Job]:
         """Parents, theirs, and so on, nearest first; a job that is reached twice comes twice."""

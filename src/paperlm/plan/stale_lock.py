@@ -7,6 +7,7 @@ killed process that still run hold locks of their own (paperlm.run), so nothing 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -22,9 +23,16 @@ def break_stale_lock(folder: Path) -> bool:
     Returns whether a lock was broken. Marks of incomplete outputs go with it: every file of this workflow is written
     whole or not at all.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{NOTE}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two that start at once must not lose each other's note
+        return _note_this_process(folder)
+
+
+def _note_this_process(folder: Path) -> bool:
     note = folder / NOTE
     try:
-        noted = [tuple(entry) for entry in json.loads(note.read_text())]
+        noted = [(host, int(process), start) for host, process, start in json.loads(note.read_text())]
     except (OSError, ValueError, TypeError):
         noted = []
     alive = [entry for entry in noted if _may_live(entry)]
@@ -36,7 +44,6 @@ def break_stale_lock(folder: Path) -> bool:
         for lock in locks:
             lock.unlink(missing_ok=True)
         shutil.rmtree(folder / "incomplete", ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = note.with_name(f".{NOTE}.{os.getpid()}")
     temporary.write_text(json.dumps([*alive, (socket.gethostname(), os.getpid(), _started(os.getpid()))]))
     os.replace(temporary, note)

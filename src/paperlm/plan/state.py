@@ -98,13 +98,9 @@ class State:
 
     @functools.cache  # noqa: B019
     def has_model(self, job: Job) -> bool:
-        """Whether the model is here with every snapshot that children need, and made under today's rules."""
+        """Whether the model is here with every snapshot that children need, and of rules that serve."""
         updates = {None, *self.project.keep.get(job.job_id, ())}
-        if not has_model(self.places.root / self.places.model(job), job, updates):
-            return False
-        made = self.places.made(job)
-        drifted = self.places.is_file(made) and _drift(self.places.root / made, job)
-        return not (drifted and self.makes_drifted)
+        return has_model(self.places.root / self.places.model(job), job, updates, self.makes_drifted)
 
 
 def _drift(path: Path, job: Job) -> list[str]:

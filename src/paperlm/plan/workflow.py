@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from typing import Any
+import time
 
 from paperlm.data.settings import DataSettings
 from paperlm.data.sources import check_present
+from paperlm.files import write_json
 from paperlm.frozen import digest
 from paperlm.jobs import Job, job_kinds
 from paperlm.plan.exhibit import MeasurementsTable
@@ -136,22 +137,53 @@ class Workflow:
             16,
         )
 
-    def _state_of(self, job: Job) -> list[Any]:
-        stored = self.state.stored(job)
-        return [self.state.want(job), list(stored.drifted) if stored else []]
+    def _state_of(self, job: Job) -> list[str] | None:
+        """What the exhibit will say of the record: nothing, that it is of earlier rules, or (also of one that is about
+        to be made: the digest must not change by that) neither."""
+        want = self.state.want(job)
+        if want == "absent":
+            return None
+        return list(self.state.stored(job).drifted) if want == "have" else []
+
+    def ask_again(self) -> None:
+        """Snakemake lets a finished exhibit stand when a record beneath it is gone. Give such a one a newer input, so
+        that record and exhibit are made again."""
+        for name in self.project.exhibits:
+            if any(map(self.places.is_file, self.targets(name))):
+                jobs = self.project.jobs_of(name)
+                gone = [job.job_id for job in jobs if self.state.want(job) == "make" and not self.state.stored(job)]
+                if gone:
+                    write_json(self.places.root / self.places.again(name), {"gone": gone, "seen": time.time_ns()})
+
+    def again(self, name: str) -> list[str]:
+        """What `ask_again` has written for an exhibit, if it ever had to."""
+        return [path] if self.places.is_file(path := self.places.again(name)) else []
 
     def has_claims(self, name: str) -> bool:
         """Whether an exhibit's files include verdicts."""
         return bool(self.project.exhibit(name)[1].claims)
 
-    def targets(self, *names: str) -> list[str]:
-        """Files that stand for these exhibits (none: for all) where `all` or a paper's name asks for them."""
+    def targets(self, *names: str, built: bool = False) -> list[str]:
+        """Files that stand for these exhibits (none: for all) where `all` or a paper's name asks for them.
+
+        `built`: only those all of whose files are there, for a report.
+        """
         found = []
         for name in names or self.project.exhibits:
             found.append(f"paper_tables/{name}.{'csv' if name in self.project.tables else 'svg'}")
             if name in self.curves:
                 found.append(f"paper_tables/{name}.curves.svg")
-        return found
+        return [target for target in found if not built or self._is_built(target)]
+
+    def _is_built(self, target: str) -> bool:
+        """Whether the files are there that the rule of a target marks for the report."""
+        name, _, suffix = target.removeprefix("paper_tables/").partition(".")
+        files = [target]
+        if suffix == "csv":
+            files.append(f"results/report/{name}.html")
+        if suffix == "csv" or (suffix == "svg" and self.has_claims(name)):
+            files += [f"paper_tables/{name}.{kind}.csv" for kind in ("diff", "claims")]
+        return all(map(self.places.is_file, files))
 
     @functools.cached_property
     def curves(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Model folders between jobs: whole or absent, and never trusted without checksum and job id.
 
 <folder>/config.json, model.safetensors, tokenizer files; at-<update>/ the same of a snapshot; manifest.json, written
-last: the job, how it ended, and the SHA-256 of every file.
+last: the job, how it ended, the rules it was made under, and the SHA-256 of every file.
 """
 
 from __future__ import annotations
@@ -9,29 +9,44 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paperlm.errors import JobError
 from paperlm.files import sha256_of, write_json
 from paperlm.jobs.base import NO_MODEL, Job
+from paperlm.record.record import drift
 
 MANIFEST = "manifest.json"
 
+Behaviours = dict[str, dict[str, int]]
+"Job id -> the behaviours that it was made under."
 
-def store_model(building: Path, folder: Path, job: Job, outcome: str, labels: Sequence[str] = ()) -> None:
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model carries from its parents and its own job beyond its files."""
+
+    labels: tuple[str, ...] = ()
+    "what has to stand beside every number that is computed from it"
+    ancestors: Behaviours = field(default_factory=dict)
+    "the rules that the models it was made from were made under"
+
+
+def store_model(building: Path, folder: Path, job: Job, outcome: str, origin: Origin) -> None:
     """Put a finished folder into its place, with its manifest; a folder that was there is replaced.
 
-    A job that ended without a model leaves a manifest that says how it ended, and no files. `labels` have to stand
-    beside every number that is computed from the model.
+    A job that ended without a model leaves a manifest that says how it ended, and no files.
     """
     building.mkdir(parents=True, exist_ok=True)
     files = sorted(p for p in building.rglob("*") if p.is_file() and p.name != MANIFEST)
     content = {
         "job_id": job.job_id,
         "outcome": outcome,
-        "labels": list(labels),
+        "labels": list(origin.labels),
+        "behaviour": job.behaviours(),
+        "ancestors": origin.ancestors,
         "files": {str(p.relative_to(building)): sha256_of(p) for p in files},
     }
     write_json(building / MANIFEST, content)
@@ -49,7 +64,8 @@ def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     again = f"run {job.job_id} again (python -m paperlm run {job.job_id})"
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _ = (manifest["job_id"], manifest["outcome"], manifest["files"].items(), [*manifest["labels"]])
+        _ = (manifest["job_id"], manifest["outcome"], [*manifest["labels"]])
+        _ = [manifest[key].items() for key in ("behaviour", "ancestors", "files")]
     except FileNotFoundError:
         raise JobError(f"{folder}: no finished model of {job.job_id}; {again}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -59,11 +75,16 @@ def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     return manifest
 
 
-def has_model(folder: Path, job: Job, updates: set[int | None]) -> bool:
-    """Whether a folder has the model after these updates (None: the last), by its manifest alone."""
+def has_model(folder: Path, job: Job, updates: set[int | None], current: bool = False) -> bool:
+    """Whether a folder has the model after these updates (None: the last), by its manifest alone.
+
+    `current`: one that was made under earlier rules does not count.
+    """
     try:
         manifest = read_manifest(folder, job)
     except JobError:
+        return False
+    if current and drift(job, manifest["behaviour"], manifest["ancestors"]):
         return False
     if manifest["outcome"] in NO_MODEL:
         return True  # there is none to be had

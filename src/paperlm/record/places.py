@@ -47,6 +47,10 @@ class Places:
         """What the job prints."""
         return f"logs/{self.scale}/{job.kind}/{job.job_id}.log"
 
+    def again(self, exhibit: str) -> str:
+        """Written when a finished exhibit has to be built again."""
+        return f"results/{self.scale}/again/{exhibit}.json"
+
     def data(self, settings: DataSettings) -> str:
         """Manifest of prepared data; scales share it."""
         return f"results/data/{settings.data_id}/manifest.json"

@@ -20,6 +20,7 @@ from paperlm.files import FULL_DISK, sha256_of
 from paperlm.jobs.base import Job
 
 KEEP = 2
+STATE = ("job_id", "job", "behaviour", "sha256", "update", "counted", "wall_seconds", "resumed_from")
 
 
 def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
@@ -39,7 +40,13 @@ def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: 
         save_file(tensors, temporary / "model.safetensors")
         save_file(moments, temporary / "optimizer.safetensors")
         checksums = {p.name: sha256_of(p) for p in sorted(temporary.iterdir())}
-        content = {"job_id": job.job_id, "job": job.canonical(), "sha256": checksums, **state}
+        content = {
+            "job_id": job.job_id,
+            "job": job.canonical(),
+            "behaviour": job.behaviours(),
+            "sha256": checksums,
+            **state,
+        }
         with (temporary / "state.json").open("w") as file:
             json.dump(content, file)
             file.flush()
@@ -78,7 +85,7 @@ def load(
     newest = found[-1]
     try:
         state = json.loads((newest / "state.json").read_text())
-        _ = [state[key] for key in ("job_id", "job", "sha256", "update", "counted", "wall_seconds", "resumed_from")]
+        _ = [state[key] for key in STATE]
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{newest / 'state.json'}: truncated or altered; delete {newest}") from None
     if state["job_id"] != job.job_id:
@@ -86,7 +93,12 @@ def load(
         changed = [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)] or ["the data"]
         raise CheckpointError(
             f"{newest}: checkpoint of {state['job_id']}, not of {job.job_id} (differs in {', '.join(changed)}); "
-            "move the folder away, or give --work another folder"
+            "move the folder away"
+        )
+    if state["behaviour"] != job.behaviours():
+        raise CheckpointError(
+            f"{newest}: made under earlier rules ({state['behaviour']}, now {job.behaviours()}); delete {folder}: "
+            "training starts anew"
         )
     for name, expected in state["sha256"].items():
         if not (newest / name).is_file() or sha256_of(newest / name) != expected:
