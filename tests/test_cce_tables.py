@@ -6,12 +6,13 @@ import csv
 import re
 
 import pytest
-from support_cce import Bench, edited, verdicts
+from support_cce import Bench, verdicts
+from support_tables import edited
 
 from paperlm.cost.loss import gradient_bytes
 from paperlm.errors import RecordError, SpecError
-from paperlm.spec.project import ROOT, Project
-from paperlm.spec.workflow import Jobs
+from paperlm.plan.project import ROOT, Project
+from paperlm.plan.workflow import Workflow
 from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.claims import CellValue, Expression
 from paperlm.tables.contents import Contents
@@ -364,22 +365,25 @@ def test_committed_rows_are_readable_measured_on_the_declared_shapes_and_fill_ta
 
 def test_committed_rows_are_the_record_on_a_gpu_and_cases_without_one_are_measured(tmp_path, paper, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    root = edited(tmp_path, lambda p: None)
+    root = edited(tmp_path, "cce", lambda p: None)
     committed = root / "paper_tables/records/bench"
     Bench(paper).add("eager", "time", 67.0, measure="both").write(committed)
     (committed / "rows.jsonl").rename(committed / "cross_entropy.jsonl")
-    jobs = Jobs(Project({"scale": "gpu", "run_missing": "yes"}, root))
+    workflow = Workflow(Project({"scale": "gpu", "run_missing": "yes"}, root))
     record = "paper_tables/records/bench/cross_entropy.jsonl"
-    assert jobs.records("cce_table1") == [record]
+    assert workflow.inputs("cce_table1") == [record]
     invalids = "results/gpu/bench/cross_entropy/gemma2_2b_invalids.jsonl"
-    assert set(jobs.records("cce_tableA1")) == {record, invalids}
-    assert len(jobs.records("cce_tableA2")) == 6 and jobs.records("cce_tableA3") == []
-    assert {"ours", "torch.compile", "cut-cross-entropy exact"} <= set(jobs.methods("cross_entropy", "gemma2_2b"))
-    nothing = Jobs(Project({"scale": "gpu", "run_missing": "no"}, root))
-    assert nothing.records("cce_tableA2") == []
-    small = Jobs(Project({"scale": "tiny"}, root))
-    assert small.records("cce_table1") == ["results/tiny/bench/cross_entropy/tiny_cpu.jsonl"]
-    assert len(small.records("cce_tableA2")) == 6 and small.methods("cross_entropy", "tiny_cpu") == []
+    assert set(workflow.inputs("cce_tableA1")) == {record, invalids}
+    assert len(workflow.inputs("cce_tableA2")) == 6 and workflow.inputs("cce_tableA3") == []
+    methods = set(workflow.measurements["cross_entropy", "gemma2_2b"])
+    assert {"ours", "torch.compile", "cut-cross-entropy exact"} <= methods
+    nothing = Workflow(Project({"scale": "gpu", "run_missing": "no"}, root))
+    assert nothing.inputs("cce_tableA2") == []
+    small = Workflow(Project({"scale": "tiny"}, root))
+    assert small.inputs("cce_table1") == ["results/tiny/bench/cross_entropy/tiny_cpu.jsonl"]
+    assert len(small.inputs("cce_tableA2")) == 6 and {"ours", "eager"} <= set(
+        small.measurements["cross_entropy", "tiny_cpu"]
+    )
 
 
 def test_show_leads_to_the_constants_the_measurement_and_the_figure(paperlm):

@@ -13,7 +13,7 @@ from paperlm_kernels.bench.rows import read
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paperlm.spec.project import ROOT
+from paperlm.plan.project import ROOT
 
 pytest.importorskip("triton")
 from paperlm_kernels.cross_entropy import forward, gradient, launch, liveness, ops, products, reorder

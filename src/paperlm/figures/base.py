@@ -21,7 +21,7 @@ from paperlm.tables.contents import Contents, DiffRow, Key
 from paperlm.tables.jobs import labels, proxies
 from paperlm.tables.results import collect
 from paperlm.tables.verdicts import claim_rows
-from paperlm.tables.vocabulary import NOT_PRINTED
+from paperlm.tables.vocabulary import NOT_PRINTED, SEE_CLAIMS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +98,7 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
         rows.append(DiffRow(
             table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=f"{mean:.4g}",
             metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(sample.values):.4g}" if several else "",
-            seeds=len(sample.values), verdict="see claims" if said else NOT_PRINTED, reason=reason,
+            seeds=len(sample.values), verdict=SEE_CLAIMS if said else NOT_PRINTED, reason=reason,
             labels="; ".join(drawing.labels),
         ))  # fmt: skip
     return rows

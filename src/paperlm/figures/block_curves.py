@@ -43,7 +43,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "update", "block", options["column"]])
     count = max(1, len(curves))
-    figure, axes = plt.subplots(1, count, figsize=(2.9 * count + 0.7, 3.0), squeeze=False)
+    figure, axes = plt.subplots(1, count, figsize=(3.1 * count + 0.7, 3.0), squeeze=False, layout="constrained")
     for axis, (row, seeds) in zip(axes[0], curves.items(), strict=False):
         curve = next(iter(seeds.values()))
         updates = sorted(curve)

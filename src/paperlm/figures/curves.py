@@ -44,8 +44,9 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     for axis, column in zip(axes[0], shown, strict=False):
         panel = frame[(frame["column"] == column) & (frame["kind"] == "train")]
         for row in methods:
-            mean = panel[panel["row"] == row].groupby("tokens")["value"].mean()
-            axis.plot(mean.index, mean.to_numpy(), linewidth=1.1, **styles[row])
+            # A line a seed: one that diverged and one that trained have no common mean.
+            for _, seed in panel[panel["row"] == row].groupby("seed"):
+                axis.plot(seed["tokens"], seed["value"], linewidth=1.0, **styles[row])
         plateaus = {r.metrics["unigram_perplexity"] for c in results.column(column) for r in c.records}
         for plateau in plateaus:
             axis.axhline(_log(plateau), color="0.4", linestyle=":", linewidth=1)

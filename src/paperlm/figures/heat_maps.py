@@ -35,7 +35,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "block", "n", "raw", "scaled", "raw_last"])
     value = spec.options.get("value", "raw")
-    figure, axes = plt.subplots(1, max(1, len(found)), figsize=(2.9 * max(1, len(found)) + 0.6, 3.1), squeeze=False)
+    figure, axes = plt.subplots(
+        1, max(1, len(found)), figsize=(2.9 * max(1, len(found)) + 0.6, 3.1), squeeze=False, layout="constrained"
+    )
     top = 1.0 if value == "scaled" else max((float(frame["raw"].max()), 0.1)) if len(frame) else 1.0
     image = None
     for axis, (row, seeds) in zip(axes[0], found.items(), strict=False):
@@ -51,7 +53,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
-    figure.tight_layout()
     if image is not None:
         what = "angle / pi" if value == "raw" else "angle, scaled for each n"
         figure.colorbar(image, ax=axes[0].tolist(), label=what, fraction=0.05, pad=0.02)

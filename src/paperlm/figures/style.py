@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,24 +17,35 @@ METHODS = (
     "scaled_init",
 )  # fmt: skip
 "Norm methods in the order of the palette; one that is not here takes a colour by its name."
+SHADE = 0.7
+"What is left of a colour's strength in each further row of the same norm."
 DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (6, 2, 1, 2)))
 
 
 def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
     """Colour and dashes of each row of an exhibit of jobs.
 
-    Rows that differ in their norm have its colour, the same in every figure; others have one by their place. Dashes
-    alternate by place, so that lines which coincide stay visible, without colour too.
+    Where rows differ in their norm they have its colour, the same in every figure; further rows of one norm have
+    lighter shades of it. Where all have the same norm they have a colour by their place. Dashes alternate by place, so
+    that lines which coincide stay visible, without colour too.
     """
     import seaborn as sns
 
     palette = sns.color_palette("colorblind", len(METHODS))
-    norms = {cell.row: _norm(cell.jobs[0]) for cell in project.cells(name) if cell.jobs}
-    by_norm = len(set(norms.values())) == len(norms)
-    styles = {}
+    found: dict[str, set[str]] = {}
+    for cell in project.cells(name):
+        if cell.jobs:
+            found.setdefault(cell.row, set()).add(_norm(cell.jobs[0]))
+    norms = {row: ", ".join(sorted(names)) for row, names in found.items()}
+    one_each = all(len(names) == 1 for names in found.values())
+    by_norm = one_each and (len(set(norms.values())) > 1 or len(norms) == 1)
+    styles, before = {}, Counter()
     for index, ((row, norm), dash) in enumerate(zip(norms.items(), itertools.cycle(DASHES), strict=False)):
         place = (METHODS.index(norm) if norm in METHODS else sum(map(ord, norm or row))) if by_norm else index
-        styles[row] = {"color": palette[place % len(palette)], "linestyle": dash}
+        white = 1 - SHADE ** before[norm] if by_norm else 0.0
+        before[norm] += 1
+        color = tuple(part + (1 - part) * white for part in palette[place % len(palette)])
+        styles[row] = {"color": color, "linestyle": dash}
     return styles
 
 

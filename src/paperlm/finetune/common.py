@@ -6,14 +6,12 @@ the same numbers (bit for bit on a CPU), a loss that is no number ends it, and n
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shutil
-import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from paperlm.files import FULL_DISK, sha256_of, write_json
 from paperlm.finetune.settings import Training
 from paperlm.frozen import digest
 from paperlm.jobs.base import Cost, Inputs, Machine, Series
+from paperlm.stopping import stop_requests
 
 STATE = "paperlm.json"
 "Checksums of a checkpoint's files and what trl does not keep; written last."
@@ -271,7 +270,7 @@ def train(
     quiet()
     device = machine.torch_device()
     micro = _micro_batch(machine, device, rows, width)
-    with _stop_requests() as stop:
+    with stop_requests() as stop:
         while True:
             curve = Curve(machine, updates, stop, evaluate, every)
             curve.started = started
@@ -363,15 +362,3 @@ def _peak_mib(device: Any) -> float:
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated() / 2**20, 1)
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """A list that is filled when the process is asked to end, so that it can write a checkpoint first."""
-    asked: list[int] = []
-    handlers = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -17,7 +17,7 @@ from paperlm.plan.exhibit import ArithmeticTable
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples, CellValue
-from paperlm.tables.contents import Contents, DiffRow, check_labels, without_print
+from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 
 
@@ -72,7 +72,7 @@ def _diff_row(
         return DiffRow(**common, **shown, verdict=verdict, reason=reason)
     difference = value - reference
     return DiffRow(
-        **common, **shown, difference=f"{difference:+.3g}", relative_difference=f"{difference / reference:+.2%}",
+        **common, **shown, difference=f"{difference:+.3g}", relative_difference=relative(difference, reference),
         verdict="match" if abs(difference) <= half_a_digit(printed) else "differs",
     )  # fmt: skip
 

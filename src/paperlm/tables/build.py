@@ -63,7 +63,7 @@ def _layout(contents: Contents, printed: PublishedTable) -> tuple[list[list[str]
     cells = contents.cells
     rows = []
     for row in contents.rows:
-        labels = printed.labels.get(row, (row, *[""] * (width - 1)))
+        labels = printed.labels.get(row, (row, *[""] * (width - 1))[:width])
         values = [cells[row, column].regenerated for column in contents.columns]
         rows.append([contents.scale_of(row), *labels, *values])
     return lines, rows

@@ -117,6 +117,11 @@ def check_labels(
             raise SpecError(f"tables.{name}: {kind}s are declared as {order}, but printed as {printed}; reorder them")
 
 
+def relative(difference: float, reference: float) -> str:
+    """A difference as a share of the printed number; empty where that is 0."""
+    return f"{difference / reference:+.2%}" if reference else ""
+
+
 def format_value(value: float, printed: str) -> str:
     """A number with as many decimals as the printed cell, two if that is no decimal number."""
     if not math.isfinite(value):

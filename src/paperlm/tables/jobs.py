@@ -9,10 +9,10 @@ from pathlib import Path
 from paperlm.plan.exhibit import DivergedRule, JobCells, JobsTable
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples, CellValue
-from paperlm.tables.contents import Contents, DiffRow, Key, check_labels, format_count, format_value
+from paperlm.tables.contents import Contents, DiffRow, Key, check_labels, format_count, format_value, relative
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 from paperlm.tables.results import CellResult, Results, collect
-from paperlm.tables.vocabulary import EARLIER_RULES, NOT_COMPARABLE, NOT_PRINTED, NOT_RUN
+from paperlm.tables.vocabulary import EARLIER_RULES, NOT_COMPARABLE, NOT_PRINTED, NOT_RUN, OUT_OF_MEMORY
 
 
 def contents(project: Project, name: str, published: PublishedTable, records: Iterable[Path]) -> Contents:
@@ -67,16 +67,16 @@ def _diff_row(
         return _count_row(project, results, result, printed)
     common = {
         "table": cell.exhibit, "row": cell.row, "column": cell.column, "scale": project.scale.scale,
-        "published": printed, "jobs": " ".join(job.job_id for job in cell.jobs), "seeds": len(result.records),
+        "published": printed, "jobs": " ".join(job.job_id for job in cell.jobs), "seeds": len(result.usable),
     }  # fmt: skip
     if not result.finished:
         reason = why_not_run(project)
         return DiffRow(**common, regenerated=NOT_RUN, verdict=NOT_RUN, reason=reason)
     common["labels"] = "; ".join(labels(result))
     if result.out_of_memory:
-        reason = "out of memory here, a number in the paper: outcomes compared, not numbers"
-        return DiffRow(**common, regenerated="out of memory", verdict="differs", reason=reason)
-    if result.blocked:
+        verdict, reason = _out_of_memory(printed, number(printed))
+        return DiffRow(**common, regenerated="out of memory", verdict=verdict, reason=reason)
+    if not result.usable:
         return DiffRow(**common, regenerated="blocked", verdict="blocked", reason=result.blocked)
     judged = cell.metric or table.metric
     # A form that only the print has is shown where it is compared with the print.
@@ -92,17 +92,29 @@ def _diff_row(
     }
     if verdict := _outcomes(table, project.diverged_rule(cell.exhibit), result, reference, cell.row):
         return DiffRow(**common, **shown, verdict=verdict[0], reason=verdict[1])
+    if printed == OUT_OF_MEMORY:
+        reason = "a number here, out of memory in the paper: outcomes compared, not numbers"
+        return DiffRow(**common, **shown, verdict="differs", reason=reason)
     if reference is None:
         return DiffRow(**common, **shown, verdict=NOT_PRINTED, reason=table.rows[cell.row].source)
     if not project.scale.comparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE)
     difference = value - reference
-    shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", f"{difference / reference:+.2%}"
-    noise = result.noise(metric, project.scale.seed_noise.value) * value
+    shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
+    noise = result.noise(metric, project.scale.seed_noise.value) * abs(value)
     verdict = "match" if abs(difference) <= half_a_digit(printed) else "differs"
     if verdict == "differs" and abs(difference) <= 2 * noise:
         verdict = "within seeds"
     return DiffRow(**common, **shown, verdict=verdict)
+
+
+def _out_of_memory(printed: str, reference: float | None) -> tuple[str, str]:
+    """Verdict and reason where a job did not fit here."""
+    if printed == OUT_OF_MEMORY:
+        return "out of memory as published", "outcomes compared, not numbers"
+    if reference is None:
+        return NOT_PRINTED, "out of memory here"
+    return "differs", "out of memory here, a number in the paper: outcomes compared, not numbers"
 
 
 def _outcomes(
@@ -127,6 +139,9 @@ def labels(result: CellResult) -> list[str]:
     found = {label for r in result.records for label in r.labels}
     if result.missing:
         found.add(f"{len(result.records)} of {len(result.cell.jobs)} seeds have a record")
+    blocked = sum(r.outcome == "blocked" for r in result.records)
+    if blocked and result.usable:
+        found.add(f"{blocked} of {len(result.cell.jobs)} seeds have no honest number")
     if result.drifted:
         found.add(f"{EARLIER_RULES}: {', '.join(result.drifted)}")
     return sorted(found)
@@ -165,7 +180,7 @@ def _notes(project: Project, name: str) -> list[str]:
 def _count_row(project: Project, results: Results, result: CellResult, printed: str) -> DiffRow:
     """A row that counts something of the column's jobs, e.g. training tokens: the mean over them."""
     cell = result.cell
-    counts = {r.metrics[cell.sum_of_column] for c in results.column(cell.column) for r in c.records}
+    counts = {r.metrics[cell.sum_of_column] for c in results.column(cell.column) for r in c.usable}
     common = {
         "table": cell.exhibit, "row": cell.row, "column": cell.column, "scale": project.scale.scale,
         "published": printed, "metric": cell.sum_of_column,
@@ -173,10 +188,12 @@ def _count_row(project: Project, results: Results, result: CellResult, printed: 
     if not counts:
         return DiffRow(**common, regenerated=NOT_RUN, verdict=NOT_RUN, reason="no job of this column has a record")
     value = statistics.fmean(counts)
-    if not project.scale.comparable:
+    if number(printed) is None:
+        verdict = NOT_PRINTED
+    elif not project.scale.comparable:
         verdict = NOT_COMPARABLE
     else:
-        verdict = "match" if abs(value - (number(printed) or 0)) <= half_a_digit(printed) else "differs"
+        verdict = "match" if abs(value - number(printed)) <= half_a_digit(printed) else "differs"
     return DiffRow(**common, regenerated=format_count(value), verdict=verdict, reason="the printed numbers are labels")
 
 

@@ -21,9 +21,9 @@ from paperlm.plan.measured import Place, places
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples, CellValue
-from paperlm.tables.contents import Contents, DiffRow, check_labels, without_print
+from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
-from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, NOT_COMPARABLE, NOT_RUN
+from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, NOT_COMPARABLE, NOT_RUN, OUT_OF_MEMORY
 
 LOWER_BOUND = "lower_bound"
 UNITS = {"peak_memory": "MiB", "time": "ms"}
@@ -93,6 +93,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         untested=untested,
         judged_columns=frozenset(label for label, c in table.columns.items() if c.metric == "peak_memory"),
         proxies=proxies,
+        notes=(f"{NOT_COMPARABLE}: measured on other inputs than the paper's, on a CPU",) if proxies else (),
     )
 
 
@@ -197,7 +198,8 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
         memory = "out of memory" in measured.outcome
         said = "out of memory" if memory else NOT_RUN
         reason = measured.outcome or _why_not_measured(project)
-        return DiffRow(**common, regenerated=said, verdict="differs" if memory and printed else NOT_RUN, reason=reason)
+        verdict = "out of memory as published" if printed == OUT_OF_MEMORY else "differs" if printed else NOT_RUN
+        return DiffRow(**common, regenerated=said, verdict=verdict if memory else NOT_RUN, reason=reason)
     value, reference = statistics.fmean(measured.values), number(printed)
     shown = {
         "regenerated": _three_digits(value),
@@ -220,7 +222,7 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
         return DiffRow(**common, **shown, verdict=ENVIRONMENT_BOUND, reason=remark or reason)
     shown["regenerated"] = f"{value:.{len(printed.partition('.')[2])}f}"
     difference = value - reference
-    shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", f"{difference / reference:+.2%}"
+    shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
     verdict = "differs"
     if abs(difference) <= half_a_digit(printed):
         verdict = "match"

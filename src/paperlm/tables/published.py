@@ -46,8 +46,9 @@ NOTHING = PublishedTable(("",), [], {}, ((),), {})
 def read_published(path: Path, edition: str = "", label_columns: int = 1, header_lines: int = 1) -> PublishedTable:
     """Read a table whose first columns label its rows and whose first lines head its columns.
 
-    With a first column `Edition` only the rows of one are kept. Raises SpecError if the file is no CSV in UTF-8, is
-    ragged or empty, has no such edition, or names a row or column twice.
+    A table of one row may have no label column: its row is called "". With a first column `Edition` only the rows of
+    one are kept. Raises SpecError if the file is no CSV in UTF-8, is ragged or empty, has no such edition, or names a
+    row or column twice.
     """
     try:
         lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paperlm.errors import RecordError
+from paperlm.errors import RecordError, SpecError
 from paperlm.plan.exhibit import DivergedRule
 from paperlm.plan.project import Cell, Project
 from paperlm.record.record import Record, drift, read_record
@@ -98,8 +98,8 @@ class CellResult:
     def _on_plateau(self, record: Record) -> bool:
         if self.rule is None:
             return False
-        value = record.metrics["ppl_true"]
-        return value is None or value > self.rule.threshold(record.metrics[UNIGRAM])
+        value, unigram = (metric_of(record, name, {}) for name in ("ppl_true", UNIGRAM))
+        return value is None or value > self.rule.threshold(unigram)
 
     @property
     def out_of_memory(self) -> bool:
@@ -108,8 +108,8 @@ class CellResult:
 
     @property
     def blocked(self) -> str:
-        """Why the cell has no honest number; empty if it has one."""
-        return "" if self.usable else "; ".join(dict.fromkeys(r.reason for r in self.records if r.outcome == "blocked"))
+        """Why there is no honest number of a seed; empty if every record has one."""
+        return "; ".join(dict.fromkeys(r.reason for r in self.records if r.outcome == "blocked"))
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,13 @@ def read_records(paths: Iterable[Path]) -> dict[str, Record]:
 
 
 def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
-    """Match records with the exhibit's cells."""
+    """Match records with the exhibit's cells. SpecError for a mean of columns that are not of one job."""
     by_job = read_records(records)
     _, exhibit = project.exhibit(name)
     rule, factor = project.diverged_rule(name), getattr(exhibit, "factor", 1.0)
     cells = {}
     for cell in project.cells(name):
-        names = [exhibit.columns[c].metric or exhibit.metric for c in cell.mean_of]
+        names = _averaged(project, name, cell)
         found = tuple(by_job[job.job_id] for job in cell.jobs if job.job_id in by_job)
         cells[cell.row, cell.column] = CellResult(
             cell,
@@ -150,10 +150,21 @@ def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
             tuple(job.job_id for job in cell.jobs if job.job_id not in by_job),
             rule,
             factor,
-            tuple(names),
+            names,
             tuple(dict.fromkeys(d for r, job in _pairs(found, cell) for d in drift(job, r.behaviour, r.ancestors))),
         )
     return Results(name, cells)
+
+
+def _averaged(project: Project, name: str, cell: Cell) -> tuple[str, ...]:
+    """Metrics of the columns that a cell is the mean of."""
+    columns = {c.column: c for c in project.cells(name) if c.row == cell.row}
+    if any(columns[column].jobs != cell.jobs or columns[column].mean_of for column in cell.mean_of):
+        raise SpecError(
+            f"{name} [{cell.row}, {cell.column}]: mean_of takes metrics of one job; of {', '.join(cell.mean_of)} one "
+            "has another job or is a mean itself: leave it out"
+        )
+    return tuple(columns[column].metric for column in cell.mean_of)
 
 
 def _pairs(records: tuple[Record, ...], cell: Cell):

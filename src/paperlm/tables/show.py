@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from paperlm.errors import SpecError, unknown
@@ -43,13 +44,9 @@ def _head(project: Project, name: str) -> str:
     return f"{name} at scale {project.scale.scale}: {paper.paper.title}, {exhibit.number}"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
-
-
 def _departures(console: Console, project: Project, name: str) -> None:
     for deviation in project.deviations(name):
-        console.print(f"departure   {_escaped(deviation.what)}: {_escaped(deviation.why)}")
+        console.print(f"departure   {escape(deviation.what)}: {escape(deviation.why)}")
 
 
 # -- exhibits of jobs ----
@@ -91,7 +88,8 @@ def _show_jobs(console: Console, project: Project, name: str, cell_name: str | N
     _show_metric(console, project, name, cell)
     _show_method(console, cell)
     for line in proxies(project, name):
-        console.print(f"proxy       {line}")
+        if line.startswith(f"a proxy of {cell.size}:"):
+            console.print(f"proxy       {line}")
     _show_settings(console, cell)
     _departures(console, project, name)
 
@@ -115,8 +113,9 @@ def _show_metric(console: Console, project: Project, name: str, cell: Cell) -> N
             if rule.above
             else f"perplexity within {rule.unigram_within:.0%} of the unigram's, or above it"
         )
-        console.print(f"diverged    here: {above} [{_escaped(rule.source)}]")
-        console.print(f"            in print: perplexity above {exhibit.diverged.above:g}")
+        console.print(f"diverged    here: {above} {escape(f'[{rule.source}]')}")
+        if above := exhibit.diverged.above:  # the paper prints no unigram perplexity, so that only this can tell
+            console.print(f"            in print: perplexity above {above:g}")
     kind = "table" if name in project.tables else "figure"
     function = KINDS[exhibit.kind] if kind == "table" else figure_kinds()[exhibit.draw]
     console.print(
@@ -131,7 +130,7 @@ def _show_method(console: Console, cell: Cell) -> None:
             method = build_method(job.norm)
             module = type(method).__module__
             console.print(
-                f"method      {module}.{type(method).__name__} ({_path(module)})   [{_escaped(method.source)}]"
+                f"method      {module}.{type(method).__name__} ({_path(module)})   {escape(f'[{method.source}]')}"
             )
             console.print("            its wiring is applied by src/paperlm/models/layers.py, Residual")
             return
@@ -149,7 +148,7 @@ def _show_settings(console: Console, cell: Cell) -> None:
             grid.add_column(column)
         for key, setting in sorted(sources.items()):
             value = getattr(job, key, setting.value) if job else setting.value
-            grid.add_row(key, json.dumps(value), _escaped(setting.source))
+            grid.add_row(key, json.dumps(value), escape(setting.source))
         if job is not None and hasattr(job, "warmup_steps"):
             grid.add_row("(warm-up)", f"{job.warmup_steps} updates", "warmup_fraction x steps")
             slots = job.steps * job.global_batch * job.seq_len
@@ -210,7 +209,7 @@ def _show_cell(
     edition = project.edition(name)
     console.print(f"published   {cell.published or 'nothing found'}   {paper.paper.title}, {table.number} {edition}")
     console.print(f"            {table.published or 'no file: the paper prints it, but its cells were not found'}")
-    reason = f": {_escaped(cell.reason)}" if cell.reason else ""
+    reason = f": {escape(cell.reason)}" if cell.reason else ""
     console.print(f"regenerated {cell.regenerated or 'nothing'}   {painted(cell.verdict)}{reason}")
     if cell.judged_on:
         console.print(f"number      {cell.judged_on}" + (f"   repetitions {cell.spread}" if cell.spread else ""))
@@ -221,7 +220,7 @@ def _show_cell(
         console.print(f"rows        {path}")
     if table.kind == "measurements":
         row = table.rows[key[0].split(": ", 1)[-1]]
-        console.print(f"method      {row.method}   {_escaped(row.source)}")
+        console.print(f"method      {row.method}   {escape(row.source)}")
         console.print(f"rule        measure (workflow/rules/measure.smk) -> python -m paperlm_kernels.bench {table.op}")
     function = KINDS[table.kind]
     console.print(f"table       rule table ({RULES}) -> {function.__module__}.{function.__name__}")
@@ -232,9 +231,9 @@ def _show_cell(
         for column in ("constant", "value", "source"):
             grid.add_column(column)
         for label, setting in table.constants.items():
-            grid.add_row(label, str(setting.value), _escaped(setting.source))
+            grid.add_row(label, str(setting.value), escape(setting.source))
         for label in ("vocab", "width", "layers", "elements"):
-            grid.add_row(label, str(getattr(model, label)), _escaped(model.source))
+            grid.add_row(label, str(getattr(model, label)), escape(model.source))
         console.print(grid)
     _departures(console, project, name)
 
@@ -248,7 +247,7 @@ def _show_figure(console: Console, project: Project, name: str) -> None:
     for job in project.jobs_of(name):
         console.print(f"job         {job.job_id}")
     for line in figure.notes:
-        console.print(f"note        {_escaped(line)}")
+        console.print(f"note        {escape(line)}")
     _departures(console, project, name)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from paperlm.errors import RecordError
@@ -29,7 +30,7 @@ def print_summary(table_csv: Path) -> None:
         for name in ("claim", "says", "verdict", "support", "why"):
             table.add_column(name)
         for c in claims:
-            table.add_row(c["claim"], c["says"], painted(c["verdict"]), c["support"], c["reason"])
+            table.add_row(c["claim"], escape(c["says"]), painted(c["verdict"]), c["support"], escape(c["reason"]))
         console.print(table)
     console.print("files: " + "  ".join(str(p) for p in (table_csv, *files.values())), soft_wrap=True)
 
@@ -42,9 +43,9 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     grid.add_column("")
     columns = [c for c in columns if any(_said(cells[row, c]) for row in rows if (row, c) in cells)]
     for column in columns:
-        grid.add_column(column, justify="right")
+        grid.add_column(escape(column), justify="right")
     for row in rows:
-        grid.add_row(row, *(_cell(cells[row, column]) if (row, column) in cells else "" for column in columns))
+        grid.add_row(escape(row), *(_cell(cells[row, column]) if (row, column) in cells else "" for column in columns))
     console.print(grid)
     counts: dict[str, int] = {}
     for d in diff:
@@ -54,7 +55,7 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
             console.print(f"a proxy at scale {scale}")
     labels = [label for d in diff for label in d["labels"].split("; ") if label]
     for label, count in Counter(labels).items():
-        console.print(label + (f" ({count} cells)" if count > 1 else ""))
+        console.print(escape(label) + (f" ({count} cells)" if count > 1 else ""))
     console.print("cells: " + ", ".join(f"{n} {painted(v)}" for v, n in counts.items()))
 
 

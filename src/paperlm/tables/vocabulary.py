@@ -10,6 +10,10 @@ NOT_COMPARABLE = "not comparable at this scale"
 NOT_FOUND = "not found"
 NOT_PRINTED = "not printed"
 NOT_RUN = "not run"
+NOT_TESTED = "not tested"
+SEE_CLAIMS = "see claims"
+OUT_OF_MEMORY = "OOM"
+"How tables print that a method did not fit."
 ENVIRONMENT_BOUND = "environment-bound"
 EARLIER_RULES = "earlier rules"
 "Label of a number whose record was made when the same settings gave another number."
@@ -25,7 +29,10 @@ MOODS: dict[str, Mood] = {
     "undecided": "open",
     "blocked": "open",
 }
-"Verdicts on cells and claims that are coloured; the others say that nothing was compared."
+"Verdicts on cells and claims that are coloured."
+
+UNCOLOURED = (NOT_COMPARABLE, NOT_FOUND, NOT_PRINTED, NOT_RUN, NOT_TESTED, ENVIRONMENT_BOUND, SEE_CLAIMS)
+"Verdicts that say that nothing was compared."
 
 TERMINAL = {"good": "green", "bad": "red", "open": "yellow", "": ""}
 

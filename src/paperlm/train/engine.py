@@ -13,7 +13,6 @@ import math
 import os
 import resource
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 from paperlm.errors import Interrupted
 from paperlm.jobs.base import Cost, Job, Machine
+from paperlm.stopping import stop_requests
 from paperlm.train import checkpoint
 from paperlm.train.curve import CurveFile
 from paperlm.train.distributed import World
@@ -41,6 +41,16 @@ class Batch:
     "tokens or examples of the whole update, over all processes: what the curve counts"
 
 
+@dataclass
+class Progress:
+    """What a checkpoint holds beside weights and optimizer."""
+
+    update: int = 0
+    counted: int = 0
+    wall_seconds: float = 0.0
+    resumed_from: tuple[int, ...] = ()
+
+
 class Task(Protocol):
     """What is trained. Its attributes are read after construction; the engine moves nothing to another device."""
 
@@ -54,6 +64,10 @@ class Task(Protocol):
     micro_batch: int
     slots_per_update: int
     "tokens or examples of an update with padding: what throughput counts"
+
+    def trunk(self) -> Progress | None:
+        """Load the weights and optimizer of the job that this one continues, and return where it stood; None: it starts
+        from its own first update. Called once, where the job has no checkpoint of its own."""
 
     def begin(self, update: int) -> Mapping[str, float]:
         """Set rates, decay and phase of an update, counted from 0; returns what the curve notes, e.g. {"lr": 1e-3}.
@@ -75,16 +89,6 @@ class Task(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the model as a folder that other jobs can load."""
-
-
-@dataclass
-class Progress:
-    """What a checkpoint holds beside weights and optimizer."""
-
-    update: int = 0
-    counted: int = 0
-    wall_seconds: float = 0.0
-    resumed_from: tuple[int, ...] = ()
 
 
 Ended = Literal["trained", "not_finite"]
@@ -152,7 +156,7 @@ class Engine:
         )
         pending: list[tuple[int, int, Mapping[str, float], Tensor]] = []
         clock, saved, outcome = _Clock(self.world.device), time.monotonic(), "trained"
-        with _stop_requests() as stop:
+        with stop_requests() as stop:
             while self.at.update < task.updates:
                 loss, noted = self.step()
                 update = self.at.update
@@ -234,6 +238,8 @@ class Engine:
             self.at = Progress(
                 state["update"], state["counted"], state["wall_seconds"], (*state["resumed_from"], state["update"])
             )
+        else:
+            self.at = self.task.trunk() or Progress()
 
     def _save(self) -> None:
         if self.world.leads:
@@ -332,15 +338,3 @@ class _Clock:
     def stop(self, update: int) -> tuple[int, float]:
         """Updates and seconds since the start; (0, 0.0) if it never started."""
         return (0, 0.0) if self.began is None else (update - self.update, self._now() - self.began)
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """A list that is filled when the process is asked to end, so that it can write a checkpoint first."""
-    asked: list[int] = []
-    handlers = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -113,6 +113,9 @@ class LanguageModelling:
                 largest //= 2
         return largest
 
+    def trunk(self) -> None:
+        return None
+
     def begin(self, update: int) -> Mapping[str, float]:
         rate = learning_rate(update, self.job)
         for group in self.optimizer.param_groups:
