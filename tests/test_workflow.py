@@ -187,15 +187,6 @@ def test_show_names_the_nearest_cell(paperlm):
     assert done.returncode == 2 and "did you mean 'Mix-LN,LLaMA-130M'" in done.stderr
 
 
-def test_readmes_table_of_speed_is_generated_from_the_committed_rows():
-    from paperlm_kernels.bench.rows import read
-
-    from paperlm.bench import with_ours
-
-    table = with_ours().operation("pretrain").tables(read(ROOT / "paper_tables/records/bench/pretrain.jsonl"))
-    assert table in (ROOT / "README.md").read_text()
-
-
 def test_every_verb_explains_itself(paperlm):
     verbs = re.findall(r"^    ([a-z-]+)\b", paperlm("--help").stdout, re.MULTILINE)
     known = {"prepare-data", "pretrain", "table", "curves", "figure", "measure", "summary", "show", "bench"}
