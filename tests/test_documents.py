@@ -127,6 +127,11 @@ def test_a_command_of_a_document_works(document, command, place):
         rows = list(csv.reader((folder / "paper_tables/toy_table1.csv").read_text().splitlines()))
         assert {cell for row in rows for cell in row} >= {"smoke", "Gated", "Gated from 0.25", "Largest gate"}
         assert "TOY-T1-1" in out and (folder / "paper_tables/toy_figure1.svg").is_file()
+        drawn = list(csv.DictReader((folder / "paper_tables/toy_figure1.csv").read_text().splitlines()))
+        assert [(row["row"], row["block"]) for row in drawn] == [
+            (name, str(block)) for name in ("Gated", "Gated from 0.25") for block in range(1, 13)
+        ]
+        assert all(float(row["gate"]) not in (0.5, 0.25) for row in drawn), "four updates moved every gate"
 
 
 def test_every_exception_is_a_command_of_a_document():
