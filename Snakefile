@@ -12,18 +12,25 @@ report: "workflow/report/workflow.rst"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
-include: "workflow/rules/pretrain.smk"
+include: "workflow/rules/jobs.smk"
 include: "workflow/rules/measure.smk"
-include: "workflow/rules/tables.smk"
+include: "workflow/rules/exhibits.smk"
 
 
 rule all:
     "Every table and figure at the configured scale."
     default_target: True
     input:
-        expand("paper_tables/{table}.csv", table=project.tables),
-        expand("paper_tables/{table}.curves.svg", table=RUN_TABLES),
-        expand("paper_tables/{figure}.svg", figure=project.figures),
+        targets(),
+
+
+for paper, spec in project.papers.items():
+
+    rule:
+        name:
+            paper
+        input:
+            targets(*spec.exhibits()),
 
 
 onsuccess:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,18 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from support import job_environment, smoke_run
+from support_jobs import write_kinds
 
+from paperlm import jobs
 from paperlm.data.prepare import prepare
-from paperlm.spec.paper import PaperSpec
-from paperlm.spec.project import Project
+from paperlm.plan.paper import PaperSpec
+from paperlm.plan.project import Project
 
 
 @pytest.fixture(scope="session")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared tokens of the smoke scale."""
-    return prepare(smoke_run().data_settings(), tmp_path_factory.mktemp("data"))
+    return prepare(smoke_run().token_data().model_dump(mode="json"), tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +41,18 @@ def paper(project: Project) -> PaperSpec:
 
 
 @pytest.fixture
+def toy_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of kinds of jobs beside the project's own."""
+    folder = write_kinds(tmp_path / "kinds")
+    monkeypatch.setattr(jobs, "__path__", [*jobs.__path__, str(folder)])
+    jobs.job_kinds.cache_clear()
+    yield folder
+    for path in folder.glob("*.py"):
+        sys.modules.pop(f"paperlm.jobs.{path.stem}", None)
+    jobs.job_kinds.cache_clear()
+
+
+@pytest.fixture
 def paperlm() -> Callable[..., subprocess.CompletedProcess]:
     """Run `python -m paperlm ...` as a job would."""
 
@@ -50,7 +64,27 @@ def paperlm() -> Callable[..., subprocess.CompletedProcess]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--allowed-skips", type=Path, help="fail if a test is skipped for a reason that is not in this file"
+    )
     parser.addoption("--summary", type=Path, help="write what ran where, and how it ended, to this JSON file")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A skip that nobody allowed is a hole: fail the run and name it."""
+    path = session.config.getoption("--allowed-skips")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if path is None or reporter is None or hasattr(session.config, "workerinput"):
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    allowed = tuple(line for line in lines if line and not line.startswith("#"))
+    for report in reporter.stats.get("skipped", []):
+        reason = (
+            report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        )
+        if not reason.startswith(allowed):
+            reporter.write_line(f"{report.nodeid}: skipped for a reason that {path} does not allow: {reason}", red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:

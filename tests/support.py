@@ -8,15 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paperlm.spec.project import ROOT, Project
-from paperlm.spec.run import RunConfig
+from paperlm.jobs.pretrain import Pretrain
+from paperlm.plan.project import ROOT, Project
 
 
-def smoke_run(**changes: object) -> RunConfig:
+def smoke_run(**changes: object) -> Pretrain:
     """Mix-LN 71M at the smoke scale, with changes."""
     project = Project({"scale": "smoke"})
     cell = next(c for c in project.cells("mixln_table1") if (c.row, c.column) == ("Mix-LN", "LLaMA-71M"))
-    return RunConfig.model_validate({**cell.runs[0].canonical(), **changes})
+    return Pretrain.model_validate({**cell.jobs[0].fields(), **changes})
 
 
 def job_environment(**extra: str) -> dict[str, str]:

@@ -1,32 +1,17 @@
-"""Helpers of the tests of Cut Cross-Entropy's tables: handmade measurement rows, and edited declarations."""
+"""Helpers of the tests of Cut Cross-Entropy's tables: handmade measurement rows, and the verdicts on them."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
-from paperlm.spec.project import ROOT, Project
+from paperlm.plan.project import Project
 from paperlm.tables.build import printed_table
 from paperlm.tables.contents import Contents
 from paperlm.tables.verdicts import claim_rows
 
 CARD = "NVIDIA H200"
 MEASURES = {"Loss": "loss", "Gradient": "gradient", "Loss+Gradient": "both"}
-
-
-def edited(tmp_path: Path, edit: Callable[[dict], None]) -> Path:
-    """A copy of the declarations with an edited paper file."""
-    shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
-    shutil.copytree(ROOT / "paper_tables/published", tmp_path / "paper_tables/published")
-    path = tmp_path / "workflow/papers/cce.yaml"
-    content = yaml.safe_load(path.read_text())
-    edit(content)
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return tmp_path
 
 
 class Bench:

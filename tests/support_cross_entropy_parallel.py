@@ -19,6 +19,7 @@ CASES = {
     "sum without bias": (301, {"bias": False}, {"reduction": "sum"}),
     "all ignored": (301, {"ignore": "all"}, {"reduction": "sum"}),
     "more ranks than ids": (3, {}, {}),
+    "more ranks than ids, sorted": (3, {}, {"vocab_order": "mean_logit", "filter_eps": 1e-9}),
     "filtered": (1024, {}, {"filter_eps": 0.05}),
 }
 

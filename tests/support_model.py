@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.norms import norm_methods
 
@@ -45,6 +46,15 @@ def config_of(norm, n_layers=LAYERS, **options):
 
 def model_of(norm, n_layers=LAYERS, **options):
     return randomize(PaperLlamaForCausalLM(config_of(norm, n_layers, **options)))
+
+
+def tiny_folder(folder, norm=MIX):
+    """A model folder as jobs leave it: 1,024 ids, 2 blocks, trained with 64 tokens, 128 positions."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS, "num_hidden_layers": 2}
+    config = PaperLlamaConfig(vocab_size=1024, max_position_embeddings=128, norm=norm, initializer_range=0.2, **shape)
+    save_model(folder, PaperLlamaForCausalLM(config), transformers_tokenizer("bpe1024", 64))
+    return folder
 
 
 def tokens(batch=3, length=11, seed=1):

@@ -8,10 +8,20 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from paperlm_kernels.bench import accuracy, measure, worker
-from paperlm_kernels.bench.methods import METHODS
-from paperlm_kernels.bench.worker import Task
-from paperlm_kernels.cross_entropy.data import CASES, GROUPS, IGNORED, Case, Inputs, describe, make_inputs
+from paperlm_kernels.bench import clocks, ops
+from paperlm_kernels.bench.operation import Task
+from paperlm_kernels.bench.ops.cross_entropy import accuracy, measure, task
+from paperlm_kernels.bench.ops.cross_entropy.data import (
+    CASES,
+    GROUPS,
+    IGNORED,
+    Case,
+    Inputs,
+    describe,
+    make_inputs,
+    sized,
+)
+from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 
 CPU = torch.device("cpu")
 SMALL = Case("small", "", vocab=640, width=24, softcap=20.0, tokens=256, counting=0.5, dtype=torch.float32)
@@ -153,7 +163,7 @@ def test_an_error_in_a_gradient_is_seen_with_its_size():
 def test_the_time_of_a_step_is_divided_among_its_kernels():
     contender = METHODS["eager"][0](SMALL, CPU)
     step = measure.step(contender, Inputs(*map(_leaf, _tensors(make_inputs(SMALL)))), "both")
-    found = measure.kernel_times(step, CPU, warmup=1, runs=3)
+    found = clocks.kernel_times(step, CPU, warmup=1, runs=3)
     assert found["mm"][1] == 3, "products a step: logits and two gradients"
     assert "add_" not in found, "no gradient is added to that of the run before"
     assert list(found)[-1] == "others" and all(ms >= 0 for ms, _ in found.values())
@@ -174,7 +184,7 @@ def test_the_time_of_a_step_is_divided_among_its_kernels():
     ],
 )
 def test_kernels_are_named_without_their_template(kernel, short):
-    assert measure._short(kernel) == short
+    assert clocks._short(kernel) == short
 
 
 def test_results_that_change_from_run_to_run_are_called_so():
@@ -205,7 +215,7 @@ def test_peak_memory_on_a_cpu_is_what_was_allocated_at_once():
         together = torch.empty(2**19), torch.empty(2**19)
         return len(together)
 
-    assert measure.peak_memory(measure.Step(lambda: None, two_after_another), CPU) == pytest.approx(4, abs=0.01)
+    assert clocks.peak_memory(clocks.Step(lambda: None, two_after_another), CPU) == pytest.approx(4, abs=0.01)
 
 
 @pytest.mark.parametrize(("part", "matrices"), [("loss", 3), ("gradient", 2), ("both", 4)])
@@ -213,14 +223,14 @@ def test_the_baseline_holds_as_many_logit_matrices_as_its_arithmetic_needs(part,
     """Float32, capped: forward logits, tanh and log-softmax; backward two gradients beside the two that are kept."""
     case = dataclasses.replace(CASES["tiny_cpu"], tokens=128, vocab=4096, width=16)
     step = measure.step(METHODS["eager"][0](case, CPU), make_inputs(case), part)
-    assert measure.peak_memory(step, CPU) == pytest.approx(matrices * 128 * 4096 * 4 / 2**20, rel=0.01)
+    assert clocks.peak_memory(step, CPU) == pytest.approx(matrices * 128 * 4096 * 4 / 2**20, rel=0.01)
 
 
 @pytest.mark.parametrize(("repeats", "seconds", "number"), [(3, 100, 3), (50, 0, 10), (50, 100, 50), (5, 0, 5)])
 def test_repetitions_are_as_many_as_asked_for_or_ten_when_time_is_short(repeats, seconds, number):
     calls = []
-    step = measure.Step(lambda: calls.append("prepare"), lambda _: calls.append("run"))
-    assert len(measure.times(step, CPU, repeats=repeats, warmup=2, seconds=seconds)) == number
+    step = clocks.Step(lambda: calls.append("prepare"), lambda _: calls.append("run"))
+    assert len(clocks.times(step, CPU, repeats=repeats, warmup=2, seconds=seconds)) == number
     assert calls == ["prepare", "run"] * (number + 2)
 
 
@@ -236,10 +246,40 @@ def test_the_gradient_is_measured_without_its_forward_pass():
 
 
 def test_the_products_alone_are_timed_over_the_counting_tokens():
-    task = Task("tiny_cpu", "lower_bound", small=True, device="cpu", repeats=2, warmup=1)
-    data = make_inputs(dataclasses.replace(task.sizes, counting=0.5))
-    found = list(worker._products(task, data, CPU))
+    asked = Task("cross_entropy", "tiny_cpu", "lower_bound", (), small=True, device="cpu", repeats=2, warmup=1)
+    data = make_inputs(dataclasses.replace(sized(asked), counting=0.5))
+    write = lambda *columns, **extra: ops.operation("cross_entropy").row(asked, "cpu", *columns, **extra)  # noqa: E731
+    found = list(task._products(asked, data, CPU, write))
     assert [(row["metric"], row["measure"], row["n"]) for row in found] == [
         ("product", "logits", 2), ("product", "dE", 2), ("product", "dC", 2)
     ]  # fmt: skip
     assert all(row["value"] > 0 for row in found)
+
+
+def test_on_a_cpu_one_repetition_of_both_gives_all_three_times():
+    calls = []
+
+    class Counted(METHODS["eager"][0].func):
+        def loss(self, *inputs):
+            calls.append(1)
+            return super().loss(*inputs)
+
+    data = Inputs(*map(_leaf, _tensors(make_inputs(SMALL))))
+    found = measure.cpu_times(Counted(SMALL, CPU), data, repeats=3, warmup=2, seconds=100)
+    assert len(calls) == 5 and {name: len(taken) for name, taken in found.items()} == dict.fromkeys(measure.PARTS, 3)
+    for loss, gradient, both in zip(*found.values(), strict=True):
+        assert min(loss, gradient) > 0 and loss + gradient == pytest.approx(both)
+
+
+def test_the_memory_of_a_compiled_function_is_counted_too():
+    """What its C++ code allocates passes through PyTorch's allocator as well: three matrices, where eager has five."""
+    compiled = pytest.importorskip("torch._inductor.cpp_builder").get_cpp_compiler
+    try:
+        compiled()
+    except Exception as error:
+        pytest.skip(f"torch.compile needs a C++ compiler: {error}")
+    function = torch.compile(lambda x: (x.exp() @ x.sin()).cos().sum())
+    matrix = torch.randn(512, 512)
+    function(matrix)
+    step = clocks.Step(lambda: None, lambda _: function(matrix))
+    assert clocks.peak_memory(step, CPU) == pytest.approx(3, abs=0.05)

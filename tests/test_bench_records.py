@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shlex
 import subprocess
-import sys
 
 import pytest
-from paperlm_kernels.bench import chart, rows
-from paperlm_kernels.bench.__main__ import MEASURES, main
-from paperlm_kernels.bench.methods import METHODS, label
-from paperlm_kernels.bench.report import tables
+from paperlm_kernels.bench import ops, peers, rows
+from paperlm_kernels.bench.command import main
+from paperlm_kernels.bench.operation import Task
+from paperlm_kernels.bench.ops.cross_entropy import BOUND, chart
+from paperlm_kernels.bench.ops.cross_entropy.data import CASES
+from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
+from paperlm_kernels.bench.ops.cross_entropy.report import tables
 from paperlm_kernels.bench.run import run
-from paperlm_kernels.bench.worker import BOUND, Task
-from paperlm_kernels.cross_entropy.data import CASES
 
-from paperlm.spec.project import ROOT
+from paperlm.plan.project import ROOT
 
 # -- rows and tables ----
 
 
 def test_a_row_has_the_keys_of_the_committed_measurements():
-    committed = json.loads((ROOT / "paper_tables/records/bench/pretrain.jsonl").read_text().splitlines()[0])
-    row = rows.row("cross_entropy", "c", "ours", "time", "ms", [3.0, 1.0, 2.0, 5.0, 4.0, 6.0], "cpu", mean=3.5)
-    assert set(committed) - {"settings"} <= set(row)
+    task = Task("cross_entropy", "tiny_cpu", "ours", ())
+    values = [3.0, 1.0, 2.0, 5.0, 4.0, 6.0]
+    row = ops.operation("cross_entropy").row(task, "cpu", "time", "ms", values, mean=3.5)
+    for path in sorted((ROOT / "paper_tables/records/bench").glob("*.jsonl")):
+        for committed in rows.read(path):
+            assert committed["op"] == path.stem.removesuffix("_h100")
+            common = set(rows.row("", "", "", "", "", [], "")) | {"name", "order", "scale", "seed", "shape"}
+            assert common <= set(row) and common <= set(committed)
     assert (row["value"], row["low"], row["high"], row["n"], row["mean"]) == (3.5, 2.0, 5.0, 6, 3.5)
 
 
@@ -42,7 +46,8 @@ def test_without_a_repository_the_commit_comes_from_the_environment(monkeypatch)
 
 
 def test_a_peers_name_in_a_row_has_its_version(monkeypatch):
-    monkeypatch.setattr("paperlm_kernels.bench.methods.version", lambda name: "1.2")
+    monkeypatch.setattr(peers, "version", lambda name: "1.2")
+    label = ops.operation("cross_entropy").label
     assert label("cut-cross-entropy exact") == "cut-cross-entropy 1.2 (exact)"
     assert label("liger-kernel") == "liger-kernel 1.2"
     assert label("ours_exact") == "ours_exact"
@@ -202,9 +207,8 @@ def test_a_run_on_a_cpu_measures_each_method_in_a_process_and_appends_its_rows(t
 
 def test_a_method_that_fails_leaves_a_row_with_the_reason():
     collected = []
-    found = run(
-        [Task("tiny_cpu", "eager", small=True, device="cpu", seed="no number")], lambda _, r: collected.append(r)
-    )
+    task = Task("cross_entropy", "tiny_cpu", "eager", ("loss",), small=True, device="cpu", seed="no number")
+    found = run(ops.operation("cross_entropy"), [task], lambda _, r: collected.append(r))
     assert collected == [found]
     assert [row["metric"] for row in found] == ["outcome"]
     assert found[0]["outcome"].startswith("failed: RuntimeError: manual_seed")
@@ -217,13 +221,13 @@ def test_the_committed_measurements_are_those_of_the_commands_in_the_script_besi
     records = ROOT / "paper_tables/records/bench"
     command = ["sh", records / "cross_entropy.sh", "new.jsonl"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "BENCH": "echo"})
-    commanded = set()
+    commanded, measures = set(), ops.operation("cross_entropy").measures
     for line in said.stdout.splitlines():
         words = shlex.split(line)
         given = dict(itertools.pairwise(words))
         cases, methods = given["--cases"].split(","), given.get("--methods", ",".join(METHODS)).split(",")
         assert given["--out"] == "new.jsonl" and set(cases) <= CASES.keys() and set(methods) <= METHODS.keys()
-        assert set(given["--measure"].split(",")) <= set(MEASURES)
+        assert set(given["--measure"].split(",")) <= set(measures)
         order = "permuted" if "--permute" in words else "natural"
         commanded |= set(itertools.product(cases, [order], [*methods, BOUND], given["--measure"].split(",")))
     of_metric = {"error": "error", "norm": "error", "determinism": "determinism", "kernel": "kernels"}
@@ -243,13 +247,3 @@ def test_the_committed_measurements_are_those_of_the_commands_in_the_script_besi
             # Liger's loss computes its gradients at once, so that there is no step of the gradient alone
             left -= {c for c in left if c[2:] == ("liger-kernel", "gradient")}
             assert all(c in absent or (*c[:3], None) in absent for c in left), left
-
-
-@pytest.mark.parametrize("name", ["cross_entropy.jsonl", "cross_entropy_h100.jsonl"])
-def test_the_readme_of_the_kernels_shows_the_committed_measurements(name):
-    measured = ROOT / "paper_tables/records/bench" / name
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels")}
-    command = [sys.executable, "-m", "paperlm_kernels.bench", "show", str(measured)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
-    readme = (ROOT / "kernels/README.md").read_text()
-    assert readme.split(f"{name} -->")[1].split("<!-- end -->")[0].strip() == shown

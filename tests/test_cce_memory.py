@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 
 import pytest
-from support_cce import Bench, edited
+from support_cce import Bench
+from support_tables import edited
 
+from paperlm.checks import open_project
 from paperlm.cost.access import OURS, PUBLISHED, UPDATE, accesses
 from paperlm.cost.loss import gradient_bytes
 from paperlm.cost.memory import Setup, quantities
 from paperlm.errors import SpecError
-from paperlm.figures.draw import notes, write_figure
+from paperlm.figures.base import Drawing, notes, write_figure
 from paperlm.figures.largest_batch import numbers
 from paperlm.figures.measured_bars import bars
-from paperlm.spec.project import Project
+from paperlm.plan.project import Project
 from paperlm.tables.arithmetic import table_setup, three_digits
 from paperlm.tables.build import sibling, table_contents, write_table
 from paperlm.tables.published import half_a_digit, number
@@ -143,7 +145,7 @@ def test_arithmetic_is_the_same_at_every_scale_and_its_claims_are_always_judged(
     ],
 )
 def test_a_mistake_in_a_table_of_arithmetic_is_refused_with_the_fix(tmp_path, edit, message):
-    root = edited(tmp_path, lambda p: edit(p["tables"]["cce_tableA3"]))
+    root = edited(tmp_path, "cce", lambda p: edit(p["tables"]["cce_tableA3"]))
     with pytest.raises(SpecError, match=message):
         table_contents(Project({}, root), "cce_tableA3", [])
 
@@ -152,13 +154,13 @@ def test_a_mistake_in_a_table_of_arithmetic_is_refused_with_the_fix(tmp_path, ed
 
 
 @pytest.mark.parametrize("name", ["cce_figure1a", "cce_figure1b", "cce_figure2"])
-def test_a_figure_is_written_as_svg_png_and_csv_and_twice_the_same(tmp_path, name):
+def test_a_figure_is_written_as_svg_png_csv_and_notes_and_twice_the_same(tmp_path, name):
     project = Project({})
     written = []
     for folder in ("a", "b"):
         write_figure(project, name, [], tmp_path / folder / f"{name}.svg")
         written.append({p.suffix: p.read_bytes() for p in (tmp_path / folder).iterdir()})
-    assert set(written[0]) == {".svg", ".png", ".csv"} and written[0] == written[1]
+    assert set(written[0]) == {".svg", ".png", ".csv", ".txt"} and written[0] == written[1]
     assert written[0][".png"].startswith(b"\x89PNG") and written[0][".svg"].startswith(b"<?xml")
     assert len(list(csv.DictReader(written[0][".csv"].decode().splitlines()))) > 10
 
@@ -201,7 +203,7 @@ def test_a_figure_without_a_measurement_says_so_and_has_no_numbers(tmp_path):
 
 
 def test_both_deviations_are_printed_under_figure_one():
-    text = " ".join(notes(Project({}), "cce_figure1a"))
+    text = " ".join(notes(Project({}), "cce_figure1a", Drawing(None, None)))
     assert "not a measurement" in text and "float32 copy of the weights" in text and "all 17 models" in text
 
 
@@ -219,9 +221,9 @@ def test_ours_updates_nothing_in_turn_and_writes_the_gradients_once():
 
 
 def test_an_unknown_kind_of_figure_is_refused(tmp_path):
-    root = edited(tmp_path, lambda p: p["figures"]["cce_figure2"].update(kind="access_pattern"))
-    with pytest.raises(SpecError, match="unknown kind 'access_pattern'; did you mean 'access_patterns'"):
-        Project({}, root)
+    root = edited(tmp_path, "cce", lambda p: p["figures"]["cce_figure2"].update(draw="access_pattern"))
+    with pytest.raises(SpecError, match="draw: unknown figure 'access_pattern'; did you mean 'access_patterns'"):
+        open_project({}, root)
 
 
 def test_a_written_table_has_its_diff_claims_and_page(tmp_path):

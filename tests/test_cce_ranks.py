@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 
 import numpy as np
 import pytest
@@ -10,16 +11,19 @@ import torch
 from support import smoke_run
 from support_cce_training import ENVIRONMENT, ROWS, verdicts
 
-from paperlm.errors import RecordError
-from paperlm.evaluate.ranks import THRESHOLD, log_ranks, probe_ranks, rank_curve
-from paperlm.record.ranks import RankCurve, RankRecord
-from paperlm.record.record import parse_record, write_record
-from paperlm.spec.project import Project
-from paperlm.spec.workflow import Jobs
+from paperlm.errors import JobError
+from paperlm.jobs import Inputs, Machine, run_job
+from paperlm.jobs.base import Cost, Series
+from paperlm.jobs.rank_probability import RankProbability
+from paperlm.plan.project import Project
+from paperlm.plan.workflow import Workflow
+from paperlm.probe.ranks import THRESHOLD, log_ranks, rank_curve
+from paperlm.record.places import Places
+from paperlm.record.record import Record, write_record
 from paperlm.train.distributed import World
-from paperlm.train.loop import Execution, Trainer, pretrain
+from paperlm.train.language_model import LanguageModelling
 
-QUIET = Execution(device="cpu", progress=False)
+CPU = Machine(device="cpu", progress=False)
 
 
 def test_the_curve_of_ranks_is_that_of_each_softmax_sorted_by_itself():
@@ -61,70 +65,65 @@ def test_ranks_are_evenly_spaced_in_the_logarithm_and_end_at_the_vocabulary():
 
 @pytest.fixture(scope="module")
 def trained(manifest, tmp_path_factory):
-    """A smoke run, its record and the folder of its model."""
+    """A smoke run, its result and the folder of its model, which also holds the model before the first update."""
     folder = tmp_path_factory.mktemp("trained")
-    run = smoke_run(steps=12, norm={"name": "pre_ln"}, curve="every_update")
-    record, model = pretrain(run, manifest, folder / "ck", QUIET)
-    model.save_pretrained(folder / "model")
-    return run, record, folder / "model"
+    (folder / "model").mkdir()
+    job = smoke_run(steps=12, norm={"name": "pre_ln"})
+    inputs = Inputs(data=(manifest,), work=folder / "work", model=folder / "model", keep=(0,))
+    inputs.work.mkdir()
+    return job, run_job(job, inputs, CPU), folder / "model"
 
 
 def test_a_probe_sees_the_trained_model_and_the_weights_that_it_started_from(trained, manifest, tmp_path):
-    run, record, model = trained
-    probe = probe_ranks(run, manifest, model, 10**6, torch.device("cpu"))
-    assert probe.tokens == record.metrics["validation_tokens"] and probe.threshold == THRESHOLD == 2.0**-12
-    assert probe.states["trained"].loss == pytest.approx(record.metrics["loss_true"], rel=1e-5)
-    start = Trainer(run, manifest, tmp_path, QUIET, World(0, 1, torch.device("cpu"))).evaluate().loss_true()
-    assert probe.states["initial"].loss == pytest.approx(start, rel=1e-6)
-    assert probe.states["initial"].loss > probe.states["trained"].loss
-    few = probe_ranks(run, manifest, model, 100, torch.device("cpu"))
-    assert few.tokens == 100
+    job, result, model = trained
+    start = LanguageModelling(job, manifest, 0, World(0, 1, torch.device("cpu"))).evaluate()["ppl_true"]
+    inputs = Inputs(data=(manifest,), models={"of": model}, work=tmp_path)
+    end = run_job(RankProbability(of=job, tokens=10**6), inputs, CPU)
+    assert (end.metrics["tokens"], end.outcome) == (result.metrics["validation_tokens"], "measured")
+    assert end.metrics["threshold"] == THRESHOLD == 2.0**-12
+    assert end.metrics["loss"] == pytest.approx(result.metrics["loss_true"], rel=1e-5)
+    begin = RankProbability(of=job, at="init", tokens=10**6)
+    assert begin.snapshot("of") == 0
+    init = run_job(begin, dataclasses.replace(inputs, models={"of": model / "at-0"}), CPU)
+    assert init.metrics["loss"] == pytest.approx(np.log(start), rel=1e-6) and init.metrics["loss"] > end.metrics["loss"]
+    few = run_job(RankProbability(of=job, tokens=100), inputs, CPU)
+    assert few.metrics["tokens"] == 100
+    assert few.series["ranks"].column("rank") == log_ranks(1024)
 
 
-def test_the_verb_writes_a_record_that_reads_back_and_names_a_missing_or_wrong_model(
-    trained, manifest, tmp_path, paperlm
-):
-    run, _, model = trained
-    common = ["probe-ranks", "--data", manifest, "--tokens", 64, "--device", "cpu", "--out", tmp_path / "ranks.json"]
-    done = paperlm(*common, "--settings", run.model_dump_json(), "--model", model)
-    assert done.returncode == 0, done.stderr
-    assert parse_record(tmp_path / "ranks.json", RankRecord).run_id == run.run_id
-    for settings, folder, message in (
-        (run, tmp_path, "no trained model of llama_71m-pre_ln"),
-        (smoke_run(hidden_size=32), model, "not that of llama_71m-mix_ln"),
-    ):
-        done = paperlm(*common, "--settings", settings.model_dump_json(), "--model", folder)
-        assert done.returncode == 2 and message in done.stderr
-    (tmp_path / "ranks.json").write_text('{"run_id": "x"}')
-    with pytest.raises(RecordError, match=r"ranks.json: not a valid record"):
-        parse_record(tmp_path / "ranks.json", RankRecord)
+def test_a_folder_without_a_model_is_named(trained, manifest, tmp_path):
+    inputs = Inputs(data=(manifest,), models={"of": tmp_path}, work=tmp_path)
+    with pytest.raises(JobError, match=tmp_path.name):
+        run_job(RankProbability(of=trained[0], tokens=64), inputs, CPU)
 
 
-def curve_of(first: int, share: float, mass: float) -> RankCurve:
-    ranks = [1, 10, 50257]
-    return RankCurve(
-        ranks=ranks, mean_probability=[0.1, 1e-3, 1e-9], share_above=share, mass_above=mass, first_rank_below=first,
-        alive_tiles=0.3, loss=3.0,
+def record_of(job: RankProbability, first: int, share: float, mass: float) -> Record:
+    metrics = {
+        "share_above": share, "mass_above": mass, "first_rank_below": first, "alive_tiles": 0.3, "loss": 3.0,
+        "threshold": 2.0**-12, "tokens": 9,
+    }  # fmt: skip
+    ranks = Series(columns=["rank", "mean_probability"], rows=[[1, 0.1], [10, 1e-3], [50257, 1e-9]])
+    return Record(
+        job_id=job.job_id, kind=job.kind, behaviour=job.behaviours(), job=job.canonical(), outcome="measured",
+        metrics=metrics, series={"ranks": ranks}, cost=Cost(wall_seconds=1), environment=ENVIRONMENT,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("trained_curve", "initial", "expected"),
     [
-        (curve_of(60, 1.9e-4, 0.9), curve_of(1, 0.0, 0.0), "holds holds fails holds"),
-        (curve_of(140, 4e-4, 0.9), curve_of(50258, 1.0, 1.0), "fails fails holds fails"),
+        ((60, 1.9e-4, 0.9), (1, 0.0, 0.0), "holds holds fails holds"),
+        ((140, 4e-4, 0.9), (50258, 1.0, 1.0), "fails fails holds fails"),
     ],
 )
 def test_the_claims_of_figure_3_are_about_every_trained_model_and_the_random_one(
     tmp_path, trained_curve, initial, expected
 ):
     files = []
-    for cell in Project({"scale": "gpu"}).cells("cce_pretraining"):
-        run = cell.runs[0]
-        states = {"trained": trained_curve, "initial": initial}
-        files.append(tmp_path / f"{run.run_id}.json")
-        write_record(files[-1], RankRecord(run_id=run.run_id, run=run, threshold=2**-12, tokens=9, states=states,
-                                          environment=ENVIRONMENT))  # fmt: skip
+    for cell in Project({"scale": "gpu"}).cells("cce_figure3"):
+        job = cell.jobs[0]
+        files.append(tmp_path / f"{job.job_id}.json")
+        write_record(files[-1], record_of(job, *(initial if job.at == "init" else trained_curve)))
     found = verdicts(tmp_path, "cce_figure3", files)
     assert " ".join(row["verdict"] for row in found.values()) == expected
     lines = list(csv.DictReader((tmp_path / "cce_figure3.csv").read_text().splitlines()))
@@ -139,22 +138,22 @@ def test_the_claims_of_figure_3_are_about_every_trained_model_and_the_random_one
         assert "even a uniform softmax is below" in found["CCE-F3-2b"]["reason"]
 
 
-def test_figure_3_takes_committed_probes_then_local_ones_then_models_that_are_at_hand(tmp_path, monkeypatch):
-    project = Project({"scale": "gpu", "run_missing": "no"})
-    first, second, third, _ = (cell.runs[0].run_id for cell in project.cells("cce_pretraining"))
-    monkeypatch.setattr(project, "root", tmp_path)
-    asked = lambda: Jobs(project).figure_records("cce_figure3")  # noqa: E731
-    assert asked() == []
-    for path in (f"results/gpu/models/{third}/config.json", f"paper_tables/records/gpu/ranks/{first}.json",
-                 f"results/gpu/ranks/{first}.json", f"results/gpu/ranks/{second}.json"):  # fmt: skip
+def test_figure_3_takes_committed_probes_then_local_ones_and_asks_for_models_where_jobs_are_made(tmp_path):
+    def workflow(run_missing: str) -> Workflow:
+        project = Project({"scale": "gpu", "run_missing": run_missing})
+        project.places = Places(tmp_path, "gpu")
+        return Workflow(project)
+
+    first, second, third, *_ = (cell.jobs[0] for cell in workflow("no").project.cells("cce_figure3"))
+    places = Places(tmp_path, "gpu")
+    assert workflow("no").inputs("cce_figure3") == []
+    for path in (places.manifest(third.of), places.committed(first), places.made(first), places.made(second)):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("{}")
-    found = [f"paper_tables/records/gpu/ranks/{first}.json", f"results/gpu/ranks/{second}.json"]
-    assert asked() == found, "a model without its local record is not probed"
-    (tmp_path / "results/gpu/runs").mkdir()
-    (tmp_path / f"results/gpu/runs/{third}.json").write_text("{}")
-    assert asked() == [*found, f"results/gpu/ranks/{third}.json"]
-    project.config = project.config.model_copy(update={"run_missing": "yes"})
-    for path in (tmp_path / "results/gpu").rglob("*.json"):
-        path.unlink()
-    assert len(asked()) == 4, "runs that will be trained leave their models"
+    found = [places.committed(first), places.made(second)]
+    assert workflow("no").inputs("cce_figure3") == found, "a model at hand is not probed where nothing is made"
+    asked = workflow("yes")
+    assert asked.inputs("cce_figure3")[:2] == found and len(asked.inputs("cce_figure3")) == 5
+    makes = asked.state.todo("cce_figure3")
+    assert sorted(job.kind for job in makes.values()) == ["pretrain"] * 3 + ["rank_probability"] * 3
+    assert asked.project.keep[first.of.job_id] == (0,), "the run leaves its weights at random for the last row"

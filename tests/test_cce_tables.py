@@ -6,14 +6,14 @@ import csv
 import re
 
 import pytest
-from support_cce import Bench, edited, verdicts
+from support_cce import Bench, verdicts
+from support_tables import edited
 
 from paperlm.cost.loss import gradient_bytes
 from paperlm.errors import RecordError, SpecError
-from paperlm.spec.project import ROOT, Project
-from paperlm.spec.workflow import Jobs
+from paperlm.plan.project import ROOT, Project
+from paperlm.plan.workflow import Workflow
 from paperlm.tables.build import table_contents, write_table
-from paperlm.tables.claims import CellValue, Expression
 from paperlm.tables.contents import Contents
 from paperlm.tables.verdicts import claim_rows, holds_in_print
 
@@ -199,6 +199,18 @@ def test_on_a_cpu_the_small_case_is_shown_with_its_shape_and_compared_with_nothi
     assert {d.regenerated for (row, _), d in further.items() if "Lower bound" not in row} == {"not run", ""}
 
 
+def test_on_a_cpu_claims_on_memory_alone_are_judged_and_those_that_read_a_time_are_not(project, paper, tmp_path):
+    bench = Bench(paper, "tiny_cpu", "cpu (a processor, 1 thread)")
+    for row in Bench(paper).printed(project, "cce_table1").rows:
+        bench.add(row["name"], row["metric"], row["value"], measure=row["measure"])
+    contents = table_contents(Project({"scale": "tiny"}), "cce_table1", bench.write(tmp_path))
+    found = verdicts(Project({"scale": "tiny"}), "cce_table1", contents)
+    judged = {claim for claim, verdict in found.items() if verdict != "not tested"}
+    claims = {c.id: c.expression for c in paper.tables["cce_table1"].claims}
+    assert judged and not [c for c in judged if "Time" in claims[c]]
+    assert all("Memory" in claims[c] for c in judged) and {found[c] for c in judged} <= {"holds", "fails"}
+
+
 @pytest.mark.parametrize(
     ("table", "case", "row", "proxy"),
     [
@@ -296,34 +308,13 @@ def test_an_unknown_edition_or_one_of_a_table_without_editions_is_refused():
         Project({"editions": {"cce_tableA1": "arXiv v1"}})
 
 
-# -- the claim language ----
-
-
-def test_rank_correlation_is_spearmans():
-    from scipy.stats import spearmanr
-
-    for a, b in (([1, 2, 3, 4], [9, 7, 8, 1]), ([1.5, 1.5, 2, 0], [3, 1, 2, 2]), ([5, 6, 7], [1, 2, 3])):
-        found = Expression(f"rank_correlation({a}, {b})").evaluate({})
-        assert found == pytest.approx(spearmanr(a, b).statistic)
-    assert Expression("rank_correlation([1, 1], [1, 2])").evaluate({}) == 0
-
-
-def test_as_printed_compares_with_the_printed_digits_and_needs_them():
-    cells = {
-        "M": {"a": CellValue(1.164e6, printed="1.16M"), "b": CellValue(1.166e6, printed="1.16M"), "c": CellValue(1)}
-    }
-    assert [Expression(f"as_printed(M['{k}'])").evaluate(cells) for k in "ab"] == [True, False]
-    with pytest.raises(SpecError, match="a cell that the paper prints"):
-        Expression("as_printed(M['c'])").evaluate(cells)
-
-
 # -- the benchmark that makes the rows ----
 
 
 def test_cases_and_methods_of_the_tables_are_those_of_the_benchmark(paper):
-    from paperlm_kernels.bench.methods import METHODS
-    from paperlm_kernels.bench.worker import BOUND
-    from paperlm_kernels.cross_entropy.data import CASES
+    from paperlm_kernels.bench.ops.cross_entropy import BOUND
+    from paperlm_kernels.bench.ops.cross_entropy.data import CASES
+    from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 
     for name, case in paper.cases.items():
         made = CASES[name]
@@ -337,16 +328,16 @@ def test_cases_and_methods_of_the_tables_are_those_of_the_benchmark(paper):
 
 
 def test_every_column_of_table_one_is_filled_by_what_the_benchmark_writes(paper, tmp_path, monkeypatch, capfd):
-    """Runs it on a CPU at an eighth of the small case. Three columns are measured on a GPU only."""
-    from paperlm.bench.kernels import measure
+    """Runs it on a CPU at an eighth of the small case. Two columns are measured on a GPU only."""
+    from paperlm.bench import measure_case
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "rows.jsonl"
-    assert measure("cross_entropy", "tiny_cpu", "eager", "cpu", "small", out) == 0
+    assert measure_case("cross_entropy", "tiny_cpu", "eager", "cpu", "small", out) == 0
     contents = table_contents(Project({"scale": "smoke"}), "cce_table1", [out])
     for label, column in paper.tables["cce_table1"].columns.items():
         row = "Lower bound" if column.only else "5) Baseline"
-        on_a_gpu = column.field == "over_floor" or "L2 flushed" in label or label == "Same Bits"
+        on_a_gpu = column.field == "over_floor" or "L2 flushed" in label
         assert contents.cells[row, label].regenerated or on_a_gpu, label
     assert "N=128, V=4096, D=16" in contents.cells["5) Baseline", "Loss Time (ms)"].labels
 
@@ -364,22 +355,25 @@ def test_committed_rows_are_readable_measured_on_the_declared_shapes_and_fill_ta
 
 def test_committed_rows_are_the_record_on_a_gpu_and_cases_without_one_are_measured(tmp_path, paper, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    root = edited(tmp_path, lambda p: None)
+    root = edited(tmp_path, "cce", lambda p: None)
     committed = root / "paper_tables/records/bench"
     Bench(paper).add("eager", "time", 67.0, measure="both").write(committed)
     (committed / "rows.jsonl").rename(committed / "cross_entropy.jsonl")
-    jobs = Jobs(Project({"scale": "gpu", "run_missing": "yes"}, root))
+    workflow = Workflow(Project({"scale": "gpu", "run_missing": "yes"}, root))
     record = "paper_tables/records/bench/cross_entropy.jsonl"
-    assert jobs.records("cce_table1") == [record]
+    assert workflow.inputs("cce_table1") == [record]
     invalids = "results/gpu/bench/cross_entropy/gemma2_2b_invalids.jsonl"
-    assert set(jobs.records("cce_tableA1")) == {record, invalids}
-    assert len(jobs.records("cce_tableA2")) == 6 and jobs.records("cce_tableA3") == []
-    assert {"ours", "torch.compile", "cut-cross-entropy exact"} <= set(jobs.methods("cross_entropy", "gemma2_2b"))
-    nothing = Jobs(Project({"scale": "gpu", "run_missing": "no"}, root))
-    assert nothing.records("cce_tableA2") == []
-    small = Jobs(Project({"scale": "tiny"}, root))
-    assert small.records("cce_table1") == ["results/tiny/bench/cross_entropy/tiny_cpu.jsonl"]
-    assert len(small.records("cce_tableA2")) == 6 and small.methods("cross_entropy", "tiny_cpu") == []
+    assert set(workflow.inputs("cce_tableA1")) == {record, invalids}
+    assert len(workflow.inputs("cce_tableA2")) == 6 and workflow.inputs("cce_tableA3") == []
+    methods = set(workflow.measurements["cross_entropy", "gemma2_2b"])
+    assert {"ours", "torch.compile", "cut-cross-entropy exact"} <= methods
+    nothing = Workflow(Project({"scale": "gpu", "run_missing": "no"}, root))
+    assert nothing.inputs("cce_tableA2") == []
+    small = Workflow(Project({"scale": "tiny"}, root))
+    assert small.inputs("cce_table1") == ["results/tiny/bench/cross_entropy/tiny_cpu.jsonl"]
+    assert len(small.inputs("cce_tableA2")) == 6 and {"ours", "eager"} <= set(
+        small.measurements["cross_entropy", "tiny_cpu"]
+    )
 
 
 def test_show_leads_to_the_constants_the_measurement_and_the_figure(paperlm):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
 import statistics
@@ -11,27 +10,24 @@ import numpy as np
 import pytest
 import scipy.stats
 from support import smoke_run
-from support_cce_training import CONTROL, ROWS, made_up, records, verdicts
+from support_cce_training import CONTROL, ROWS, made_up, records, trained, verdicts
 from tokenizers import Tokenizer
 
 from paperlm.data.prepare import prepare
 from paperlm.data.registry import HERE
 from paperlm.data.sources import documents
 from paperlm.data.tokenizer import TextTokenizer
-from paperlm.errors import DataError, RecordError, SpecError
+from paperlm.errors import DataError, Interrupted, SpecError
 from paperlm.evaluate.perplexity import ValidationLosses
 from paperlm.figures import paired
-from paperlm.figures.draw import Drawing, notes, statistics_rows
-from paperlm.figures.pretraining import BEYOND, DEVIATION, EQUIVALENCE, loss_samples
+from paperlm.figures.base import Drawing, labels_of, notes, statistics_rows
+from paperlm.figures.training_loss import BEYOND, DEVIATION, EQUIVALENCE, loss_samples
+from paperlm.jobs.base import Series
+from paperlm.plan.project import Project
 from paperlm.record.record import write_record
-from paperlm.spec.project import Project
-from paperlm.tables.build import table_contents
 from paperlm.tables.claims import CellSamples
-from paperlm.tables.results import collect
 from paperlm.tables.terminal import print_summary
-from paperlm.train.loop import Execution, Interrupted, pretrain
 
-QUIET = Execution(device="cpu", progress=False)
 GPT2 = {"tokenizer": "gpt2", "vocab_size": 50257, "example": "packed"}
 # -- text ----
 
@@ -44,7 +40,7 @@ def test_gpt2_gives_the_ids_that_it_is_known_for_and_every_text_back():
 
 
 def test_a_tokenizer_without_padding_makes_full_examples_and_refuses_others(tmp_path):
-    settings = smoke_run(**GPT2).data_settings()
+    settings = smoke_run(**GPT2).token_data().model_dump(mode="json")
     rows = np.load(prepare(settings, tmp_path / "packed").parent / "train-00000.npy")
     raw = Tokenizer.from_file(str(HERE / "tokenizers/gpt2/tokenizer.json"))
     texts = [text for text, _ in zip(documents("bundled:c4_sample", "train"), range(40), strict=False)]
@@ -56,23 +52,11 @@ def test_a_tokenizer_without_padding_makes_full_examples_and_refuses_others(tmp_
 
 
 def test_every_label_of_packed_text_counts_the_end_token_too(tmp_path):
-    run = smoke_run(**GPT2, steps=1, global_batch=64, loss_group=64, hidden_size=8, n_heads=2)
-    record, _ = pretrain(run, prepare(run.data_settings(), tmp_path / "data"), tmp_path / "ck", QUIET)
-    assert record.metrics["tokens_nonpad"] == record.metrics["tokens_slots"] == 64 * 32
-    assert record.metrics["validation_tokens"] % 31 == 0
-
-
-def test_a_run_that_computed_another_loss_is_no_row_of_a_comparison_of_losses(tmp_path):
-    project = Project({"scale": "smoke"})
-    run = next(c.runs[0] for c in project.cells("cce_pretraining") if c.row == "torch.compile")
-    record = made_up(run, np.ones(run.steps), 20.0)
-    for loss, refused in (("cross_entropy", False), (None, False), ("cce_exact_kept", True)):
-        write_record(
-            tmp_path / "r.json", record.model_copy(update={"cost": record.cost.model_copy(update={"loss": loss})})
-        )
-        context = pytest.raises(RecordError, match="--exact-loss torch") if refused else contextlib.nullcontext()
-        with context:
-            collect(project, "cce_pretraining", [tmp_path / "r.json"])
+    job = smoke_run(**GPT2, steps=1, global_batch=64, loss_group=64, hidden_size=8, n_heads=2)
+    data = prepare(job.token_data().model_dump(mode="json"), tmp_path / "data")
+    metrics = trained(job, data, tmp_path / "work").metrics
+    assert metrics["tokens_nonpad"] == metrics["tokens_slots"] == 64 * 32
+    assert metrics["validation_tokens"] % 31 == 0
 
 
 # -- what a run keeps ----
@@ -80,28 +64,29 @@ def test_a_run_that_computed_another_loss_is_no_row_of_a_comparison_of_losses(tm
 
 def test_a_run_that_keeps_every_update_has_each_loss_and_both_perplexities(manifest, tmp_path):
     settings = {"steps": 170, "eval_every": 85, "global_batch": 2, "norm": {"name": "pre_ln"}}
-    whole, _ = pretrain(smoke_run(**settings, curve="every_update"), manifest, tmp_path / "whole", QUIET)
-    thinned, _ = pretrain(smoke_run(**settings), manifest, tmp_path / "thinned", QUIET)
-    updates = [update for update, *_ in whole.curve["train"]]
-    assert updates == [*range(1, 171)] and len(thinned.curve["train"]) == 85
-    for index, (update, tokens, loss) in enumerate(thinned.curve["train"]):
-        pair = whole.curve["train"][2 * index : 2 * index + 2]
+    whole = trained(smoke_run(**settings, curve="every_update"), manifest, tmp_path / "whole")
+    thinned = trained(smoke_run(**settings), manifest, tmp_path / "thinned")
+    every, few = whole.series["train"], thinned.series["train"]
+    assert every.columns == few.columns == ["update", "tokens", "loss"]
+    assert every.column("update") == [*range(1, 171)] and len(few.rows) == 85
+    for index, (update, tokens, loss) in enumerate(few.rows):
+        pair = every.rows[2 * index : 2 * index + 2]
         assert [update, tokens] == pair[1][:2] and loss == pytest.approx((pair[0][2] + pair[1][2]) / 2, abs=1.1e-6)
-    assert [row[:3] for row in whole.curve["eval"]] == thinned.curve["eval"]
-    assert whole.curve["eval"][-1][3] == whole.metrics["ppl_sequences"] > 1
+    assert [row[:3] for row in whole.series["eval"].rows] == thinned.series["eval"].rows
+    assert whole.series["eval"].columns == ["update", "tokens", "ppl_true", "ppl_sequences"]
+    assert whole.series["eval"].rows[-1][3] == whole.metrics["ppl_sequences"] > 1
     assert "ppl_sequences" not in thinned.metrics
 
 
 def test_a_run_that_keeps_every_update_goes_on_to_the_same_record(manifest, tmp_path):
-    run = smoke_run(steps=9, eval_every=3, curve="every_update", loss="cce_kahan")
-    unbroken, _ = pretrain(run, manifest, tmp_path / "unbroken", QUIET)
+    job = smoke_run(steps=9, eval_every=3, curve="every_update", loss="cce_kahan")
+    unbroken = trained(job, manifest, tmp_path / "unbroken")
     for update in (4, 7):
         with pytest.raises(Interrupted):
-            pretrain(run, manifest, tmp_path / "run", Execution(device="cpu", progress=False, stop_after=update))
-    resumed, _ = pretrain(run, manifest, tmp_path / "run", QUIET)
-    assert (resumed.curve, resumed.metrics) == (unbroken.curve, unbroken.metrics) and len(
-        resumed.cost.resumed_from
-    ) == 2
+            trained(job, manifest, tmp_path / "run", stop_after=update)
+    resumed = trained(job, manifest, tmp_path / "run")
+    assert (resumed.series, resumed.metrics) == (unbroken.series, unbroken.metrics)
+    assert resumed.cost.resumed_from == [4, 7]
 
 
 def test_the_perplexity_of_sequences_is_the_mean_of_each_ones():
@@ -192,7 +177,7 @@ def test_equal_ends_do_not_hide_curves_that_part_on_the_way(tmp_path):
 
 
 def test_only_the_last_tenth_decides_whether_the_losses_end_equal():
-    runs = {cell.row: cell.runs for cell in Project({"scale": "gpu"}).cells("cce_pretraining")}
+    runs = {cell.row: cell.jobs for cell in Project({"scale": "gpu"}).cells("cce_figure4")}
     by_row: dict[str, dict] = {"torch.compile": {}, "CCE": {}}
     for seed in range(3):
         noise = np.random.default_rng(seed).normal(3, 0.01, 1500)
@@ -207,7 +192,7 @@ def test_only_the_last_tenth_decides_whether_the_losses_end_equal():
 
 
 def test_the_deviation_between_seeds_is_that_of_the_smoothed_last_half(tmp_path):
-    runs = {run.seed: run for run in Project({"scale": "gpu"}).cells("cce_pretraining")[0].runs}
+    runs = {job.seed: job for job in Project({"scale": "gpu"}).cells("cce_figure4")[0].jobs}
     curves = {seed: np.random.default_rng(seed).normal(seed, 1, 1500) for seed in runs}
     by_seed = {seed: made_up(run, curves[seed], 20.0) for seed, run in runs.items()}
     found = loss_samples({"torch.compile": by_seed}, reference="torch.compile", window=25, margin=0.01, last=0.1)
@@ -239,7 +224,7 @@ def test_the_statistics_that_claims_read_are_written_and_shown(tmp_path, capsys)
     assert float(ratio["judged_on"]) == pytest.approx(statistics.fmean(ratios), rel=1e-6)
     assert float(ratio["spread"]) == pytest.approx(statistics.stdev(ratios), rel=1e-3) and ratio["seeds"] == "3"
     assert {row["verdict"] for row in rows} == {"not printed"} and {row["published"] for row in rows} == {""}
-    proxy = "a proxy of phi3.5-mini: hidden_size 768, n_layers 12, vocab_size 50257"
+    proxy = "a proxy of phi3.5-mini: the shape of gpt2, vocab_size 50257"
     assert {row["labels"] for row in rows} == {proxy}
     print_summary(tmp_path / "cce_figure5.csv")
     shown = capsys.readouterr().out
@@ -272,21 +257,25 @@ def test_one_seed_decides_nothing_and_a_figure_without_runs_says_so(tmp_path):
         print_summary(tmp_path / f"{name}.csv")
 
 
-@pytest.mark.parametrize(("scale", "label"), [("gpu", "a proxy of phi3.5-mini: hidden_size 768,"), ("paper", "")])
+@pytest.mark.parametrize(
+    ("scale", "label"), [("gpu", "a proxy of phi3.5-mini: the shape of gpt2, vocab_size 50257"), ("paper", "")]
+)
 def test_a_model_of_another_size_than_its_column_names_is_labelled_a_proxy(scale, label, tmp_path):
     project = Project({"scale": scale})
-    run = project.cells("cce_pretraining")[0].runs[0]
-    write_record(tmp_path / "record.json", made_up(run, np.full(run.steps, 3.0), 20.0))
-    cell = table_contents(project, "cce_pretraining", [tmp_path / "record.json"]).cells["torch.compile", "Phi 3.5 Mini"]
-    assert cell.regenerated == "20.00" and (label in cell.labels if label else "proxy" not in cell.labels)
+    job = project.cells("cce_figure5")[0].jobs[0]
+    write_record(tmp_path / "record.json", made_up(job, np.full(job.steps, 3.0), 20.0))
+    found = labels_of(project, "cce_figure5", [tmp_path / "record.json"])
+    assert [line for line in found if "proxy" in line] == ([label] if label else [])
+    assert f"torch.compile: 1 of {len(project.cells('cce_figure5')[0].jobs)} seeds have a record" in found
 
 
 def test_a_run_that_ended_early_is_left_out_of_the_curves(tmp_path):
     files = records(tmp_path, dict.fromkeys(ROWS, SAME))
-    run = Project({"scale": "gpu"}).cells("cce_pretraining")[1].runs[0]
-    broken = made_up(run, np.full(40, 3.0), 20.0)
-    broken.curve["train"][-1][2] = None
-    write_record(tmp_path / f"{run.run_id}.json", broken.model_copy(update={"outcome": "diverged"}))
+    job = Project({"scale": "gpu"}).cells("cce_figure4")[1].jobs[0]
+    broken = made_up(job, np.full(40, 3.0), 20.0)
+    rows = [*broken.series["train"].rows[:-1], [40, 39 * 64, None]]
+    series = broken.series | {"train": Series(columns=broken.series["train"].columns, rows=rows)}
+    write_record(tmp_path / f"{job.job_id}.json", broken.model_copy(update={"outcome": "not_finite", "series": series}))
     verdicts(tmp_path, "cce_figure4", files)
     steps = list(csv.DictReader((tmp_path / "cce_figure4.csv").read_text().splitlines()))
     assert len(steps) == 11 * 1500
@@ -300,5 +289,5 @@ def test_what_the_paper_did_instead_is_printed_under_each_figure():
         ("paper", "cce_figure5", ("OpenWebText",)),
         ("gpu", "cce_figure3", ("published checkpoints on Alpaca",)),
     ):
-        text = " ".join(notes(Project({"scale": scale}), figure))
+        text = " ".join(notes(Project({"scale": scale}), figure, Drawing(None, None)))
         assert all(word in text for word in words), (figure, scale)

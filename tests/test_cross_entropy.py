@@ -43,8 +43,7 @@ SETTINGS = pairwise(
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of one tile, so that every problem has several of them."""
-    monkeypatch.setattr(reference, "CHUNK_TOKENS", 128)
-    monkeypatch.setattr(reference, "CHUNK_VOCAB", 128)
+    monkeypatch.setattr(reference, "chunk_sizes", lambda device: (128, 128))
 
 
 @also_dense
@@ -314,6 +313,9 @@ def test_the_eager_backend_has_second_order_gradients():
     assert torch.autograd.gradgradcheck(function, h.requires_grad_())
 
 
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm_.default)
+
+
 class Largest(TorchDispatchMode):
     """Number of elements of the largest result of any operation, and how many matrix products there were."""
 
@@ -321,7 +323,7 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        self.products += func is torch.ops.aten.mm.default
+        self.products += func in PRODUCTS
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, torch.Tensor):
                 self.elements = max(self.elements, tensor.numel())
@@ -369,10 +371,11 @@ def test_ignored_tokens_enter_no_product():
     assert sizes == [int((p.target != -100).sum())]
 
 
-def test_chunks_are_whole_tiles():
-    p = problem(CPU, (3,))
-    with pytest.raises(ValueError, match="multiples of 128"):
-        reference.linear_cross_entropy_core(p.hidden, p.weight, None, p.target, chunk_tokens=100)
+@pytest.mark.parametrize("threads", [1, 3, 64])
+def test_chunks_are_whole_tiles(threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for device in ("cpu", "cuda"):
+        assert all(size % reference.TILE == 0 for size in reference.chunk_sizes(torch.device(device)))
 
 
 def test_uniform_logits_give_the_logarithm_of_the_vocabulary():

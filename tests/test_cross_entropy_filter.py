@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 from paperlm_kernels import linear_cross_entropy
-from paperlm_kernels.cross_entropy.data import CASES, make_inputs
+from paperlm_kernels.bench.ops.cross_entropy.data import CASES, make_inputs
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from support_cross_entropy import (
     CPU,
@@ -175,8 +175,7 @@ def test_with_an_order_each_gradient_is_right_whichever_others_are_wanted(place,
 @pytest.mark.parametrize("softcap,z_loss", [(None, 0.0), (2.0, 0.0), (None, 0.01)])
 @pytest.mark.parametrize("order", ["natural", "mean_logit", "given"])
 def test_the_references_filter_follows_the_definition_on_random_data(softcap, z_loss, order, monkeypatch):
-    monkeypatch.setattr("paperlm_kernels.cross_entropy.reference.CHUNK_TOKENS", 128)
-    monkeypatch.setattr("paperlm_kernels.cross_entropy.reference.CHUNK_VOCAB", 256)
+    monkeypatch.setattr("paperlm_kernels.cross_entropy.reference.chunk_sizes", lambda device: (128, 256))
     p = problem(CPU, (1, 400), 16, 1000, ignore="some", spread=2.0)
     p.target.copy_(torch.where(p.target >= 0, p.target % 3, -100))
     logits = parts(p, softcap=softcap)[3]
@@ -350,6 +349,16 @@ def test_a_token_that_is_not_a_number_is_none_in_the_gradients(place, filter_eps
     own = p.target[0, 1]
     assert d_hidden[0, 1].isnan().all() and d_weight[own].isnan().all() and d_bias[own].isnan()
     assert not d_hidden[0, [0, 2]].isnan().any()
+
+
+def test_a_token_that_is_not_a_number_does_not_decide_which_tiles_the_others_keep():
+    p, order = clustered(CPU, ignored=False)
+    d_hidden = []
+    for value in (p.hidden[0].detach().clone(), torch.nan):
+        p.hidden.data[0] = value
+        loss = run(CPU, p, filter_eps=EPS, vocab_order=order, reduction="sum")
+        d_hidden += torch.autograd.grad(loss, p.hidden)
+    assert d_hidden[1][0].isnan().all() and torch.equal(d_hidden[0][1:], d_hidden[1][1:])
 
 
 @everywhere

@@ -11,9 +11,9 @@ import math
 
 import pytest
 import torch
-from paperlm_kernels.bench import accuracy
-from paperlm_kernels.bench.methods import METHODS
-from paperlm_kernels.cross_entropy.data import CASES, make_inputs
+from paperlm_kernels.bench.ops.cross_entropy import accuracy
+from paperlm_kernels.bench.ops.cross_entropy.data import CASES, make_inputs
+from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 from support_cross_entropy import (
     KERNELS,
     check_values,

@@ -9,11 +9,11 @@ import weakref
 
 import pytest
 import torch
+from paperlm_kernels.bench.rows import read
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paperlm.bench.report import read_rows
-from paperlm.spec.project import ROOT
+from paperlm.plan.project import ROOT
 
 pytest.importorskip("triton")
 from paperlm_kernels.cross_entropy import forward, gradient, launch, liveness, ops, products, reorder
@@ -154,7 +154,7 @@ METHODS = {
 def test_the_count_is_what_a_gpu_measured(host_side):
     rows = [
         row
-        for row in read_rows(ROOT / "paper_tables/records/bench/cross_entropy.jsonl")
+        for row in read(ROOT / "paper_tables/records/bench/cross_entropy.jsonl")
         if (row["metric"], row.get("measure")) == ("peak_memory", "both") and row["name"] in METHODS
     ]
     assert len({row["case"] for row in rows}) >= 10

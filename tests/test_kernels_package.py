@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 
-from paperlm.spec.project import ROOT
+from paperlm.plan.project import ROOT
 
 USE = """
 import sys

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support import smoke_run
+from support_cce_training import trained
 
-from paperlm.bench.report import throughput_table
-from paperlm.bench.train import bench_train
-from paperlm.errors import CheckpointError, SpecError
+from paperlm.errors import CheckpointError, Interrupted, SpecError
+from paperlm.jobs.pretrain import Loss
 from paperlm.models import losses
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
-from paperlm.record.record import write_record
-from paperlm.spec.project import Project
-from paperlm.spec.run import Loss
-from paperlm.tables import show
-from paperlm.train.distributed import World
-from paperlm.train.loop import Execution, Interrupted, SummedLoss, Trainer, pretrain
+from paperlm.train.language_model import SummedLoss
 
-QUIET = Execution(device="cpu", progress=False)
-ALONE = World(0, 1, torch.device("cpu"))
 fused = pytest.mark.parametrize("loss", losses.FUSED)
 
 
@@ -158,18 +149,23 @@ def test_every_loss_that_a_run_may_name_is_one_that_the_model_has():
 
 
 def test_a_run_without_the_new_settings_keeps_its_name_and_its_record():
-    run = smoke_run()
-    assert (run.loss, run.curve) == ("cross_entropy", "thinned")
-    assert not {"loss", "curve"} & run.canonical().keys()
-    assert "loss" not in json.loads(run.model_dump_json()) and "loss" not in run.model_dump()
-    assert smoke_run(loss="cross_entropy", curve="thinned").run_id == run.run_id
+    job = smoke_run()
+    assert (job.loss, job.curve) == ("cross_entropy", "thinned")
+    assert not {"loss", "curve"} & job.canonical().keys() and not {"loss", "curve"} & job.fields().keys()
+    assert smoke_run(loss="cross_entropy", curve="thinned").job_id == job.job_id
 
 
 def test_another_loss_is_another_run_and_says_so_in_its_name():
-    names = {smoke_run(loss=loss).run_id for loss in get_args(Loss)} | {smoke_run(curve="every_update").run_id}
+    names = {smoke_run(loss=loss).job_id for loss in get_args(Loss)} | {smoke_run(curve="every_update").job_id}
     assert len(names) == len(get_args(Loss)) + 1
-    assert smoke_run(loss="cce_kahan", seed=2).run_id.startswith("llama_71m-mix_ln-cce_kahan-s2-")
+    assert smoke_run(loss="cce_kahan", seed=2).job_id.startswith("llama_71m-mix_ln-cce_kahan-s2-")
     assert smoke_run(loss="cce_kahan").canonical()["loss"] == "cce_kahan"
+
+
+def test_only_a_run_with_a_fused_loss_rests_on_the_behaviour_of_the_kernels():
+    assert smoke_run().behaviours().keys() == {"pretrain"}
+    for loss in losses.FUSED:
+        assert smoke_run(loss=loss).behaviours().keys() == {"pretrain", "linear_cross_entropy"}
 
 
 def test_a_run_trains_with_its_loss(manifest, tmp_path, monkeypatch):
@@ -177,61 +173,15 @@ def test_a_run_trains_with_its_loss(manifest, tmp_path, monkeypatch):
     original = losses.linear_cross_entropy
     spy = lambda *a, **k: used.append(k["preset"]) or original(*a, **k)  # noqa: E731
     monkeypatch.setattr(losses, "linear_cross_entropy", spy)
-    records = {}
+    found = {}
     for loss in ("cross_entropy", "cce_kahan_full_c"):
-        run = smoke_run(loss=loss, steps=3, loss_group=4, diverged={"above": 1e9})
-        records[loss] = pretrain(run, manifest, tmp_path / loss, QUIET)[0]
-        assert set(used) == ({"cce_kahan_full_c"} if loss == "cce_kahan_full_c" else set())
-    mine, right = records["cce_kahan_full_c"], records["cross_entropy"]
-    assert mine.run.loss == "cce_kahan_full_c" and len(used) == 3
+        job = smoke_run(steps=3, loss_group=4, loss=loss)
+        found[loss] = trained(job, manifest, tmp_path / loss)
+        assert used == ["cce_kahan_full_c"] * (3 if loss == "cce_kahan_full_c" else 0)
+    mine, right = found["cce_kahan_full_c"], found["cross_entropy"]
     assert mine.metrics["loss_true"] == pytest.approx(right.metrics["loss_true"], rel=1e-5)
-    for a, b in zip(mine.curve["train"], right.curve["train"], strict=True):
+    for a, b in zip(mine.series["train"].rows, right.series["train"].rows, strict=True):
         assert a == pytest.approx(b, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changed", "capability", "expected"),
-    [
-        ({}, (9, 0), "cce_exact_kept"),
-        ({"choice": "torch"}, (9, 0), "cross_entropy"),
-        ({"vocab_size": 50257}, (9, 0), "cross_entropy"),
-        ({"vocab_size": 4096}, (9, 0), "cross_entropy"),
-        ({"vocab_size": 32_001}, (9, 0), "cross_entropy"),
-        ({"hidden_size": 1024}, (9, 0), "cce_exact_kept"),
-        ({"hidden_size": 2048}, (9, 0), "cross_entropy"),
-        ({"numerics": "fp32"}, (9, 0), "cross_entropy"),
-        ({"numerics": "fp32_master"}, (9, 0), "cross_entropy"),
-        ({"loss": "cce_exact"}, (9, 0), "cce_exact"),
-        ({}, (8, 0), "cross_entropy"),
-        ({"choice": "kernels"}, (8, 0), "cce_exact_kept"),
-        ({"device": torch.device("cpu")}, None, "cross_entropy"),
-    ],
-)
-def test_the_kernels_take_over_only_where_they_were_measured_to_be_faster(monkeypatch, changed, capability, expected):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    asked = {"loss": "cross_entropy", "choice": "auto", "vocab_size": 32_000, "hidden_size": 512}
-    rest = {"numerics": "pure_bf16", "device": torch.device("cuda")}
-    assert losses.executed_loss(**{**asked, **rest, **changed}) == expected
-
-
-def test_a_run_with_the_kernels_in_place_of_its_loss_is_the_same_run_and_says_so(manifest, tmp_path, monkeypatch):
-    used = []
-    original = losses.linear_cross_entropy
-    monkeypatch.setattr(losses, "linear_cross_entropy", lambda *a, **k: used.append(k) or original(*a, **k))
-    run = smoke_run(steps=3, loss_group=4, diverged={"above": 1e9})
-    kernels = Execution(device="cpu", progress=False, exact_loss="kernels")
-    mine, right = (pretrain(run, manifest, tmp_path / e.exact_loss, e)[0] for e in (kernels, QUIET))
-    assert (mine.cost.loss, right.cost.loss) == ("cce_exact_kept", "cross_entropy")
-    assert [k["keep_logits"] for k in used] == [True] * 3
-    assert mine.run_id == right.run_id and mine.run == right.run
-    assert mine.metrics["loss_true"] == pytest.approx(right.metrics["loss_true"], rel=1e-5)
-    for a, b in zip(mine.curve["train"], right.curve["train"], strict=True):
-        assert a == pytest.approx(b, rel=1e-5)
-    project = Project({"scale": "smoke"})
-    project.root = tmp_path
-    for record, said in ((mine, True), (right, False)):
-        write_record(tmp_path / f"results/smoke/runs/{run.run_id}.json", record)
-        assert ("(loss computed by cce_exact_kept)" in show._record(project, run)) == said
 
 
 @pytest.mark.skipif(
@@ -239,51 +189,19 @@ def test_a_run_with_the_kernels_in_place_of_its_loss_is_the_same_run_and_says_so
 )
 @pytest.mark.parametrize("numerics", ["pure_bf16", "fp32_master"])
 def test_on_a_hopper_gpu_training_with_the_kernels_follows_pytorch(manifest, tmp_path, numerics):
-    run = smoke_run(steps=30, loss_group=4, numerics=numerics, diverged={"above": 1e9})
-    paths = [Execution(device="cuda", progress=False, exact_loss=choice) for choice in ("kernels", "torch")]
-    mine, right = (pretrain(run, manifest, tmp_path / e.exact_loss, e)[0] for e in paths)
-    assert (mine.cost.loss, right.cost.loss) == ("cce_exact_kept", "cross_entropy")
-    for a, b in zip(mine.curve["train"], right.curve["train"], strict=True):
+    found = {}
+    for loss in ("cce_exact_kept", "cross_entropy"):
+        job = smoke_run(steps=30, loss_group=4, numerics=numerics, loss=loss)
+        found[loss] = trained(job, manifest, tmp_path / loss, device="cuda")
+    mine, right = found.values()
+    for a, b in zip(mine.series["train"].rows, right.series["train"].rows, strict=True):
         assert a == pytest.approx(b, rel=5e-4)
     assert mine.metrics["loss_true"] == pytest.approx(right.metrics["loss_true"], rel=5e-4)
-    assert mine.metrics["loss_true"] < mine.curve["train"][0][2] - 0.05, "it learnt something"
-
-
-def test_runs_that_are_compared_by_their_loss_compute_the_one_that_they_name():
-    project = Project({"scale": "gpu"})
-    compared = [project.runs[run_id] for run_id in project.compared_by_loss]
-    assert {"cross_entropy", "cce_kahan"} < {run.loss for run in compared}
-    assert all(set(project.tables_of(run.run_id)) == {"cce_pretraining"} for run in compared)
-    assert len(project.runs) > len(compared)
+    assert mine.metrics["loss_true"] < mine.series["train"].rows[0][2] - 0.05, "it learnt something"
 
 
 def test_a_checkpoint_of_another_loss_is_refused_by_that_name(manifest, tmp_path):
     with pytest.raises(Interrupted):
-        stopping = Execution(device="cpu", progress=False, stop_after=1)
-        pretrain(smoke_run(loss="cce"), manifest, tmp_path, stopping)
+        trained(smoke_run(loss="cce"), manifest, tmp_path, stop_after=1)
     with pytest.raises(CheckpointError, match=r"differs in loss\)"):
-        Trainer(smoke_run(), manifest, tmp_path, QUIET, ALONE).train()
-
-
-# -- its speed ----
-
-
-def test_the_benchmark_refuses_an_unknown_loss_before_it_looks_for_a_gpu():
-    with pytest.raises(SpecError, match="unknown loss 'cce_kept'"):
-        bench_train(["71M"], None, 1.0, [64], ["cross_entropy", "cce_kept"])
-
-
-def test_the_benchmark_refuses_a_filtered_loss_because_its_ids_are_random():
-    with pytest.raises(SpecError, match="cce_kahan is filtered"):
-        bench_train(["71M"], None, 1.0, [64], ["cross_entropy", "cce_kahan"])
-
-
-def test_each_loss_of_ours_has_a_line_against_the_peer(tmp_path: Path):
-    common = {"case": "71M, 512 x 256, bf16", "device": "a card", "versions": {"torch": "9.9"}, "date": "2030-01-01"}
-    values = {"ours": 300.0, "ours, cce_exact_kept": 330.0, "transformers 5.0": 200.0}
-    rows = [{**common, "method": m, "value": v, "low": v - 1, "high": v + 1} for m, v in values.items()]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, second = throughput_table(tmp_path / "rows.jsonl").splitlines()[2:]
-    peer, place = "200 (199-201) (transformers 5.0)", "a card, torch 9.9, 2030-01-01"
-    assert first == f"| 71M, 512 x 256, bf16 | 300 (299-301) | {peer} | 1.50 | {place} |"
-    assert second.startswith("| 71M, 512 x 256, bf16, cce_exact_kept | 330 (329-331) |") and " 1.65 " in second
+        trained(smoke_run(), manifest, tmp_path)

@@ -129,7 +129,8 @@ class OnCuda(torch.Tensor):
 
 @pytest.mark.parametrize(("width", "padding"), [(21, 43), (5461, 43), (2740, 12), (1368, 0), (2048, 0)])
 def test_aligning_swiglu_for_the_gpu_changes_neither_result_nor_gradient(width, padding, monkeypatch):
-    mlp, x = SwiGLU(7, width).double(), torch.randn(2, 5, 7, dtype=torch.float64)
+    shape = {"hidden_size": 7, "intermediate_size": width, "num_attention_heads": 1}
+    mlp, x = SwiGLU(PaperLlamaConfig(**shape)).double(), torch.randn(2, 5, 7, dtype=torch.float64)
     gate, up, down = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
     g, u = x @ gate.T, x @ up.T
     expected = (g / (1 + (-g).exp()) * u) @ down.T
@@ -244,11 +245,12 @@ def test_a_model_without_a_block_is_the_model_that_skips_it(norm, tmp_path):
     pruned.save_pretrained(tmp_path)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     before = model(ids).logits
-    model.model.layers[1].forward = lambda x, *rest: x
+    model.model.layers[1].forward = lambda x, *rest, **options: x
     expected = model(ids).logits
     assert not torch.allclose(before, expected)
     for found in (pruned, reloaded):
         close(found(ids).logits, expected)
+        assert found.config.num_hidden_layers == len(found.model.layers) == len(model.model.layers) - 1
         assert found(ids, use_cache=True).past_key_values.get_seq_length() == ids.shape[1]
 
 
@@ -297,6 +299,13 @@ def test_padding_on_either_side_leaves_real_tokens_alone(norm, side):
             close(training[row, place], alone)
 
 
+def test_generation_goes_on_from_embeddings():
+    model, ids = model_of({"name": "scaled_embed", "base": MIX, "preset": "multiplier"}), tokens(2)
+    embeds = model.model.embed_tokens(ids) * WIDTH**0.5
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(model.generate(inputs_embeds=embeds, **options), model.generate(ids, **options)[:, 11:])
+
+
 def test_hidden_states_are_the_streams_between_blocks_and_the_normed_end():
     model, ids = model_of({"name": "pre_ln"}), tokens()
     states = model(ids, output_hidden_states=True).hidden_states
@@ -305,6 +314,20 @@ def test_hidden_states_are_the_streams_between_blocks_and_the_normed_end():
     cos, sin = model.model.rope_cos[: ids.shape[1]], model.model.rope_sin[: ids.shape[1]]
     assert torch.allclose(states[2], model.model.layers[1](states[1], cos, sin), rtol=1e-12)
     assert torch.equal(states[3], model.model.hidden(ids))
+
+
+def test_attention_under_autocast_of_a_cpu_is_float32_whatever_the_mask(monkeypatch):
+    model, seen, attend = model_of(MIX).float(), [], F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, *a, **k: seen.append(q.dtype) or attend(q, *a, **k)
+    )
+    ids, allowed = tokens(), torch.ones(11, 11, dtype=torch.bool).tril().expand(3, 1, 11, 11)
+    additive = torch.zeros(3, 1, 11, 11, dtype=torch.bfloat16).masked_fill(~allowed, -1e30)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model.lm_head(model.model.hidden(ids))
+        for mask in (None, allowed, additive):
+            close(model(ids, attention_mask=mask).logits, expected, 2**-6)
+    assert seen == [torch.float32] * 4 * LAYERS and expected.dtype == torch.bfloat16
 
 
 # --- scores and losses ---

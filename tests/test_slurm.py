@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import copy_tracked, job_environment, smoke_run
 
-from paperlm.spec.project import ROOT, Project
+from paperlm.plan.project import ROOT, Project
 
 TABLE = "paper_tables/mixln_table1.csv"
 PROFILE = ["--workflow-profile", "workflow/profiles/slurm"]
@@ -81,7 +81,7 @@ def slurm_jobs(folder: Path, environment: dict[str, str]) -> list[dict[str, str]
 def test_table_1_is_made_from_sixteen_slurm_jobs_and_one_that_prepares_the_data(clone, cluster):
     """Each run is one job of its own with the scale's memory and minutes, and no GPU where the scale asks for none."""
     project = Project({"scale": "smoke"}, clone)
-    runs = {run.run_id for cell in project.cells("mixln_table1") for run in cell.runs}
+    runs = {job.job_id for job in project.jobs_of("mixln_table1")}
     snakemake(clone, cluster, *PROFILE, TABLE, *ON_THE_NODE, "--config", "scale=smoke", timeout=800)
 
     jobs = slurm_jobs(clone, cluster)
@@ -103,6 +103,28 @@ def test_table_1_is_made_from_sixteen_slurm_jobs_and_one_that_prepares_the_data(
 
 @pytest.mark.slow
 @pytest.mark.slurm
+@pytest.mark.timeout(1800)
+def test_tables_2_and_3_are_made_from_slurm_jobs_of_every_kind_of_their_chains(clone, cluster):
+    """Fine-tuning, evaluation, reward models and policy optimization, each job submitted once, after its parents."""
+    names = ("mixln_table2", "mixln_table3")
+    project = Project({"scale": "smoke"}, clone)
+    asked = [job for name in names for job in project.jobs_of(name)]
+    chain = {job.job_id: job for one in asked for job in (one, *one.ancestors())}
+    tables = [f"paper_tables/{name}.csv" for name in names]
+    snakemake(clone, cluster, *PROFILE, *tables, *ON_THE_NODE, "--config", "scale=smoke", timeout=1700)
+
+    jobs = slurm_jobs(clone, cluster)
+    assert {job["state"] for job in jobs} == {"COMPLETED"}
+    made = [job["job"].partition("_wildcards_")[2] for job in jobs if not job["job"].startswith("rule_prepare_data")]
+    assert sorted(made) == sorted(chain)
+    assert {job.kind for job in chain.values()} == {"pretrain", "sft", "lm_eval", "reward_model", "rloo"}
+    for table in tables:
+        with (clone / table).open(newline="") as file:
+            assert not any(cell in ("not run", "blocked") for row in csv.reader(file) for cell in row)
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
 def test_a_run_of_a_gpu_scale_is_granted_one_gpu_and_asks_inside_the_job_for_no_more_cores(clone, cluster, tmp_path):
     """A job sees other cards and cores than the login node does; it has to claim what was claimed when it was sent."""
     scale = clone / "workflow/scales/smoke.yaml"
@@ -115,8 +137,8 @@ def test_a_run_of_a_gpu_scale_is_granted_one_gpu_and_asks_inside_the_job_for_no_
     card.chmod(0o755)
     login = cluster | {"PATH": f"{card.parent}{os.pathsep}{cluster['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
 
-    run = smoke_run().run_id
-    snakemake(clone, login, *PROFILE, f"results/smoke/runs/{run}.json", *ON_THE_NODE, "--config", "scale=smoke")
+    run = smoke_run().job_id
+    snakemake(clone, login, *PROFILE, f"results/smoke/pretrain/{run}.json", *ON_THE_NODE, "--config", "scale=smoke")
     (job,) = (job for job in slurm_jobs(clone, cluster) if run in job["job"])
     assert (job["state"], job["gpus"], job["cpus"]) == ("COMPLETED", "gres:gpu:1", "1")
 

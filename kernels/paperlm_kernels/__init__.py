@@ -3,18 +3,28 @@
     from paperlm_kernels import linear_cross_entropy
     loss = linear_cross_entropy(hidden, lm_head.weight, labels, shift=1)
 
-`use_fused_loss` puts the loss into one instance of a Hugging Face model; it alone needs transformers.
+`use_fused_loss` puts the loss into one instance of a Hugging Face model; it alone needs transformers. Each name is
+imported when it is asked for, so that `paperlm_kernels.behaviour` can be read without PyTorch.
 """
 
-from paperlm_kernels.cross_entropy import LinearCrossEntropyLoss, compute_z_loss, linear_cross_entropy
+import importlib
 
-__all__ = ["LinearCrossEntropyLoss", "compute_z_loss", "linear_cross_entropy", "use_fused_loss"]
+_MODULES = {
+    "LinearCrossEntropyLoss": "cross_entropy",
+    "compute_z_loss": "cross_entropy",
+    "linear_cross_entropy": "cross_entropy",
+    "use_fused_loss": "huggingface",
+}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """`use_fused_loss`, imported when it is asked for."""
-    if name == "use_fused_loss":
-        from paperlm_kernels.huggingface import use_fused_loss
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value  # from now on an ordinary attribute, which torch.compile can trace
+    return value
 
-        return use_fused_loss
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,8 +17,8 @@ model without any sign of it.
 | router logits asked for                               | stock, which adds their loss; logged once                 |
 
 `num_items_in_batch`, `shift_labels` and `ignore_index` mean what they mean to the stock loss, so the Trainer of
-transformers works unchanged. The SFTTrainer of trl 1.16 has a fused head of its own and never asks the model for a
-loss.
+transformers works unchanged. The trainers of trl 1.16 have a fused head of their own and never ask the model for a
+loss: a warning is logged where one puts its forward in place of this one.
 """
 
 from __future__ import annotations
@@ -280,9 +280,18 @@ def _fused_class(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
             "__doc__": cls.__doc__,
             "__reduce_ex__": _reduce,
             "_stock_class": cls,
+            "__setattr__": _set_attribute,
             "forward": _forward_of(cls),
         },
     )
+
+
+def _set_attribute(model: PreTrainedModel, name: str, value: object) -> None:
+    """nn.Module's, with a word where a trainer of trl replaces the forward pass by one that computes its own loss."""
+    code = getattr(getattr(value, "__func__", value), "__code__", None) if name == "forward" else None
+    if code is not None and "fused_lm_head" in code.co_varnames and "_fused_loss" in vars(model):
+        log.warning("trl computes the loss with a fused head of its own: use_fused_loss has no effect in its trainers")
+    PreTrainedModel.__setattr__(model, name, value)
 
 
 def _reduce(model: PreTrainedModel, protocol: int) -> tuple:

@@ -11,18 +11,22 @@ import os
 import sys
 from pathlib import Path
 
-from paperlm.errors import PaperLMError, SpecError
+from paperlm.errors import Interrupted, PaperLMError, SpecError
 from paperlm.files import FULL_DISK
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the exit status: 0, 2 for an error the user can mend, 75 for a run to be continued."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    # Verbs that pass everything on must not have their options read here.
+    rest = given[1:] if given and given[0] in PASSED_ON else []
+    options = _parser().parse_args(given[:1] if rest else given)
+    options.rest = rest
     try:
         return options.verb(options) or 0
     except PaperLMError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 75 if type(error).__name__ == "Interrupted" else 2
+        return 75 if isinstance(error, Interrupted) else 2
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
@@ -30,45 +34,48 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
+PASSED_ON = ("bench", "lm-eval")
+"Verbs whose arguments another command line reads."
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="paperlm", description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(required=True, metavar="<verb>")
 
-    def verb(name: str, function, summary: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(name, help=summary, description=summary)
+    def verb(name: str, function, summary: str, prefix: bool = False) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=summary, description=summary, add_help=not prefix)
         sub.set_defaults(verb=function)
         return sub
 
-    p = verb("prepare-data", _prepare_data, "tokenize a dataset into memory-mapped shards")
-    p.add_argument("--settings", required=True, type=_json, help="RunConfig.data_settings() as JSON")
-    p.add_argument("--out", required=True, type=Path, help="folder for the shards and manifest.json")
-    p.add_argument("--local-data", default="", help="folder that holds the files of `local:` datasets")
+    p = verb("prepare-data", _prepare_data, "prepare a data set: tokenize a text, or lay out items")
+    p.add_argument("--settings", required=True, type=_json, help="TokenData or ItemData as JSON")
+    p.add_argument("--out", required=True, type=Path, help="folder for the data and manifest.json")
+    _local_data(p)
 
-    p = verb("pretrain", _pretrain, "train one language model and write its record")
-    p.add_argument("--settings", required=True, type=_json, help="a RunConfig as JSON (printed by `show --json`)")
-    p.add_argument("--data", required=True, type=Path, help="manifest.json of the prepared tokens")
-    p.add_argument("--out", required=True, type=Path, help="the record to write")
-    p.add_argument("--checkpoints", required=True, type=Path, help="folder of this run's checkpoints")
-    p.add_argument("--model", type=Path, help="folder for the final model (safetensors)")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    p.add_argument("--micro-batch", type=int, default=0, help="sequences per forward pass; 0 chooses")
-    p.add_argument("--compile", choices=["auto", "yes", "no"], default="auto")
-    p.add_argument(
-        "--exact-loss",
-        choices=["auto", "torch", "kernels"],
-        default="auto",
-        help="what computes a loss that is not a fused one; auto: the kernels where they were measured to be faster",
-    )
-    p.add_argument("--checkpoint-seconds", type=float, default=60.0)
-    p.add_argument("--checkpoint-updates", type=int, default=0, help="checkpoint by updates instead of by the clock")
+    p = verb("run", _run, "make one job, or every job of a table or figure; what is there already is not made again")
+    p.add_argument("what", nargs="?", help="job id, or the name of a table or figure (see `plan`, `show`)")
+    p.add_argument("--with-parents", action="store_true", help="first the data and the models that it works on")
+    p.add_argument("--job", type=_json, help="a job as JSON instead (`show --json` prints it)")
+    p.add_argument("--scale", help="scale whose folders are used; with `what`: as --config scale=...")
+    p.add_argument("--keep", default="", help="with --job: updates after which the model is kept for other jobs")
+    p.add_argument("--again", action="store_true", help="make the named job although its record is there")
+    _common(p)
+    _machine(p)
+    _local_data(p)
 
-    p = verb("probe-ranks", _probe_ranks, "how fast a trained model's probabilities fall with their rank")
-    p.add_argument("--settings", required=True, type=_json, help="the RunConfig of the model's run as JSON")
-    p.add_argument("--data", required=True, type=Path, help="manifest.json of the run's prepared tokens")
-    p.add_argument("--model", required=True, type=Path, help="folder that `pretrain --model` wrote")
-    p.add_argument("--out", required=True, type=Path, help="the record to write")
-    p.add_argument("--tokens", type=int, default=65_536, help="at most so many validation tokens")
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    p = verb("why", _why, "every difference between two jobs: settings, data, rules, versions, commit, hardware")
+    p.add_argument("first", help="job id, or path of a record")
+    p.add_argument("second")
+    _common(p)
+
+    p = verb("plan", _plan, "jobs to make for tables and figures, by kind, and how long they take by recorded costs")
+    p.add_argument("names", nargs="*", help="tables, figures or papers; none: everything")
+    _common(p)
+
+    p = verb("watch", _watch, "a line for each job that is being made, with its progress and time left")
+    p.add_argument("--seconds", type=float, default=2.0, help="between two looks")
+    p.add_argument("--once", action="store_true", help="look once")
+    _common(p)
 
     p = verb("table", _table, "build a table, its diff and its claims from records")
     _common(p)
@@ -104,27 +111,39 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("summary", _summary, "print a built table, its diff and its verdicts")
     p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables")
 
+    p = verb("results", _results, "write docs/results.md and README's table from the committed reference")
+    p.add_argument("--take", action="store_true", help="first copy what was built at this scale into the reference")
+    _common(p)
+
     p = verb("show", _show, "what is behind a table or one of its cells: numbers, run, rule, function, settings")
     _common(p)
     p.add_argument("table")
     p.add_argument("--cell", help='"row,column", e.g. "Mix-LN,LLaMA-130M"')
-    p.add_argument("--json", action="store_true", help="print the runs of the cell as JSON, for `pretrain --settings`")
+    p.add_argument("--json", action="store_true", help="print the jobs of the cell as JSON, for `run --job`")
 
-    p = verb(
-        "bench", _bench, "`bench train` times training against transformers here; `bench show` prints what was measured"
-    )
-    p.add_argument("what", choices=["train", "show"])
-    p.add_argument("--sizes", nargs="+", default=["71M", "130M", "1B"])
-    p.add_argument("--out", type=Path, help="JSON lines file to append the rows to")
-    p.add_argument("--seconds", type=float, default=8.0, help="time per measurement")
-    p.add_argument("--micro-batches", nargs="+", type=int, default=[64, 128, 256], help="tried for each side")
-    p.add_argument(
-        "--loss",
-        nargs="+",
-        default=["cross_entropy"],
-        help="ours takes part once with each: cross_entropy, cce_exact, cce_exact_kept (RunConfig.loss, unfiltered)",
-    )
+    p = verb("bench", _bench, "time operations against their peers; `bench --help` lists them", prefix=True)
+    p = verb("lm-eval", _lm_eval, "lm_eval's own command line, which then knows this project's models", prefix=True)
     return parser
+
+
+def _machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--micro-batch", type=_positive, default=0, help="examples per forward pass; left out: chosen")
+    parser.add_argument("--compile", choices=["auto", "yes", "no"], default="auto")
+    seconds = float(os.environ.get("PAPERLM_CHECKPOINT_SECONDS", 60))
+    parser.add_argument("--checkpoint-seconds", type=float, default=seconds)
+    parser.add_argument("--checkpoint-updates", type=_positive, default=0, help="by updates instead of by the clock")
+
+
+def _local_data(parser: argparse.ArgumentParser) -> None:
+    folder = os.environ.get("PAPERLM_LOCAL_DATA", "")
+    parser.add_argument("--local-data", default=folder, help="folder that holds the files of `local:` datasets")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -140,11 +159,12 @@ def _json(text: str):
 
 
 def _project(options: argparse.Namespace):
-    from paperlm.spec.load import read_yaml
-    from paperlm.spec.project import ROOT, Project
+    from paperlm.checks import open_project
+    from paperlm.load import read_yaml
+    from paperlm.plan.project import ROOT
 
     if options.config_json is not None:
-        return Project(options.config_json)
+        return open_project(options.config_json)
     import yaml
 
     config = read_yaml(ROOT / "config.yaml")
@@ -153,68 +173,64 @@ def _project(options: argparse.Namespace):
         if not equals:
             raise SpecError(f"--config takes KEY=VALUE, got {item!r}")
         config[key] = yaml.safe_load(value)
-    return Project(config)
+    if getattr(options, "scale", None):
+        config["scale"] = options.scale
+    if getattr(options, "local_data", ""):
+        config["local_data"] = options.local_data
+    return open_project(config)
 
 
 def _prepare_data(options: argparse.Namespace) -> None:
-    from paperlm.data.prepare import prepare
+    from paperlm.data.items import prepare_any
+    from paperlm.data.settings import data_settings
 
-    prepare(options.settings, options.out, options.local_data)
+    prepare_any(data_settings(options.settings), options.out, options.local_data)
 
 
-def _pretrain(options: argparse.Namespace) -> None:
-    from paperlm.spec.load import parse
-    from paperlm.spec.run import RunConfig
+def _run(options: argparse.Namespace) -> None:
+    from paperlm.jobs import Machine, parse_job
+    from paperlm.run import Maker, run_named
 
-    run = parse(options.settings, RunConfig, "--settings")
-    with _gpu(options.device):
-        import torch
-
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)
-        from paperlm.train.loop import Execution, pretrain
-
-        execution = Execution(
-            device=options.device,
-            micro_batch=options.micro_batch,
-            compile=options.compile,
-            exact_loss=options.exact_loss,
-            checkpoint_seconds=options.checkpoint_seconds,
-            checkpoint_updates=options.checkpoint_updates,
-        )
-        result = pretrain(run, options.data, options.checkpoints, execution)
-    if result is None:
+    machine = Machine(
+        device=options.device,
+        micro_batch=options.micro_batch,
+        compile=options.compile,
+        checkpoint_seconds=options.checkpoint_seconds,
+        checkpoint_updates=options.checkpoint_updates,
+    )
+    if (options.job is None) == (options.what is None):
+        raise SpecError("run takes the id of a job, the name of a table or figure, or --job JSON: give one of them")
+    if options.what is not None:
+        project = _project(options)
+        run_named(project, options.what, machine, options.with_parents, options.again)
         return
-    from paperlm.record.record import write_record
+    from paperlm.plan.project import ROOT
+    from paperlm.record.places import Places
 
-    record, model = result
-    if options.model:
-        model.save_pretrained(options.model)
-    write_record(options.out, record)
-
-
-def _probe_ranks(options: argparse.Namespace) -> None:
-    from paperlm.record.record import write_record
-    from paperlm.spec.load import parse
-    from paperlm.spec.run import RunConfig
-
-    run = parse(options.settings, RunConfig, "--settings")
-    with _gpu(options.device):
-        import torch
-
-        from paperlm.evaluate.ranks import probe_ranks
-
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)
-        on_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-        device = torch.device("cuda" if on_gpu else "cpu")
-        write_record(options.out, probe_ranks(run, options.data, options.model, options.tokens, device))
+    if not options.scale:
+        raise SpecError("--job needs --scale: the record goes to results/<scale>/")
+    job = parse_job(options.job)
+    keep = tuple(int(update) for update in filter(None, options.keep.split(",")))
+    maker = Maker(Places(ROOT, options.scale), machine, options.local_data, {job.job_id: keep})
+    (maker.with_parents if options.with_parents else maker.make)(job, options.again)
 
 
-def _gpu(device: str):
-    from paperlm.train.gpu_lock import one_gpu
+def _why(options: argparse.Namespace) -> None:
+    from paperlm.plan.why import why
 
-    return one_gpu(enabled=device != "cpu")
+    why(_project(options), options.first, options.second)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from paperlm.plan.estimate import print_plan
+
+    print_plan(_project(options), options.names)
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from paperlm.watch import watch
+
+    watch(_project(options), options.seconds, options.once)
 
 
 def _table(options: argparse.Namespace) -> None:
@@ -230,16 +246,17 @@ def _curves(options: argparse.Namespace) -> None:
 
 
 def _figure(options: argparse.Namespace) -> None:
-    from paperlm.figures.draw import write_figure
+    from paperlm.figures.base import write_figure
 
     write_figure(_project(options), options.figure, options.records, options.out)
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from paperlm.bench.kernels import measure
+    from paperlm.bench import measure_case
+    from paperlm.train.gpu_lock import one_gpu
 
-    with _gpu(options.device):
-        return measure(options.op, options.case, options.methods, options.device, options.size, options.out)
+    with one_gpu(enabled=options.device != "cpu"):
+        return measure_case(options.op, options.case, options.methods, options.device, options.size, options.out)
 
 
 def _summary(options: argparse.Namespace) -> None:
@@ -249,19 +266,25 @@ def _summary(options: argparse.Namespace) -> None:
         print_summary(path)
 
 
+def _results(options: argparse.Namespace) -> None:
+    from paperlm.results_page import write_results
+
+    write_results(_project(options), options.take)
+
+
 def _show(options: argparse.Namespace) -> None:
     from paperlm.tables.show import show
 
     show(_project(options), options.table, options.cell, options.json)
 
 
-def _bench(options: argparse.Namespace) -> None:
-    if options.what == "show":
-        from paperlm.bench.report import throughput_table
-        from paperlm.spec.project import ROOT
+def _bench(options: argparse.Namespace) -> int:
+    from paperlm.bench import main as bench
 
-        print(throughput_table(ROOT / "paper_tables/records/bench/pretrain.jsonl"))
-        return
-    from paperlm.bench.train import bench_train
+    return bench(options.rest)
 
-    bench_train(options.sizes, options.out, options.seconds, options.micro_batches, options.loss)
+
+def _lm_eval(options: argparse.Namespace) -> int | None:
+    from paperlm.evaluate.harness import main as lm_eval
+
+    return lm_eval(options.rest)

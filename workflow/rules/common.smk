@@ -1,8 +1,8 @@
 # Loads and checks every declaration before any job starts; named input functions. All logic is in src/paperlm.
-import json
-import os
+import atexit
 import sys
 from pathlib import Path
+from shlex import quote
 
 from snakemake.exceptions import WorkflowError
 
@@ -10,50 +10,98 @@ ROOT = Path(workflow.basedir)
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "kernels")]
 sys.path = list(dict.fromkeys(sys.path))
 
-from paperlm.data.registry import data_id
+from paperlm.checks import open_project
 from paperlm.errors import PaperLMError
-from paperlm.spec.project import Project
-from paperlm.spec.workflow import Jobs
+from paperlm.plan.estimate import expectation
+from paperlm.plan.stale_lock import break_stale_lock
+from paperlm.plan.workflow import NOTHING, Workflow
 
 try:
-    project = Project({k: v for k, v in config.items()})
-    jobs = Jobs(project)
+    project = open_project({k: v for k, v in config.items()})
+    plan = Workflow(project)
 except PaperLMError as error:
     raise WorkflowError(str(error)) from None
 
+if workflow.is_main_process:
+    break_stale_lock(Path.cwd() / ".snakemake")
+    plan.ask_again()
+if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
+    # Behind Snakemake's own table of jobs.
+    atexit.register(lambda: print(expectation(project, plan.asked(sys.argv)), file=sys.stderr))
+
 SCALE = project.scale.scale
-RUN_TABLES = [name for name, (_, table) in project.tables.items() if table.kind == "runs"]
-JUDGED_FIGURES = [name for name, (_, figure) in project.figures.items() if figure.claims]
+DEVICE = "cuda" if project.scale.device == "gpu" else "cpu"
 
 
 wildcard_constraints:
     table="|".join(project.tables),
     figure="|".join(project.figures),
-    op="|".join({op for op, _ in jobs.measurements} or {"none"}),
-    case="|".join({case for _, case in jobs.measurements} or {"none"}),
-    run=jobs.run_pattern(),
-    data=r"[a-z0-9_.-]+-[0-9a-f]{8}",
+    op="|".join({op for op, _ in plan.measurements}) or NOTHING,
+    case="|".join({case for _, case in plan.measurements}) or NOTHING,
+    data="|".join(plan.datasets) or NOTHING,
 
 
-# Jobs find the two packages without an installation; one thread a job on a CPU (two are slower on two cores).
+# Jobs find the two packages without an installation; one thread a job on a CPU (two are slower on two cores). Where
+# local data lies and how often a checkpoint is written changes no result, so they are no parameters of a rule.
 shell.prefix(
-    f"export PYTHONSAFEPATH=1 PYTHONPATH='{ROOT}/src:{ROOT}/kernels' HF_HUB_DISABLE_TELEMETRY=1; "
-    + ("export OMP_NUM_THREADS=1; " if project.scale.device == "cpu" else "")
+    f"export PYTHONSAFEPATH=1 PYTHONPATH={quote(f'{ROOT}/src:{ROOT}/kernels')} HF_HUB_DISABLE_TELEMETRY=1"
+    f" PAPERLM_LOCAL_DATA={quote(project.config.local_data)}"
+    f" PAPERLM_CHECKPOINT_SECONDS={project.config.checkpoint_seconds}; "
+    + ("export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false; " if DEVICE == "cpu" else "")
 )
 
 
-def records_of_table(wildcards):
-    try:
-        return jobs.records(wildcards.table)
-    except PaperLMError as error:
-        raise WorkflowError(str(error)) from None
+def checked(function):
+    "A function of the plan of a wildcard, whose errors stop Snakemake without a traceback."
+
+    def call(wildcards):
+        try:
+            return function(wildcards)
+        except PaperLMError as error:
+            raise WorkflowError(str(error)) from None
+
+    return call
 
 
-def records_of_figure(wildcards):
-    try:
-        return jobs.figure_records(wildcards.figure)
-    except PaperLMError as error:
-        raise WorkflowError(str(error)) from None
+data_of_job = checked(lambda wildcards: plan.data_of(wildcards.job))
+inputs_of_table = checked(lambda wildcards: plan.inputs(wildcards.table))
+inputs_of_figure = checked(lambda wildcards: plan.inputs(wildcards.figure))
+
+
+def again_of_exhibit(wildcards):
+    return plan.again(wildcards.get("table") or wildcards.get("figure"))
+
+
+def models_of_job(wildcards):
+    return plan.models_of(wildcards.job)
+
+
+def job_settings(wildcards):
+    return plan.settings(wildcards.job)
+
+
+def job_keep(wildcards):
+    return plan.keep(wildcards.job)
+
+
+def job_rules(wildcards):
+    return plan.rules_of(wildcards.job)
+
+
+def job_memory(wildcards):
+    return plan.job_size(wildcards.job).mem_mb
+
+
+def job_minutes(wildcards):
+    return plan.job_size(wildcards.job).runtime
+
+
+def job_threads():
+    return plan.threads_per_job(workflow.resource_settings.cores if workflow.is_main_process else None)
+
+
+def data_settings(wildcards):
+    return plan.datasets[wildcards.data].model_dump_json()
 
 
 def published_of_table(wildcards):
@@ -61,34 +109,25 @@ def published_of_table(wildcards):
 
 
 def methods_of_case(wildcards):
-    return ",".join(jobs.methods(wildcards.op, wildcards.case))
+    return ",".join(plan.measurements[wildcards.op, wildcards.case])
 
 
-def data_of_run(wildcards):
-    return f"results/data/{data_id(project.runs[wildcards.run].data_settings())}/manifest.json"
+def exhibit_config(wildcards):
+    return project.config.model_dump_json(exclude={"local_data", "checkpoint_seconds"})
 
 
-def run_json(wildcards):
-    return json.dumps(project.runs[wildcards.run].canonical(), separators=(",", ":"))
+def exhibit_digest(wildcards):
+    return plan.exhibit_digest(wildcards.get("table") or wildcards.get("figure"))
 
 
-def exact_loss(wildcards):
-    return "torch" if wildcards.run in project.compared_by_loss else "auto"
-
-
-def data_json(wildcards):
-    return json.dumps(jobs.datasets[wildcards.data], separators=(",", ":"))
-
-
-def run_memory(wildcards):
-    return project.job_size(project.runs[wildcards.run]).mem_mb
-
-
-def run_minutes(wildcards):
-    return project.job_size(project.runs[wildcards.run]).runtime
+def targets(*names):
+    "Files of these exhibits; where a report is asked for, of those that are built: Snakemake stops at one that is not."
+    reports = any(argument.partition("=")[0] == "--report" for argument in sys.argv)
+    return plan.targets(*names, built=reports)
 
 
 def show_summary():
     "Diff and verdicts of the tables and figures that were asked for, in the terminal."
-    for name in jobs.asked_for(sys.argv):
-        shell("python -m paperlm summary paper_tables/{name}.csv >&2")
+    names = [f"paper_tables/{name}.csv" for name in plan.asked_for(sys.argv)]
+    if names:
+        shell("python -m paperlm summary {names} >&2")

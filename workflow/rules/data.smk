@@ -1,5 +1,5 @@
 rule prepare_data:
-    "Tokenize a dataset once; every run of the scale shares the shards."
+    "Prepare a data set once: tokenize a text, or lay out items; every job of every scale shares it."
     output:
         "results/data/{data}/manifest.json",
     log:
@@ -8,8 +8,6 @@ rule prepare_data:
         mem_mb=project.scale.resources.prepare.mem_mb,
         runtime=project.scale.resources.prepare.runtime,
     params:
-        settings=data_json,
-        local=project.config.local_data,
+        settings=data_settings,
     shell:
-        "python -m paperlm prepare-data --settings {params.settings:q} --local-data={params.local:q}"
-        " --out $(dirname {output:q}) > {log:q} 2>&1"
+        "python -m paperlm prepare-data --settings {params.settings:q} --out $(dirname {output:q}) > {log:q} 2>&1"

@@ -4,14 +4,14 @@ rule measure:
         f"results/{SCALE}/bench/{{op}}/{{case}}.jsonl",
     log:
         f"logs/{SCALE}/bench/{{op}}-{{case}}.log",
-    threads: jobs.threads_per_run(workflow.resource_settings.cores if workflow.is_main_process else None)
+    threads: job_threads()
     resources:
         gpu=project.scale.resources.gpus,
         mem_mb=project.scale.resources.default.mem_mb,
         runtime=project.scale.resources.default.runtime,
     params:
         methods=methods_of_case,
-        device="cuda" if project.scale.device == "gpu" else "cpu",
+        device=DEVICE,
         size=project.scale.benchmarks,
     shell:
         "python -m paperlm measure {wildcards.op} --case {wildcards.case} --methods={params.methods:q}"

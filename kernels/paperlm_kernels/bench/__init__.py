@@ -1,1 +1,1 @@
-"""`python -m paperlm_kernels.bench`: measure the kernels and their peers, as rows of JSON."""
+"""`python -m paperlm_kernels.bench`: measure operations and their peers, as rows of JSON; `ops` says how to add one."""

@@ -1,7 +1,17 @@
-"""A measurement is a JSON line: op, case, method, metric, unit, value, low, high, n, device, versions, commit, date.
+"""A measurement is a JSON line. Every operation's rows have these fields, and further ones of its own behind them:
 
-`value` is the median and `low`, `high` the 20th and 80th percentile of `n` repetitions. A method that gave no number
-has a row with metric "outcome", value null and the reason under `outcome`.
+    op, case       what is measured and on which inputs; both by the names of the benchmark
+    method         as a reader knows it: a peer's has its version       name: the same as the benchmark calls it
+    metric, unit   time in ms, peak_memory in MiB, throughput in tokens/s, error, ...       measure: of which part
+    value          the median; low, high: the 20th and 80th percentile; n: of so many repetitions
+    device         the card's name, or `cpu (model, threads)`
+    versions, commit, date
+    order          of the data: natural, unless an option changed it
+    scale          full, or small: an eighth of the sizes, to try the benchmark
+    seed, shape    of the inputs; shape by name, e.g. {tokens, vocab, width}
+    how            of a number that can be had in more than one way: in which
+
+A method that gave no number has a row with metric "outcome", value null and the reason under `outcome`.
 """
 
 from __future__ import annotations
@@ -18,19 +28,33 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "triton", "liger-kernel", "cut-cross-entropy")
+Row = dict[str, Any]
+NEEDED = ("op", "case", "method", "name", "metric", "unit", "value", "device", "order", "scale", "seed", "shape")
+NEEDED += ("versions", "date")
+"Fields without which no table can be made of a row."
 
 
 def row(
-    op: str, case: str, method: str, metric: str, unit: str, values: Sequence[float], device: str, **extra: Any
-) -> dict[str, Any]:
-    """A measurement in the project's format; numbers keep six digits, `extra` is appended."""
+    op: str,
+    case: str,
+    method: str,
+    metric: str,
+    unit: str,
+    values: Sequence[float],
+    device: str,
+    *,
+    packages: Sequence[str] = (),
+    **extra: Any,
+) -> Row:
+    """A measurement of today; numbers keep six digits. The versions of torch, triton and `packages` are added where
+    they are installed, `extra` is appended."""
     value, low, high = map(short, percentiles(values)) if values else (None, None, None)
     numbers = {"value": value, "low": low, "high": high, "n": len(values)}
+    versions = {name: found for name in ("torch", "triton", *packages) if (found := version(name))}
     return {
         "op": op, "case": case, "method": method, "metric": metric, "unit": unit, **numbers, "device": device,
-        "versions": {name: found for name in PACKAGES if (found := version(name))}, "commit": commit_id(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), **extra,
+        "versions": versions, "commit": commit_id(), "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        **extra,
     }  # fmt: skip
 
 
@@ -46,12 +70,23 @@ def short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON lines file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+def read(path: Path) -> list[Row]:
+    """Rows of a JSON lines file. Raises ValueError, with file and line, for what is none."""
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(json.loads(line))
+            missing = [name for name in NEEDED if name not in found[-1]]
+        except (ValueError, TypeError):
+            raise ValueError(f"{path}:{number}: not a row of JSON; restore the file or delete the line") from None
+        if missing:
+            raise ValueError(f"{path}:{number}: the row has no {', '.join(missing)}; measure it again")
+    return found
 
 
-def append(path: Path, rows: list[dict[str, Any]]) -> None:
+def append(path: Path, rows: Sequence[Row]) -> None:
     """Add rows to a JSON lines file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:

@@ -2,106 +2,177 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import queue
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 
-import torch
+from paperlm_kernels.bench import ops
+from paperlm_kernels.bench.operation import Operation, Task
+from paperlm_kernels.bench.rows import Row
 
-from paperlm_kernels.bench.methods import METHODS
-from paperlm_kernels.bench.worker import BOUND, Task, outcome
-
-LIMIT = 180
-"Seconds after which a method is given up."
-
-Row = dict[str, Any]
+TURNS = 3
+"As many as each method has where they take turns, however long they are; unless fewer repetitions are asked for."
 
 
 class Worker:
-    """A process of `paperlm_kernels.bench.worker` that waits to be told to begin."""
+    """A process of `paperlm_kernels.bench.worker` that waits to be told to begin. `rows` are those it has given."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        package_folder = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
-        self.errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "paperlm_kernels.bench.worker", json.dumps(dataclasses.asdict(task))],
-            env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
-            text=True, encoding="utf-8",
+    def __init__(self, operation: Operation, task: Task) -> None:
+        from paperlm_kernels.bench.clocks import KEEP_FREED
+
+        self.operation, self.task = operation, task
+        self.rows: list[Row] = []
+        self.waiting = True
+        "for the next word: to begin, to have another turn, or to finish"
+        # What this process can import, that one can.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if task.device == "cpu":
+            environment |= KEEP_FREED
+        given = {"folders": list(ops.__path__), "task": dataclasses.asdict(task)}
+        self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paperlm_kernels.bench.worker", json.dumps(given)],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            encoding="utf-8",
         )  # fmt: skip
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
 
-    def run(self, device: str) -> list[Row]:
-        """Rows of the task; the last one says what went wrong, if anything did. `device` names it in that row."""
-        failed = ""
+    def _read(self) -> None:
+        with self._process.stdout as output:
+            for line in output:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def go(self, word: str, device: str) -> None:
+        """Let it work until its turn is over or all is done; if something went wrong, the last row says what.
+        `device` names it in that row."""
+        self.waiting = False
+        with contextlib.suppress(OSError):  # it has ended, and the end of its output says so
+            self._process.stdin.write(f"{word}\n")
+            self._process.stdin.flush()
+        until = time.monotonic() + self.operation.limit
         try:
-            output, _ = self.process.communicate("begin\n", timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            output, _ = self.process.communicate()
-            failed = f"no result after {LIMIT} s"
-        finally:
-            self.process.kill()
-        rows = [json.loads(line) for line in output.splitlines()]
-        if self.process.returncode and not failed:
-            self.errors.seek(0)
-            lines = [line.strip() for line in self.errors.read().splitlines() if line.strip()]
-            failed = lines[-1][:300] if lines else f"exit status {self.process.returncode}"
+            while (line := self._lines.get(timeout=max(0.0, until - time.monotonic()))) is not None:
+                if not line.endswith("\n"):
+                    break  # it died over this row
+                if (found := json.loads(line)) is None:
+                    self.waiting = True
+                    return
+                self.rows.append(found)
+            failed = self._failure()
+        except queue.Empty:
+            failed = f"no result after {self.operation.limit:g} s"
+        self.close()
         if failed:
-            rows.append(outcome(self.task, device, f"failed: {failed}"))
-        self.errors.close()
-        return rows
+            self.rows.append(self.operation.outcome(self.task, device, f"failed: {failed}"))
+
+    def _failure(self) -> str:
+        """What a process that has ended died of; empty: nothing."""
+        status = self._process.wait()
+        if status == 0:
+            return ""
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        if status < 0:
+            kill = " (by the kernel if its memory was full)" if -status == signal.SIGKILL else ""
+            return f"ended by {signal.Signals(-status).name}{kill}"
+        return lines[-1][:300] if lines else f"exit status {status}"
 
     def close(self) -> None:
-        """End a worker that was not needed."""
-        if self.process.poll() is None:
-            self.process.communicate()
-        self.errors.close()
+        """End it, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._errors.close()
 
 
-def run(tasks: Iterable[Task], collect: Callable[[Task, list[Row]], None]) -> list[Row]:
+def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, list[Row]], None]) -> list[Row]:
     """Rows of all tasks, one process a task; `collect` is called after each. Absent methods give an outcome row.
 
-    The first task of a case describes its data; the share of tiles alive found there goes into the case's other rows.
+    Tasks of a case follow each other, its `first` before the others: the fields that `shared` makes of its rows go into
+    the times of the others.
     """
-    queue = list(tasks)
-    reasons = {task: _absent(task) for task in queue}
-    present = [task for task in queue if reasons[task] is None]
-    everything: list[Row] = []
-    spare: Worker | None = None
-    device, alive = queue[0].device if queue else "", {}
+    wanted, everything = list(tasks), []
+    reasons = [None if t.method == operation.first else operation.absent(t.method, t.device) for t in wanted]
+    present = [task for task, reason in zip(wanted, reasons, strict=True) if reason is None]
+    spare: dict[int, Worker] = {}
+    started: list[Worker] = []
+    device = wanted[0].device if wanted else ""
+    shared: dict[str, dict] = {}
+
+    def worker(task: Task) -> Worker:
+        made = spare.pop(id(task), None) or Worker(operation, task)
+        started.append(made)
+        # On a CPU a starting process would slow down the one that is measured.
+        if task.device != "cpu" and not operation.in_turns:
+            for following in present[_index(present, task) + 1 :][:1]:
+                spare[id(following)] = Worker(operation, following)
+        return made
+
+    def finished(task: Task, found: list[Row]) -> None:
+        if task.method == operation.first:
+            shared[task.case] = operation.shared(found)
+        for row in found if task.method != operation.first else ():
+            if row["metric"] == "time":
+                row |= shared.get(task.case, {})
+        everything.extend(found)
+        collect(task, found)
+
     try:
-        for task in queue:
-            if reasons[task] is not None:
-                rows = [outcome(task, device, f"absent: {reasons[task]}")]
-            else:
-                worker, spare = spare or Worker(task), None
-                following = present[present.index(task) + 1 :]
-                # On a CPU a starting process would slow down the one that is measured.
-                if following and task.device != "cpu":
-                    spare = Worker(following[0])
-                rows = worker.run(device)
-            device = rows[-1]["device"] if rows else device
-            for row in rows:
-                if row["metric"] == "alive_share" and row["tiles"] == "128x128":
-                    alive[task.case, task.permute] = row["value"]
-                elif row["metric"] == "time":
-                    row["alive_share"] = alive.get((task.case, task.permute))
-            everything += rows
-            collect(task, rows)
+        for group in _groups(operation, zip(wanted, reasons, strict=True)):
+            workers = []
+            for task, reason in group:
+                if reason is not None:
+                    finished(task, [operation.outcome(task, device, f"absent: {reason}")])
+                else:
+                    workers.append(worker(task))
+                    workers[-1].go("begin", device)
+            _turns(workers, device)
+            for made in workers:
+                device = made.rows[-1]["device"] if made.rows else device
+                finished(made.task, made.rows)
     finally:
-        if spare is not None:
-            spare.close()
+        for made in (*started, *spare.values()):
+            made.close()
     return everything
 
 
-def _absent(task: Task) -> str | None:
-    if task.method == BOUND:
-        return None
-    return METHODS[task.method][0].func.absent(torch.device(task.device))
+def _index(tasks: list[Task], task: Task) -> int:
+    return next(index for index, other in enumerate(tasks) if other is task)
+
+
+def _groups(operation: Operation, tasks: Iterable[tuple[Task, str | None]]) -> Iterator[list[tuple[Task, str | None]]]:
+    """What takes turns: the methods of a case, or each task alone."""
+    if not operation.in_turns:
+        return ([pair] for pair in tasks)
+    key = lambda pair: (pair[0].case, pair[0].method == operation.first)  # noqa: E731
+    return (list(group) for _, group in itertools.groupby(tasks, key))
+
+
+def _turns(workers: list[Worker], device: str) -> None:
+    """Turns until as many as repetitions are asked for, or the time is over; then the end of each."""
+    if not any(worker.waiting for worker in workers):
+        return
+    task = workers[0].task
+    begin = time.monotonic()
+    for number in range(task.repeats):
+        going = [worker for worker in workers if worker.waiting]
+        if number >= TURNS and time.monotonic() - begin > task.seconds * len(going):
+            break
+        for worker in going:
+            worker.go("again", device)
+    for worker in workers:
+        if worker.waiting:
+            worker.go("finish", device)

@@ -1,1 +1,47 @@
-"""Measurements of speed, as rows of paper_tables/records/bench/<op>.jsonl."""
+"""The benchmark of paperlm_kernels with the operations that need this package's models: the folders of `ops/` here.
+
+They are modules of `paperlm_kernels.bench.ops`, which `with_ours` extends by that folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from paperlm.errors import SpecError
+
+
+def with_ours() -> ModuleType:
+    """`paperlm_kernels.bench.ops`, which finds the operations of both packages from then on."""
+    from paperlm_kernels.bench import ops
+
+    folder = str(Path(__file__).parent / "ops")
+    if folder not in ops.__path__:
+        ops.__path__.append(folder)
+    return ops
+
+
+def main(arguments: list[str]) -> int:
+    """`paperlm bench`: the command line of `paperlm_kernels.bench`, whose exit status it returns."""
+    from paperlm_kernels.bench import command
+
+    with_ours()
+    return command.main(arguments, program="python -m paperlm bench")
+
+
+def measure_case(op: str, case: str, methods: str, device: str, size: str, out: Path) -> int:
+    """Append the rows of methods on a case to `out`, with the measures that tables show; returns the exit status.
+
+    methods: names separated by commas; empty: all. device: cpu or cuda. size: full, or small to try it. A method that
+    fails or is absent leaves a row that says so, and the table prints `not run` with its reason: that is no failure
+    of the job. Raises SpecError for an unknown operation; what else is unknown is printed, with status 2.
+    """
+    try:
+        operation = with_ours().operation(op)
+    except ValueError as error:
+        raise SpecError(str(error)) from error
+    usual = operation.defaults(device, for_tables=True)
+    arguments = [op, "--cases", case, "--methods", methods or usual.methods, "--measure", usual.measures]
+    arguments += ["--repeats", str(usual.repeats), "--warmup", str(usual.warmup), "--seconds", str(usual.seconds)]
+    status = main([*arguments, "--device", device, "--scale", size, "--out", str(out)])
+    return 0 if status == 1 and out.is_file() else status

@@ -11,14 +11,14 @@ from typing import Protocol
 
 from pydantic import Field
 
-from paperlm.spec.run import Frozen
+from paperlm.frozen import Frozen
 
 MIB = 2**20
 GIB = 2**30
 
 
 class Model(Protocol):
-    """A published model (paperlm.spec.table.ModelSpec)."""
+    """A published model (paperlm.plan.exhibit.ModelSpec)."""
 
     vocab: int
     width: int

@@ -83,15 +83,15 @@ def _write_split(
 ) -> dict[str, Any]:
     """Shards of one split; the progress file after each shard says where to go on."""
     progress_path = folder / f"{split}.progress.json"
-    progress = {"data_id": identity, "shards": [], "documents": 0, "carried": 0, "left": [], "rows": 0, "tokens": 0}
-    progress["counts"] = [0] * settings["vocab_size"]
+    progress = {"data_id": identity, "shards": [], "rows": 0, "tokens": 0, "counts": [0] * settings["vocab_size"]}
+    progress["next"] = {"document": 0, "left": [], "example": 0}
     if progress_path.is_file():
         stored = json.loads(progress_path.read_text())
-        if stored["data_id"] == identity and all((folder / s["file"]).is_file() for s in stored["shards"]):
+        known = stored["data_id"] == identity and stored.keys() == progress.keys()
+        if known and all((folder / s["file"]).is_file() for s in stored["shards"]):
             progress |= stored
     limit = settings["train_examples"] if split == "train" else None
     tokens_wanted = settings["validation_tokens"] if split == "validation" else None
-    seq_len = settings["seq_len"]
     bar = tqdm(total=limit or tokens_wanted, desc=f"tokenize {split}", unit=" examples" if limit else " tokens")
     bar.update(progress["rows"] if limit else progress["tokens"])
 
@@ -99,55 +99,56 @@ def _write_split(
         return progress["rows"] == limit or (tokens_wanted is not None and progress["tokens"] >= tokens_wanted)
 
     rows: list[list[int]] = []
-    enough = is_enough()  # a restart may find the split finished
-    # `documents` counts those whose examples are all stored; `carried` of the next one's are stored already, the first
-    # of which began with the ids `left` (packed examples).
-    start, carried = progress["documents"], progress["carried"]
-    encoded = [] if enough else _encoded(settings, split, tokenizer, local_data, start, progress["left"])
-    for number, (left, pieces) in enumerate(encoded, start=start):
-        for index, piece in enumerate(pieces):
-            if number == start and index < carried:
-                continue
-            rows.append(piece)
-            progress["rows"] += 1
-            progress["tokens"] += len(piece)
-            bar.update(1 if limit else len(piece))
-            enough = is_enough()
-            if len(rows) == shard_rows or enough:
-                progress["documents"], progress["carried"], progress["left"] = number, index + 1, left
-                _store_shard(rows, progress, split, folder, tokenizer.pad, seq_len)
-                write_json(progress_path, progress)
-                rows = []
-            if enough:
-                break
-        if enough:
+    # a restart may find the split finished
+    found = () if is_enough() else _examples(settings, split, tokenizer, local_data, progress["next"])
+    for row, after in found:
+        rows.append(row)
+        progress["rows"] += 1
+        progress["tokens"] += len(row)
+        bar.update(1 if limit else len(row))
+        if len(rows) == shard_rows or is_enough():
+            progress["next"] = after
+            _store_shard(rows, progress, split, folder, tokenizer.pad, settings["seq_len"])
+            write_json(progress_path, progress)
+            rows = []
+        if is_enough():
             break
     if rows:
-        _store_shard(rows, progress, split, folder, tokenizer.pad, seq_len)
+        _store_shard(rows, progress, split, folder, tokenizer.pad, settings["seq_len"])
     bar.close()
     if not progress["rows"]:
         raise DataError(f"{settings['dataset']}: the {split} split has no documents")
-    counts = ("shards", "rows", "tokens", "counts")
-    return {key: progress[key] for key in counts}
+    return {key: progress[key] for key in ("shards", "rows", "tokens", "counts")}
 
 
-def _encoded(
-    settings: dict[str, Any], split: Split, tokenizer: TextTokenizer, local_data: str, skip: int, left: list[int]
-) -> Iterator[tuple[list[int], list[list[int]]]]:
-    """For each document, tokenized in batches: what the documents before left over, and its examples."""
-    texts = documents(settings["dataset"], split, local_data, skip)
+def _examples(
+    settings: dict[str, Any], split: Split, tokenizer: TextTokenizer, local_data: str, start: dict[str, Any]
+) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Examples from `start` on, each with the place after it, from which it goes on the same.
+
+    A place is the number of a document, the ids that the documents before it left over (packed examples), and how many
+    of its own examples are behind.
+    """
+    left, behind = start["left"], start["example"]
+    texts = documents(settings["dataset"], split, local_data, start["document"])
+    encoded = itertools.chain.from_iterable(_encoded(texts, settings["dataset"], split, tokenizer))
+    for number, ids in enumerate(encoded, start=start["document"]):
+        if settings["example"] == "packed":
+            rows, rest = packed(ids, left, settings["seq_len"])
+        else:
+            rows, rest = list(examples(ids, settings["seq_len"], settings["example"])), []
+        for index in range(behind, len(rows)):
+            yield rows[index], {"document": number, "left": left, "example": index + 1}
+        left, behind = rest, 0
+
+
+def _encoded(texts: Iterator[str], dataset: str, split: Split, tokenizer: TextTokenizer) -> Iterator[list[list[int]]]:
+    """Ids of the documents, a batch at a time."""
     while batch := list(itertools.islice(texts, BATCH_DOCUMENTS)):
         try:
-            encoded = tokenizer.encode(batch)
+            yield tokenizer.encode(batch)
         except DataError as error:
-            raise DataError(f"{settings['dataset']}, {split} split: {error}") from None
-        for ids in encoded:
-            if settings["example"] == "packed":
-                pieces, rest = packed(ids, left, settings["seq_len"])
-                yield left, pieces
-                left = rest
-            else:
-                yield left, list(examples(ids, settings["seq_len"], settings["example"]))
+            raise DataError(f"{dataset}, {split} split: {error}") from None
 
 
 def _store_shard(

@@ -1,16 +1,17 @@
-"""The registry of datasets and tokenizers (registry.yaml). Torch-free; the specification layer reads it."""
+"""The registry of texts and tokenizers (registry.yaml) and of sets of items (items.yaml). Torch-free."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from paperlm.errors import DataError, SpecError, unknown
-from paperlm.spec.load import load
-from paperlm.spec.run import Frozen, digest
+from paperlm.frozen import Frozen, digest
+from paperlm.load import load
 
 HERE = Path(__file__).parent
 
@@ -36,11 +37,20 @@ class HubEntry(Frozen):
     name: str
     config: str | None
     revision: str
-    shuffle: dict[str, Shuffle]
+    shuffle: dict[str, Shuffle] = {}
+
+
+class Part(Frozen):
+    """A piece of a split of the source, under a name that jobs ask for."""
+
+    of: str
+    skip: int = Field(0, ge=0)
+    first: int | None = Field(None, gt=0)
+    "so many items from there on; None: all"
 
 
 class DatasetEntry(Frozen):
-    """A text corpus and everything needed to trust and cite it."""
+    """A text corpus or a set of items, and everything needed to trust and cite it."""
 
     source: Literal["bundled", "local", "hub"]
     summary: str
@@ -48,7 +58,13 @@ class DatasetEntry(Frozen):
     licence: str
     citation: str
     documents: int | None = None
-    files: dict[Literal["train", "validation"], list[FileEntry]] = {}
+    fields: list[str] = []
+    "of a set of items: what each of them has; empty for a text corpus"
+    splits: list[str] = []
+    "of a hub's set of items: the splits it has; the other sources name them in `files`"
+    parts: dict[str, Part] = {}
+    "of a set of items: split -> what it is made of, where the source has no split of that name or a larger one"
+    files: dict[str, list[FileEntry]] = {}
     hub: HubEntry | None = None
     validation_share: int | None = Field(None, gt=1)
     "one document in so many, chosen by the hash of its text, is validation; None: there is a validation split"
@@ -58,6 +74,14 @@ class DatasetEntry(Frozen):
     def complete(self) -> DatasetEntry:
         if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
             raise ValueError("a hub dataset has `hub`, the others have `files`")
+        if self.fields:
+            if bool(self.splits) != (self.source == "hub"):
+                raise ValueError("a hub's set of items names its `splits`, the others name them in `files`")
+            if strange := {part.of for part in self.parts.values()} - set(self.splits or self.files):
+                raise ValueError(f"parts: the source has no split {', '.join(sorted(strange))}")
+            return self
+        if self.splits or self.parts or not set(self.files) <= {"train", "validation"}:
+            raise ValueError("a text has the splits train and validation; a set of items needs `fields`")
         if self.files and (self.validation_share is None) == ("validation" not in self.files):
             raise ValueError("give either files.validation or validation_share")
         return self
@@ -77,17 +101,99 @@ class TokenizerEntry(Frozen):
     origin: str
 
 
+class ModelRepository(Frozen):
+    """A model on the Hugging Face hub; the revision, a commit, pins the content of its files."""
+
+    name: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+
+
+class ModelEntry(Frozen):
+    """Trained weights from elsewhere, and everything needed to trust and cite them."""
+
+    source: Literal["local", "hub"]
+    summary: str
+    revision: str
+    licence: str
+    citation: str
+    architecture: str
+    "class of transformers; another one is refused"
+    files: list[FileEntry] = []
+    "of a local model: below `local_data`; one file in the GGUF format, or a folder as transformers saves it"
+    hub: ModelRepository | None = None
+    unused_weights: list[str] = []
+    "shell patterns of weights in the files that the architecture has no place for"
+    labels: list[str] = []
+    "what has to stand wherever numbers of this model do"
+
+    @model_validator(mode="after")
+    def complete(self) -> ModelEntry:
+        if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
+            raise ValueError("a hub model has `hub`, a local one `files`")
+        return self
+
+
 class Registry(Frozen):
-    """The whole file."""
+    """Both files."""
 
     datasets: dict[str, DatasetEntry]
     tokenizers: dict[str, TokenizerEntry]
+    models: dict[str, ModelEntry] = {}
+
+
+class Place(Frozen):
+    """Where a set of items, or a part of it, can be had; the keys are those of DatasetEntry."""
+
+    source: Literal["bundled", "local", "hub"]
+    revision: str
+    fields: list[str] | None = None
+    "instead of the set's"
+    splits: list[str] = []
+    parts: dict[str, Part] = {}
+    files: dict[str, list[FileEntry]] = {}
+    hub: HubEntry | None = None
+    deviations: list[str] = []
+
+
+class ItemSet(Frozen):
+    """A set of items and everything needed to trust and cite it, whichever place it comes from."""
+
+    summary: str
+    licence: str
+    citation: str
+    fields: list[str] = Field(min_length=1)
+    places: dict[str, Place]
+
+    def entries(self) -> dict[str, DatasetEntry]:
+        """Name -> entry of each place."""
+        shared = self.model_dump(exclude={"places"})
+        return {n: DatasetEntry(**shared | place.model_dump(exclude_unset=True)) for n, place in self.places.items()}
+
+    @model_validator(mode="after")
+    def complete(self) -> ItemSet:
+        self.entries()
+        return self
+
+
+class ItemSets(Frozen):
+    """items.yaml."""
+
+    items: list[ItemSet]
 
 
 @functools.cache
 def registry() -> Registry:
-    """The parsed registry."""
-    return load(HERE / "registry.yaml", Registry)
+    """Texts, sets of items and tokenizers. Raises SpecError for a name that is used twice."""
+    found = load(HERE / "registry.yaml", Registry)
+    datasets = dict(found.datasets)
+    for item_set in load(HERE / "items.yaml", ItemSets).items:
+        entries = item_set.entries()
+        if twice := set(datasets) & set(entries):
+            raise SpecError(f"{HERE.name}/items.yaml: {', '.join(sorted(twice))}: the name is used already")
+        datasets |= entries
+    if twice := set(datasets) & set(found.models):
+        raise SpecError(f"{HERE.name}/registry.yaml: {', '.join(sorted(twice))}: a dataset and a model of one name")
+    return found.model_copy(update={"datasets": datasets})
 
 
 def dataset_entry(dataset: str) -> tuple[str, DatasetEntry]:
@@ -95,10 +201,22 @@ def dataset_entry(dataset: str) -> tuple[str, DatasetEntry]:
     source, _, name = dataset.partition(":")
     datasets = registry().datasets
     if name not in datasets:
-        raise SpecError(unknown("dataset", name, datasets) + f"; add it to {HERE.name}/registry.yaml")
+        raise SpecError(unknown("dataset", name, datasets) + f"; add it to {HERE.name}/registry.yaml or items.yaml")
     if datasets[name].source != source:
         raise SpecError(f"dataset {name!r} is {datasets[name].source}:{name}, not {dataset}")
     return name, datasets[name]
+
+
+def item_splits(dataset: str, splits: Iterable[str]) -> DatasetEntry:
+    """Entry of a set of items that has these splits; SpecError for a text or an unknown split."""
+    _, entry = dataset_entry(dataset)
+    if not entry.fields:
+        raise SpecError(f"dataset {dataset!r} is a text, no set of items")
+    known = {*(entry.splits or entry.files), *entry.parts}
+    for split in splits:
+        if split not in known:
+            raise SpecError(f"dataset {dataset!r}: {unknown('split', split, known)}")
+    return entry
 
 
 def tokenizer_entry(name: str) -> TokenizerEntry:
@@ -108,6 +226,22 @@ def tokenizer_entry(name: str) -> TokenizerEntry:
     return registry().tokenizers[name]
 
 
+def model_entry(model: str) -> tuple[str, ModelEntry]:
+    """Name and entry of `source:name`; SpecError if unknown or of another source."""
+    source, _, name = model.partition(":")
+    models = registry().models
+    if name not in models:
+        raise SpecError(unknown("model", name, models) + f"; add it to {HERE.name}/registry.yaml")
+    if models[name].source != source:
+        raise SpecError(f"model {name!r} is {models[name].source}:{name}, not {model}")
+    return name, models[name]
+
+
+def is_model(name: str) -> bool:
+    """Whether `source:name` is a model; no dataset has the name of one."""
+    return name.partition(":")[2] in registry().models
+
+
 def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, Any]:
     """Checksums of the files and, of a text, the tokenizer: part of every job's and every prepared dataset's hash."""
     _, entry = dataset_entry(dataset)
@@ -115,6 +249,8 @@ def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, An
     hub = entry.hub.model_dump(mode="json") if entry.hub else None
     share = entry.validation_share
     found = {"files": files, "hub": hub, "share": share}
+    if entry.parts:
+        found["parts"] = {split: part.model_dump(mode="json") for split, part in entry.parts.items()}
     return found if tokenizer is None else found | {"tokenizer": tokenizer_entry(tokenizer).file.sha256}
 
 

@@ -1,6 +1,6 @@
-"""What the data rule prepares: rows of tokens to train on, or items (one JSON object a line) of a data set.
+"""What the data rule prepares: rows of tokens to train on, items of a data set, documents, or a model's files.
 
-Both are values with an id, like jobs: settings and checksums of the registry's entry.
+All are values with an id, like jobs: settings and checksums of the registry's entry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.data.registry import data_fingerprint, dataset_entry, tokenizer_entry
+from paperlm.data.model_files import ModelData
+from paperlm.data.registry import data_fingerprint, dataset_entry, item_splits, tokenizer_entry
+from paperlm.data.texts import TextData
 from paperlm.errors import DataError, SpecError
 from paperlm.frozen import Frozen, digest
 
@@ -34,10 +36,12 @@ class TokenData(Frozen):
     @model_validator(mode="after")
     def tokenizer_fits(self) -> TokenData:
         try:
-            dataset_entry(self.dataset)
+            _, entry = dataset_entry(self.dataset)
             size = tokenizer_entry(self.tokenizer).vocab_size
         except SpecError as error:
             raise ValueError(str(error)) from None
+        if entry.fields:
+            raise ValueError(f"dataset {self.dataset!r} is a set of items, no text to make rows of tokens of")
         if size != self.vocab_size:
             raise ValueError(
                 f"tokenizer {self.tokenizer!r} has {size} ids, the model vocab_size {self.vocab_size}: set vocab_size "
@@ -64,6 +68,16 @@ class ItemData(Frozen):
     splits: dict[str, int | None] = Field(min_length=1)
     "split -> at most so many of its first items; None: all"
 
+    @model_validator(mode="after")
+    def splits_exist(self) -> ItemData:
+        try:
+            item_splits(self.dataset, self.splits)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        if wrong := [split for split, count in self.splits.items() if count is not None and count < 1]:
+            raise ValueError(f"splits: {', '.join(wrong)}: at least one item, or null for all")
+        return self
+
     def fingerprint(self) -> dict[str, Any]:
         """Checksums of the set's files."""
         return data_fingerprint(self.dataset)
@@ -72,15 +86,18 @@ class ItemData(Frozen):
     def data_id(self) -> str:
         """Folder name below results/data/."""
         name, _ = dataset_entry(self.dataset)
-        return f"{name.replace('/', '_').lower()}-{digest({**self.model_dump(mode='json'), 'data': self.fingerprint()})}"
+        content = {**self.model_dump(mode="json"), "data": self.fingerprint()}
+        return f"{name.replace('/', '_').lower()}-{digest(content)}"
 
 
-DataSettings = TokenData | ItemData
+DataSettings = TokenData | ItemData | TextData | ModelData
+OWN_FIELD = {"splits": ItemData, "documents": TextData, "model": ModelData}
+"A field that tells the kinds apart; without one of them it is TokenData."
 
 
 def data_settings(value: dict[str, Any]) -> DataSettings:
-    """The settings that a JSON object describes; DataError if it is neither kind."""
-    kind = ItemData if "splits" in value else TokenData
+    """The settings that a JSON object describes; DataError if it is of no kind."""
+    kind = next((kind for name, kind in OWN_FIELD.items() if name in value), TokenData)
     try:
         return kind.model_validate(value)
     except ValueError as error:

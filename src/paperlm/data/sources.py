@@ -1,21 +1,31 @@
-"""Documents of a dataset, one string each, from the package, a local folder or the Hugging Face hub.
+"""Documents of a text and items of a set, from the package, a local folder or the Hugging Face hub.
 
-Bundled and local files are checked against the registry's byte counts and SHA-256 sums before the first document is
-used. Files are JSON lines with a `text` field, gzip or zstandard packed.
+Bundled and local files are checked against the registry's byte counts and SHA-256 sums before the first line is used.
+Files are JSON lines, gzip or zstandard packed; of a text, with a `text` field.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
-from paperlm.data.registry import HERE, DatasetEntry, FileEntry, dataset_entry
-from paperlm.errors import DataError
+from paperlm.data.registry import (
+    HERE,
+    DatasetEntry,
+    FileEntry,
+    Part,
+    dataset_entry,
+    is_model,
+    item_splits,
+    model_entry,
+)
+from paperlm.errors import DataError, SpecError
 
 Split = Literal["train", "validation"]
 
@@ -35,35 +45,89 @@ def verify(path: Path, entry: FileEntry) -> None:
         raise DataError(f"{path}: sha256 {found[:12]}… instead of {entry.sha256[:12]}…: altered; fetch it again")
 
 
-def file_paths(dataset: str, split: Split, local_data: str) -> list[tuple[Path, FileEntry]]:
-    """Paths of a bundled or local dataset's files, unchecked. Without a validation file, train's serve both splits."""
+def file_paths(dataset: str, split: str, local_data: str) -> list[tuple[Path, FileEntry]]:
+    """Paths of a bundled or local dataset's files, unchecked. A text without a validation file has train's for both."""
     _, entry = dataset_entry(dataset)
     if entry.source == "local" and not local_data:
-        raise DataError(f"dataset {dataset!r} needs a folder: snakemake … --config local_data=<folder with text/>")
+        below = next(iter(entry.files.values()))[0].path.split("/")[0]
+        raise DataError(f"dataset {dataset!r} needs a folder: snakemake … --config local_data=<folder with {below}/>")
     folder = HERE if entry.source == "bundled" else Path(local_data)
-    return [(folder / f.path, f) for f in entry.files.get(split, entry.files["train"])]
+    found = entry.files[split] if entry.fields else entry.files.get(split, entry.files["train"])
+    return [(folder / f.path, f) for f in found]
 
 
-def check_present(dataset: str, local_data: str) -> None:
-    """DataError if a bundled or local file is missing or has another size: the check that can be done before a job."""
-    _, entry = dataset_entry(dataset)
-    for split in entry.files:
-        for path, file_entry in file_paths(dataset, split, local_data):
-            if not path.is_file():
-                raise DataError(f"dataset {dataset!r}: {path} is missing; restore it or set config key local_data")
-            if path.stat().st_size != file_entry.bytes:
-                raise DataError(
-                    f"{path}: {path.stat().st_size} bytes instead of {file_entry.bytes}: truncated or altered"
-                )
+def model_paths(model: str, local_data: str) -> list[tuple[Path, FileEntry]]:
+    """Paths of a local model's files, unchecked; none of a hub's."""
+    _, entry = model_entry(model)
+    if entry.source == "local" and not local_data:
+        below = entry.files[0].path.split("/")[0]
+        raise DataError(f"model {model!r} needs a folder: snakemake … --config local_data=<folder with {below}/>")
+    return [(Path(local_data) / f.path, f) for f in entry.files]
+
+
+def check_present(name: str, local_data: str) -> None:
+    """DataError if a bundled or local file of a dataset or model is missing or has another size.
+
+    The check that can be done before a job.
+    """
+    if is_model(name):
+        paths = model_paths(name, local_data)
+    else:
+        _, entry = dataset_entry(name)
+        paths = [found for split in entry.files for found in file_paths(name, split, local_data)]
+    for path, file_entry in paths:
+        if not path.is_file():
+            raise DataError(f"{name!r}: {path} is missing; restore it or set config key local_data")
+        if path.stat().st_size != file_entry.bytes:
+            raise DataError(f"{path}: {path.stat().st_size} bytes instead of {file_entry.bytes}: truncated or altered")
 
 
 def documents(dataset: str, split: Split, local_data: str = "", skip: int = 0) -> Iterator[str]:
     """Texts of a split in their fixed order, the first `skip` left out. Raises DataError as `verify` does."""
     _, entry = dataset_entry(dataset)
+    if entry.fields:
+        raise SpecError(f"dataset {dataset!r} is a set of items, no text to train on; name a text")
     texts = (
-        _hub_documents(entry, split, skip) if entry.hub else _file_documents(entry, dataset, split, local_data, skip)
+        (row["text"] for row in _hub_rows(entry, split, skip))
+        if entry.hub
+        else _file_documents(entry, dataset, split, local_data, skip)
     )
     yield from texts
+
+
+def items(dataset: str, split: str, local_data: str = "") -> Iterator[dict[str, Any]]:
+    """Items of a split of a set in their fixed order, each with all fields that the registry names.
+
+    Raises SpecError for a text or an unknown split, DataError as `verify` does and for an item that lacks a field.
+    """
+    entry = item_splits(dataset, [split])
+    part = entry.parts.get(split, Part(of=split))
+    found = _hub_items(entry, part.of) if entry.hub else _file_items(dataset, part.of, local_data)
+    stop = None if part.first is None else part.skip + part.first
+    for where, item in itertools.islice(found, part.skip, stop):
+        if missing := [field for field in entry.fields if not isinstance(item, dict) or field not in item]:
+            has = ", ".join(item) if isinstance(item, dict) else "no fields"
+            names = ", ".join(map(repr, missing))
+            raise DataError(f"{where}: item without {names} (it has {has}), which {dataset} needs")
+        yield item
+
+
+def _file_items(dataset: str, split: str, local_data: str) -> Iterator[tuple[str, Any]]:
+    paths = file_paths(dataset, split, local_data)
+    for path, file_entry in paths:
+        verify(path, file_entry)
+    for path, _ in paths:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    yield f"{path}, line {number}", json.loads(line)
+                except ValueError as error:
+                    raise DataError(f"{path}, line {number}: no JSON ({error})") from None
+
+
+def _hub_items(entry: DatasetEntry, split: str) -> Iterator[tuple[str, Any]]:
+    for number, row in enumerate(_hub_rows(entry, split, 0), start=1):
+        yield f"{entry.hub.name}, {split} split, item {number}", row
 
 
 def _file_documents(entry: DatasetEntry, dataset: str, split: Split, local_data: str, skip: int) -> Iterator[str]:
@@ -101,8 +165,8 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _hub_documents(entry: DatasetEntry, split: Split, skip: int) -> Iterator[str]:
-    """Streamed with `datasets`; shard order and a buffer are shuffled by the entry's seed."""
+def _hub_rows(entry: DatasetEntry, split: str, skip: int) -> Iterator[dict[str, Any]]:
+    """Streamed with `datasets`; where the entry has a seed, shard order and a buffer are shuffled by it."""
     import datasets
 
     hub = entry.hub
@@ -120,7 +184,6 @@ def _hub_documents(entry: DatasetEntry, split: Split, skip: int) -> Iterator[str
     if split in hub.shuffle:
         stream = stream.shuffle(seed=hub.shuffle[split].seed, buffer_size=hub.shuffle[split].buffer)
     try:
-        for row in stream.skip(skip) if skip else stream:
-            yield row["text"]
+        yield from stream.skip(skip) if skip else stream
     except Exception as error:
         raise DataError(f"dataset {hub.name!r}, {split} split: broken off ({type(error).__name__}: {error})") from error

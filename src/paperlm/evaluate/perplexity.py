@@ -1,4 +1,4 @@
-"""Validation perplexity, exact and as the authors' code computes it."""
+"""Validation perplexity: token-weighted, and the means that the authors' codes average."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ class ValidationLosses:
         """Token-weighted mean loss in nats."""
         return float(self.sums.sum() / self.counts.sum())
 
-    def loss_paper(self, published_batches: int, batch: int) -> float:
-        """The authors' form: mean of batch means, times n / (n + 1), because their batch counter starts at 1.
-
-        n is the number of batches of the published run's evaluation (`published_batches`), `batch` its examples per
-        batch. torchrun_main.py:104,110,120 of both repositories.
-        """
+    def loss_batches(self, batch: int) -> float:
+        """Mean over batches of `batch` examples of the batch's mean loss, as the authors average it."""
         starts = np.arange(0, len(self.sums), batch)
         means = np.add.reduceat(self.sums, starts) / np.add.reduceat(self.counts, starts)
-        return float(means.mean() * published_batches / (published_batches + 1))
+        return float(means.mean())
 
     def ppl_sequences(self) -> float | None:
         """Mean over sequences of exp(mean loss of the sequence), or None where that is no finite number.

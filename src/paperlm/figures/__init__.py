@@ -1,11 +1,22 @@
-"""Figures, each with the CSV of its numbers. Importing this loads no plotting library."""
+"""Figures, each with the CSV of its numbers. A kind of figure is one file here with `draw(project, name, records)`.
 
-KINDS = {
-    "largest_batch": "paperlm.figures.largest_batch:draw",
-    "access_patterns": "paperlm.figures.access_patterns:draw",
-    "measured_bars": "paperlm.figures.measured_bars:draw",
-    "rank_probability": "paperlm.figures.rank_probability:draw",
-    "training_loss": "paperlm.figures.pretraining:training_loss",
-    "validation_perplexity": "paperlm.figures.pretraining:validation_perplexity",
-}
-"""Kind of a figure in a paper file -> the function draw(project, name, records) -> Drawing."""
+Files are found by scanning this folder; a file without `draw` is a helper. Importing them loads no plotting library.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+
+@functools.cache
+def figure_kinds() -> dict[str, Callable]:
+    """Name of a file -> its function draw(project, name, records) -> Drawing."""
+    found = {}
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        if callable(getattr(module, "draw", None)):
+            found[info.name] = module.draw
+    return found

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from paperlm.cost.access import OURS, PUBLISHED, READ, UPDATE, WRITE, accesses
 from paperlm.cost.memory import MIB
-from paperlm.figures.draw import Drawing
-from paperlm.spec.project import Project
+from paperlm.figures.base import Drawing
+from paperlm.plan.project import Project
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

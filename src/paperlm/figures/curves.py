@@ -6,8 +6,10 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
+from paperlm.figures.base import DPI
+from paperlm.figures.style import legend_below, row_styles
 from paperlm.files import write_atomic
-from paperlm.spec.project import Project
+from paperlm.plan.project import Project
 from paperlm.tables.results import collect
 
 
@@ -26,25 +28,25 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     rows = []
     for (row, column), cell in results.cells.items():
         for record in cell.records:
-            for kind, points in record.curve.items():
-                for update, tokens, value, *_ in points:
-                    rows.append([row, column, project.scale.scale, record.run.seed, kind, update, tokens, value])
+            for kind in ("train", "eval"):
+                for update, tokens, value, *_ in record.series[kind].rows:
+                    rows.append([row, column, project.scale.scale, record.job["seed"], kind, update, tokens, value])
     frame = pd.DataFrame(rows, columns=columns)
     text = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     write_atomic(out.with_suffix(".csv"), lambda file: file.write(text.encode()))
 
     shown = [c for c in table.columns if (frame["column"] == c).any()]
-    methods = list(dict.fromkeys(row for (row, _), cell in results.cells.items() if not cell.cell.label))
+    styles = row_styles(project, table_name)
+    methods = list(styles)
     sns.set_theme(style="whitegrid", context="paper")
     plt.rcParams["svg.hashsalt"] = table_name  # the same numbers give the same file
-    figure, axes = plt.subplots(1, max(1, len(shown)), figsize=(3.4 * max(1, len(shown)), 3.1), squeeze=False)
-    palette = dict(zip(methods, sns.color_palette("colorblind", len(methods)), strict=True))
+    figure, axes = plt.subplots(1, max(1, len(shown)), figsize=(max(5.2, 3.4 * len(shown)), 3.4), squeeze=False)
     for axis, column in zip(axes[0], shown, strict=False):
         panel = frame[(frame["column"] == column) & (frame["kind"] == "train")]
-        sns.lineplot(
-            panel, x="tokens", y="value", hue="row", hue_order=methods, palette=palette, ax=axis, legend=False,
-            errorbar=None, linewidth=1.1,
-        )  # fmt: skip
+        for row in methods:
+            # A line a seed: one that diverged and one that trained have no common mean.
+            for _, seed in panel[panel["row"] == row].groupby("seed"):
+                axis.plot(seed["tokens"], seed["value"], linewidth=1.0, **styles[row])
         plateaus = {r.metrics["unigram_perplexity"] for c in results.column(column) for r in c.records}
         for plateau in plateaus:
             axis.axhline(_log(plateau), color="0.4", linestyle=":", linewidth=1)
@@ -54,17 +56,18 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         axes[0][0].text(0.5, 0.5, "no run has a record yet", ha="center", va="center")
         axes[0][0].set_axis_off()
     else:
-        lines = [plt.Line2D([], [], color=palette[m], label=m) for m in methods]
+        lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods]
         lines.append(plt.Line2D([], [], color="0.4", linestyle=":", label="unigram plateau"))
-        figure.legend(handles=lines, loc="lower center", ncols=len(lines), frameon=False)
     missing = [c for c in table.columns if c not in shown]
     note = f" (not run: {', '.join(missing)})" if missing and shown else ""
     figure.suptitle(f"{table_name}, scale {project.scale.scale}{note}")
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    image = io.BytesIO()
-    figure.savefig(image, format="svg", metadata={"Date": None})
+    if shown:
+        legend_below(figure, lines, [line.get_label() for line in lines])
+    for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
+        image = io.BytesIO()
+        figure.savefig(image, format=suffix[1:], metadata=metadata, dpi=DPI)
+        write_atomic(out.with_suffix(suffix), lambda file, image=image: file.write(image.getvalue()))
     plt.close(figure)
-    write_atomic(out, lambda file: file.write(image.getvalue()))
 
 
 def _log(value: float) -> float:

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.cost.memory import GIB, activations_per_token, logits_per_token, quantities
-from paperlm.figures.draw import Drawing
-from paperlm.spec.project import Project
+from paperlm.figures.base import Drawing
+from paperlm.figures.style import legend_below
+from paperlm.plan.project import Project
 from paperlm.tables.arithmetic import table_setup
 
 PARTS = {
@@ -50,10 +51,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     axes[0].invert_yaxis()
     handles, labels = axes[0].get_legend_handles_labels()
     shown = len(PARTS) if spec.options["logits"] else len(PARTS) - 1
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "ncols": shown, "frameon": False}
-    figure.legend(handles[:shown], labels[:shown], **place)
     figure.suptitle(f"{spec.number}: {spec.title} (tokens beside the bars)")
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    legend_below(figure, handles[:shown], labels[:shown])
     return Drawing(figure, frame)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.figures.draw import Drawing
-from paperlm.spec.project import Project
+from paperlm.figures.base import Drawing
+from paperlm.plan.project import Project
 from paperlm.tables.build import table_contents
 from paperlm.tables.contents import Contents
 

@@ -33,7 +33,9 @@ def job_kinds() -> dict[str, type[Job]]:
         for _, cls in inspect.getmembers(module, inspect.isclass):
             if cls.__module__ == module.__name__ and issubclass(cls, Job):
                 if vars(cls).get("kind") != info.name:
-                    raise SpecError(f"jobs/{info.name}.py: {cls.__name__}.kind has to be the file's name, {info.name!r}")
+                    raise SpecError(
+                        f"jobs/{info.name}.py: {cls.__name__}.kind has to be the file's name, {info.name!r}"
+                    )
                 if not callable(getattr(module, "run", None)):
                     raise SpecError(f"jobs/{info.name}.py: define run(job, inputs, machine) -> Result")
                 if info.name in found:
@@ -50,7 +52,7 @@ def kind_of(name: object) -> type[Job]:
 
 
 def job_from(value: Mapping[str, Any]) -> Job:
-    """The job that `Job.canonical` describes. Raises SpecError for an unknown kind and ValidationError for bad fields."""
+    """The job that `Job.canonical` describes. SpecError for an unknown kind, ValidationError for bad fields."""
     if not isinstance(value, Mapping) or "kind" not in value:
         raise SpecError(f"a job is written as {{kind: <kind>, ...}}, got {value!r}")
     return kind_of(value["kind"]).model_validate({key: item for key, item in value.items() if key != "kind"})

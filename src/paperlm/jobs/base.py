@@ -1,13 +1,14 @@
 """What every kind of job is: settings that can change its number, parents, data, and a name made of them.
 
-A kind is one file in this folder: a frozen class that derives from Job, and `run(job, inputs, machine) -> Result`, which
-imports what it needs when it is called. Nothing here imports torch.
+A kind is one file in this folder: a frozen class that derives from Job, and `run(job, inputs, machine) -> Result`,
+which imports what it needs when it is called. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,9 @@ NO_MODEL = ("not_finite", "out_of_memory", "blocked")
 "Outcomes that leave nothing a child could work on."
 
 
+SLUG = r"[a-z0-9][a-z0-9_.-]*"
+
+
 class Job(Frozen):
     """One computation whose record a table or figure is built from. Every field can change its number.
 
@@ -46,6 +50,8 @@ class Job(Frozen):
     behaviour it was made, and one of an earlier behaviour is marked or made again."""
     leaves_model: ClassVar[bool] = False
     "whether a folder that transformers can load is left for other jobs"
+    has_curve: ClassVar[bool] = False
+    "whether its record has the series `train` and `eval` that training curves are drawn from"
 
     def parents(self) -> dict[str, Job]:
         """Field -> the job whose model it works on."""
@@ -74,6 +80,12 @@ class Job(Frozen):
 
     # -- the name --
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.job_id == other.job_id
+
+    def __hash__(self) -> int:
+        return hash(self.job_id)
+
     def fields(self) -> dict[str, Any]:
         """Plain JSON values of the fields that are no jobs, but those at their default."""
         defaults = type(self).model_fields
@@ -94,7 +106,10 @@ class Job(Frozen):
         data = [settings.fingerprint() for settings in self.data()]
         parents = {name: parent.job_id for name, parent in self.parents().items()}
         content = {"kind": self.kind, "data": data, "parents": parents, **self.fields()}
-        return f"{self.slug()}-{digest(content)}"
+        slug = self.slug()
+        if not re.fullmatch(SLUG, slug):  # it becomes a file name, a pattern and a word of a command line
+            raise SpecError(f"jobs/{self.kind}.py: slug {slug!r} may hold lower case letters, digits, _, . and - only")
+        return f"{slug}-{digest(content)}"
 
     def ancestors(self) -> Iterator[Job]:
         """Parents, theirs, and so on, nearest first; a job that is reached twice comes twice."""
@@ -201,9 +216,10 @@ class Series(Frozen):
 
 
 class Cost(Frozen):
-    """What a job took; the only part of a record, with its environment, that differs between two equal jobs on a CPU."""
+    """What a job took. With its environment the only part of a record that differs between equal jobs on a CPU."""
 
-    wall_seconds: float
+    wall_seconds: float | None
+    "None: not recorded"
     train_seconds: float | None = None
     tokens_per_second: float | None = None
     "slots a second over the updates of the last start, its first ten left out"
@@ -229,6 +245,8 @@ class Result:
     "None: the caller's wall time"
     labels: list[str] = field(default_factory=list)
     "what has to stand wherever the numbers do: a proxy, a leak, a share of items that was cut"
+    model_labels: list[str] = field(default_factory=list)
+    "those that have to stand beside every number that is computed from the model as well"
     versions: dict[str, str] = field(default_factory=dict)
     "versions beyond those of packages, e.g. of an lm-eval task"
     reason: str = ""

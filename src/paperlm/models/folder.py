@@ -1,7 +1,9 @@
 """A model folder: weights as safetensors, configuration, tokenizer. What every job that works on a model reads.
 
-The decoder's folders load in any tool of the field; other architectures (from a hub) are read through the same calls.
-Nothing in a folder is executed: `trust_remote_code` is never passed.
+The decoder's folders load in any tool of the field that uses transformers: where paperlm is imported as they are,
+elsewhere with trust_remote_code=True, since a module in the folder names the classes. Other architectures (from a hub)
+are read through the same calls. Here nothing in a folder is executed: `trust_remote_code` is never passed, weights are
+safetensors.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paperlm.data.tokenizer import TextTokenizer
-from paperlm.errors import JobError
+from paperlm.errors import JobError, SpecError, unknown
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
@@ -45,19 +47,23 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder. Raises JobError if there is none."""
     from transformers import AutoTokenizer
 
+    _present(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise JobError(f"{folder}: no tokenizer that transformers can read ({error}); make the model again") from None
 
 
 def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
-    """The model of a folder in evaluation mode, on the CPU. `head`: causal, sequence (a score) or none.
+    """The model of a folder in evaluation mode, on the CPU.
 
-    Raises JobError if it cannot be read, or if weights are missing or left over: a graph with fresh weights in it
-    would be evaluated without a word.
+    `head`: causal, sequence (a score), none, or own: the class that the folder's configuration names. `options` are
+    from_pretrained's: dtype, attn_implementation. Raises JobError if it cannot be read, or if weights are missing or
+    left over: a graph with fresh weights in it would be evaluated without a word. Without a head, that of the folder
+    may be left over.
     """
     import transformers
+    from safetensors import SafetensorError
 
     import paperlm.models.llama  # noqa: F401 - makes the Auto classes know the decoder
 
@@ -66,11 +72,40 @@ def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
         "sequence": transformers.AutoModelForSequenceClassification,
         "none": transformers.AutoModel,
     }
+    if head not in (*classes, "own"):
+        raise JobError(unknown("head", head, [*classes, "own"]))
+    _present(folder)
     try:
-        model, info = classes[head].from_pretrained(folder, output_loading_info=True, **options)
-    except (OSError, ValueError) as error:
+        cls = architecture_class(transformers.AutoConfig.from_pretrained(folder)) if head == "own" else classes[head]
+        model, info = cls.from_pretrained(
+            folder, output_loading_info=True, local_files_only=True, use_safetensors=True, **options
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError, SpecError) as error:
         raise JobError(f"{folder}: no model that transformers can read ({error}); make it again") from None
-    wrong = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"]) + sorted(map(str, info["mismatched_keys"]))
+    left_over = {key for key in info["unexpected_keys"] if head != "none" or not key.startswith(("lm_head.", "score."))}
+    wrong = sorted(info["missing_keys"]) + sorted(left_over) + sorted(map(str, info["mismatched_keys"]))
     if wrong:
         raise JobError(f"{folder}: weights do not fit the model: {', '.join(wrong[:4])}; make the model again")
     return model.eval()
+
+
+def architecture_class(config: Any) -> Any:
+    """The class that a configuration names in `architectures`: of this project or of transformers.
+
+    Raises JobError if it names none that is known.
+    """
+    import transformers
+
+    from paperlm.models import llama
+
+    name = (config.architectures or ["none"])[0]
+    found = getattr(llama, name, None) or getattr(transformers, name, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise JobError(f"the configuration names the architecture {name!r}, which neither transformers nor paperlm has")
+    return found
+
+
+def _present(folder: Path) -> None:
+    """Raise JobError if there is no such folder: transformers would take its name for a repository of the hub."""
+    if not Path(folder, "config.json").is_file():
+        raise JobError(f"{folder}: no model folder; make the model first")

@@ -1,18 +1,23 @@
-"""Building blocks of the decoder.
+"""Building blocks of the decoder. Each takes the configuration, so that an option of it reaches the block it concerns.
 
 Shapes: B sequences, S tokens, D hidden_size, F intermediate_size, H heads of width D/H.
+
+Modules are called with tensors alone and never with another module: offloading by accelerate moves every argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from paperlm.norms.base import Learned, ModelShape, NormMethod, Wiring
+from paperlm.models.config import PaperLlamaConfig
+from paperlm.norms.base import Learned, NormMethod, Wiring
 
 
 class RMSNorm(nn.Module):
@@ -34,7 +39,8 @@ class RMSNorm(nn.Module):
 class FeatureGroupNorm(nn.Module):
     """Mean 0 and variance 1 per group of features, then gain and bias per feature.
 
-    `over_sequence` takes the statistics over the tokens of a sequence as well: not causal. x: (B, S, D).
+    `over_sequence` takes the statistics over the tokens of a sequence as well: not causal. x: (B, S, D); `real` (B, S)
+    is True at tokens that count, None if all do. What stands at the others has no meaning.
     """
 
     def __init__(self, hidden_size: int, groups: int, over_sequence: bool, eps: float = 1e-5) -> None:
@@ -43,16 +49,23 @@ class FeatureGroupNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(hidden_size))
         self.groups, self.over_sequence, self.eps = groups, over_sequence, eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         grouped = x.float().unflatten(-1, (self.groups, -1))
         axes = (-3, -1) if self.over_sequence else (-1,)
-        centred = grouped - grouped.mean(axes, keepdim=True)
-        normed = centred * (centred.square().mean(axes, keepdim=True) + self.eps).rsqrt()
+        if real is None or not self.over_sequence:
+            centred = grouped - grouped.mean(axes, keepdim=True)
+            variance = centred.square().mean(axes, keepdim=True)
+        else:
+            counts = real[:, :, None, None].to(grouped.dtype)
+            size = counts.sum(axes, keepdim=True).clamp(min=1) * grouped.shape[-1]
+            centred = grouped - (grouped * counts).sum(axes, keepdim=True) / size
+            variance = (centred.square() * counts).sum(axes, keepdim=True) / size
+        normed = centred * (variance + self.eps).rsqrt()
         return normed.flatten(-2).to(x.dtype) * self.weight + self.bias
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, half-split form. x: (B, H, S, D/H); cos, sin: (..., S, D/H)."""
+    """Rotary position embedding, half-split form. x: (B, H, S, D/H); cos, sin: (S, D/H) or (B or 1, 1, S, D/H)."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -67,32 +80,56 @@ def rope_tables(head_dim: int, n_positions: int, theta: float) -> tuple[Tensor, 
 class Attention(nn.Module):
     """Causal multi-head self-attention without biases: four D x D projections, kept apart (fused ones are slower)."""
 
-    def __init__(self, hidden_size: int, n_heads: int, cache_index: int) -> None:
+    is_causal = True
+    num_key_value_groups = 1
+
+    def __init__(self, config: PaperLlamaConfig, layer_idx: int) -> None:
         super().__init__()
-        self.n_heads, self.cache_index = n_heads, cache_index
+        self.config, self.layer_idx = config, layer_idx
+        self.n_heads = config.num_attention_heads
+        self.scaling = 1 / (config.hidden_size // self.n_heads) ** 0.5  # the number that PyTorch's attention takes
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(4)
+            nn.Linear(config.hidden_size, config.hidden_size, bias=False) for _ in range(4)
         )
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, cache: Any = None) -> Tensor:
-        """x: (B, S, D). `mask`: None for plainly causal, else (B, 1, S, keys), True where attention is allowed."""
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None = None,
+        past_key_values: Any = None,
+        implementation: str | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """x: (B, S, D) -> the same, and the attention weights (B, H, S, keys) where the implementation has them.
+
+        `implementation`: a name in transformers' ALL_ATTENTION_FUNCTIONS, with the mask and keywords that go with it.
+        None: PyTorch's causal attention without a mask, for whole sequences.
+        """
         heads = (*x.shape[:-1], self.n_heads, -1)
         q = rotate(self.q_proj(x).view(heads).transpose(1, 2), cos, sin)
         k = rotate(self.k_proj(x).view(heads).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(heads).transpose(1, 2)
-        if cache is not None:
-            k, v = cache.update(k, v, self.cache_index)
-        out = _attend(q, k, v, mask)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            # PyTorch's CPU attention is three times slower backward in bfloat16 than in float32.
+            with torch.autocast("cpu", enabled=False):
+                if mask is not None and mask.is_floating_point():
+                    mask = mask.float()
+                out, weights = self._attend(q.float(), k.float(), v.float(), mask, implementation, kwargs)
+        else:
+            out, weights = self._attend(q, k, v, mask, implementation, kwargs)
+        return self.o_proj(out.flatten(2)), weights
 
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    causal = mask is None and q.shape[2] > 1
-    if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-        # PyTorch's CPU attention is three times slower backward in bfloat16 than in float32.
-        with torch.autocast("cpu", enabled=False):
-            return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask, is_causal=causal)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, implementation: str | None, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        if implementation is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2), None
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        return attend(self, q, k, v, mask, dropout=0.0, scaling=self.scaling, **kwargs)
 
 
 class SwiGLU(nn.Module):
@@ -101,15 +138,15 @@ class SwiGLU(nn.Module):
     ALIGN = 64
     "Tensor cores want widths that divide by 8; LLaMA-1B's 5461 is odd."
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, config: PaperLlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-        self.padding = -intermediate_size % self.ALIGN if intermediate_size % 8 else 0
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.padding = -config.intermediate_size % self.ALIGN if config.intermediate_size % 8 else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.padding and x.is_cuda:
+        if self.padding and x.is_cuda and self._plain():
             # Zero rows and columns change nothing (silu(0) * 0 = 0) and make the three products aligned. The copy is
             # of weights only, a few thousandths of the products' traffic.
             gate = F.linear(x, F.pad(self.gate_proj.weight, (0, 0, 0, self.padding)))
@@ -117,18 +154,28 @@ class SwiGLU(nn.Module):
             return F.linear(F.silu(gate) * up, F.pad(self.down_proj.weight, (0, self.padding)))
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
+    def _plain(self) -> bool:
+        """Whether the weights are all that the projections do: no adapter in their place, nothing offloaded."""
+        projections = (self.gate_proj, self.up_proj, self.down_proj)
+        return all(type(p) is nn.Linear and p.weight.device.type != "meta" for p in projections)
+
 
 class Residual(nn.Module):
-    """out = N_out( r*x + s*N_post( f( c*N_pre(x) ) ) ), the equation of paperlm.norms.base."""
+    """out = N_out( r*x + s*N_post( f( c*N_pre(x) ) ) ), the equation of paperlm.norms.base: all of it but f.
 
-    def __init__(self, wiring: Wiring, method: NormMethod, hidden_size: int, eps: float) -> None:
+    `real` (B, S), True at tokens that are no padding, is given to norms of methods whose statistics span the sequence
+    (`leaks_future`), and to no others.
+    """
+
+    def __init__(self, config: PaperLlamaConfig, wiring: Wiring, method: NormMethod) -> None:
         super().__init__()
-        self.pre_norm = method.block_norm(hidden_size, eps) if wiring.pre else None
-        self.post_norm = method.block_norm(hidden_size, eps) if wiring.post else None
-        self.out_norm = method.block_norm(hidden_size, eps) if wiring.out else None
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.pre_norm = method.block_norm(size, eps) if wiring.pre else None
+        self.post_norm = method.block_norm(size, eps) if wiring.post else None
+        self.out_norm = method.block_norm(size, eps) if wiring.out else None
         self.pre_scale = wiring.pre_scale
-        self.residual_scale = self._factor(wiring.residual_scale, hidden_size)
-        self.branch_scale = self._factor(wiring.branch_scale, hidden_size)
+        self.residual_scale = self._factor(wiring.residual_scale, size)
+        self.branch_scale = self._factor(wiring.branch_scale, size)
 
     @staticmethod
     def _factor(factor: float | Learned, hidden_size: int) -> float | nn.Parameter:
@@ -138,41 +185,50 @@ class Residual(nn.Module):
         parameter.start_value = factor.init
         return parameter
 
-    def branch(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """N_post( f( c*N_pre(x) ) )"""
-        h = x if self.pre_norm is None else self.pre_norm(x)
-        h = f(h if self.pre_scale == 1.0 else h * self.pre_scale)
-        return h if self.post_norm is None else self.post_norm(h)
+    def before(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """c*N_pre(x), what the sub-layer f reads."""
+        h = _normed(self.pre_norm, x, real)
+        return h if self.pre_scale == 1.0 else h * self.pre_scale
 
-    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], shared: Residual | None = None) -> Tensor:
-        """x: (B, S, D). `shared` lends the factors that this sub-layer does not own (None here)."""
-        r = shared.residual_scale if self.residual_scale is None else self.residual_scale
-        s = shared.branch_scale if self.branch_scale is None else self.branch_scale
-        h = self.branch(x, f)
-        out = _times(x, r) + _times(h, s)
-        return out if self.out_norm is None else self.out_norm(out)
+    def after(self, h: Tensor, real: Tensor | None = None) -> Tensor:
+        """N_post(h) of what f gave."""
+        return _normed(self.post_norm, h, real)
+
+    def forward(
+        self, x: Tensor, branch: Tensor, lent: tuple[Any, Any] = (None, None), real: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Any, Any]]:
+        """N_out(r*x + s*branch), and (r, s). x, branch: (B, S, D); `lent` takes the place of factors that are None."""
+        r = lent[0] if self.residual_scale is None else self.residual_scale
+        s = lent[1] if self.branch_scale is None else self.branch_scale
+        return _normed(self.out_norm, _times(x, r) + _times(branch, s), real), (r, s)
+
+
+def _normed(norm: nn.Module | None, x: Tensor, real: Tensor | None) -> Tensor:
+    if norm is None:
+        return x
+    return norm(x) if real is None else norm(x, real)
 
 
 def _times(x: Tensor, factor: float | Tensor) -> Tensor:
     return x if isinstance(factor, float) and factor == 1.0 else x * factor
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(GradientCheckpointingLayer):
     """One block: attention, then feed-forward, each wired by the normalization method.
 
-    `layer` is the block's number at training time, from 1; it survives the deletion of other blocks.
+    `layer` is the block's number at training time, from 1; it survives the deletion of other blocks. `index` is its
+    place in this model, from 0.
     """
 
-    def __init__(
-        self, layer: int, cache_index: int, method: NormMethod, shape: ModelShape, n_heads: int, eps: float
-    ) -> None:
+    def __init__(self, config: PaperLlamaConfig, index: int) -> None:
         super().__init__()
-        self.layer = layer
+        method, shape = config.method(), config.shape()
+        self.layer = layer = config.numbers()[index]
         wiring = method.wiring(layer, shape)
-        self.attention = Attention(shape.hidden_size, n_heads, cache_index)
-        self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
-        self.attention_residual = Residual(wiring, method, shape.hidden_size, eps)
-        self.mlp_residual = Residual(wiring, method, shape.hidden_size, eps)
+        self.attention = Attention(config, index)
+        self.mlp = SwiGLU(config)
+        self.attention_residual = Residual(config, wiring, method)
+        self.mlp_residual = Residual(config, wiring, method)
         for factor in ("residual_scale", "branch_scale"):
             if isinstance(getattr(wiring, factor), Learned) and getattr(wiring, factor).shared:
                 # Registered once only, so that a saved model holds one copy.
@@ -182,6 +238,19 @@ class DecoderLayer(nn.Module):
         for tensor in ("gate", "up", "down"):
             getattr(self.mlp, f"{tensor}_proj").init_std = method.init_std(tensor, layer, shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, cache: Any = None) -> Tensor:
-        x = self.attention_residual(x, lambda h: self.attention(h, cos, sin, mask, cache))
-        return self.mlp_residual(x, self.mlp, shared=self.attention_residual)
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None = None,
+        past_key_values: Any = None,
+        real: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The stream x (B, S, D) after the block. `real`: see Residual; the rest is attention's."""
+        h = self.attention_residual.before(x, real)
+        h, _ = self.attention(h, cos, sin, mask, past_key_values, **kwargs)
+        x, factors = self.attention_residual(x, self.attention_residual.after(h, real), real=real)
+        h = self.mlp_residual.after(self.mlp(self.mlp_residual.before(x, real)), real)
+        return self.mlp_residual(x, h, factors, real)[0]

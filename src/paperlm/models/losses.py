@@ -7,9 +7,8 @@ hold the logits of all tokens, unless the name says so. Names are those of the v
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from paperlm_kernels import linear_cross_entropy
 from torch import Tensor
 
@@ -30,28 +29,7 @@ FUSED: dict[str, dict[str, Any]] = {
 }
 "Name of a fused loss -> keywords of linear_cross_entropy."
 
-KEPT = "cce_exact_kept"
-UNFILTERED = (MATERIALISED, "cce_exact", KEPT)
-ExactLoss = Literal["auto", "torch", "kernels"]
-"How the exact loss of a run (MATERIALISED) is computed. kernels: the logits are kept where the kernels can keep them."
-
-
-def executed_loss(
-    loss: str, choice: ExactLoss, vocab_size: int, hidden_size: int, numerics: str, device: torch.device
-) -> str:
-    """The loss that a run's updates compute: its own, or KEPT in place of MATERIALISED, which differs by rounding.
-
-    loss: RunConfig.loss; choice: Execution.exact_loss. auto takes the kernels where they were measured to train faster
-    than the compiled loss: on a Hopper GPU, in bfloat16, with about 32,000 ids, at the sizes 71M to 350M (there hardly)
-    and not at 1B (paper_tables/records/bench/pretrain.jsonl).
-    """
-    if loss != MATERIALISED or choice == "torch":
-        return loss
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    # rows of logits that are no multiple of 16 bytes cannot be kept
-    ids = 30_000 <= vocab_size <= 33_000 and vocab_size % 8 == 0
-    measured = hopper and numerics == "pure_bf16" and ids and hidden_size <= 1024
-    return KEPT if choice == "kernels" or measured else loss
+UNFILTERED = (MATERIALISED, "cce_exact", "cce_exact_kept")
 
 
 def summed_fused_loss(hidden: Tensor, weight: Tensor, labels: Tensor, loss: str, ignore_index: int) -> Tensor:

@@ -30,6 +30,7 @@ SIZES = {
     "350M": Size(1024, 2736, 16, 24, 367_969_280, "Curse of Depth; authors' log prints 367.97M"),
     "1B": Size(2048, 5461, 32, 24, 1_339_082_752, "Table 7; configs/llama_1b.json"),
     "phi3.5-mini": Size(3072, 8192, 32, 32, 3_820_686_336, "config.json of Phi-3.5-mini: a LLaMA in other names"),
+    "gpt2": Size(768, 2048, 12, 12, 134_105_856, "GPT-2's width, heads and depth; 8/3 of the width for three matrices"),
     "7B": Size(4096, 11008, 32, 32, 6_738_415_616, "Table 7; configs/llama_7b.json"),
 }
 

@@ -87,7 +87,11 @@ class NormMethod:
         return 1.0
 
     def block_norm(self, hidden_size: int, eps: float) -> Any:
-        """The norm module used inside blocks (torch.nn.Module, features last). The final norm is always RMSNorm."""
+        """The norm module used inside blocks: norm(x), x (B, S, D). The final norm is always RMSNorm.
+
+        That of a method with `leaks_future` is also called as norm(x, real), real (B, S) being True at tokens that are
+        no padding: statistics over the sequence are those of such tokens alone.
+        """
         from paperlm.models.layers import RMSNorm
 
         return RMSNorm(hidden_size, eps)

@@ -14,7 +14,8 @@ class GroupLN(NormMethod):
     """Mean and variance per group of hidden_size / groups features, gain and bias per feature, eps 1e-5.
 
     causal: statistics of each token alone. authors_sequence: what the authors ran: statistics over all positions of
-    the sequence, so each token sees a scalar of the future; numbers from it carry the label "leaks the future".
+    the sequence, so each token sees a scalar of the future; numbers from it carry the label "leaks the future". In
+    training padding counts among the positions, as it did for them; a model that is given a mask leaves it out.
     """
 
     name: ClassVar[str] = "group_ln"

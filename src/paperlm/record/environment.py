@@ -15,7 +15,10 @@ from paperlm.record.record import Environment
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
+PACKAGES = (
+    "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "trl", "lm_eval",
+    "accelerate",
+)  # fmt: skip
 
 
 def capture(device: torch.device) -> Environment:
@@ -32,7 +35,7 @@ def capture(device: torch.device) -> Environment:
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu(),
         device=torch.cuda.get_device_name() if on_gpu else "CPU",
-        driver=torch.version.cuda if on_gpu else None,
+        cuda=torch.version.cuda if on_gpu else None,
         threads=torch.get_num_threads(),
         packages={name: version for name in PACKAGES if (version := _version(name))},
     )

@@ -1,20 +1,19 @@
-"""The one schema of a pre-training record. Tables are built from records alone."""
+"""The one schema of a record: what a job computed. Tables and figures are built from records alone."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from paperlm.errors import RecordError
+from paperlm.errors import RecordError, SpecError
 from paperlm.files import write_json
-from paperlm.spec.run import BEHAVIOUR, Frozen, RunConfig
-
-Outcome = Literal["trained", "diverged", "out_of_memory"]
-OTHER_RULES = "made under other rules than this version's; delete it and run its job again"
-Schema = TypeVar("Schema", bound=Frozen)
+from paperlm.frozen import Frozen
+from paperlm.jobs import job_from
+from paperlm.jobs.base import Cost, Job, Outcome, Series
 
 
 class Environment(Frozen):
@@ -23,77 +22,98 @@ class Environment(Frozen):
     date: str
     commit: str | None
     modified: bool | None
-    "True if the tree had changes that are not in the commit"
+    "True if the tree had changes that are not in the commit; None: not known"
     python: str
     platform: str
     cpu: str
     device: str
-    driver: str | None
+    cuda: str | None
+    "version of CUDA that PyTorch was built with; None on a CPU"
     threads: int
     packages: dict[str, str]
 
 
-class Cost(Frozen):
-    """What the run took; the only part that differs between two runs of the same configuration on a CPU."""
+class DataUsed(Frozen):
+    """One prepared data set that a job read."""
 
-    wall_seconds: float
-    train_seconds: float
-    tokens_per_second: float | None
-    "slots a second over the updates of the last start, its first ten left out"
-    flops: float
-    peak_memory_mib: float
-    micro_batch: int
-    compiled: bool
-    loss: str | None = None
-    "what computed the training loss since the last start: that of the run, or cce_exact_kept in its place; none in the"
-    " first records"
-    world_size: int
-    resumed_from: list[int] = []
+    data_id: str
+    dataset: str
+    licence: str
+    checksums: dict[str, Any]
 
 
 class Record(Frozen):
-    """One pre-training run."""
+    """One job's numbers, what made them, and where."""
 
-    schema_version: Literal[1] = 1
-    run_id: str
-    behaviour: int
-    run: RunConfig
+    schema_version: Literal[2] = 2
+    job_id: str
+    kind: str
+    behaviour: dict[str, int]
+    "Job.behaviours() at the time"
+    ancestors: dict[str, dict[str, int]] = {}
+    "job id -> behaviours that the model worked on was made under"
+    job: dict[str, Any]
+    "Job.canonical()"
     outcome: Outcome
-    metrics: dict[str, float | int | None]
-    curve: dict[Literal["train", "eval"], list[list[float | None]]]
-    "train: [update, real tokens, mean loss since the point before]; eval: [update, real tokens, ppl_true], and "
-    "ppl_sequences where the run keeps every update"
-    data: dict[str, Any]
-    cost: Cost
-    environment: Environment
+    reason: str = ""
+    metrics: dict[str, float | int | None] = {}
+    standard_errors: dict[str, float] = {}
+    series: dict[str, Series] = {}
     labels: list[str] = Field([])
     "warnings that must stand wherever the number does, e.g. a method that leaks the future"
+    versions: dict[str, str] = {}
+    "beyond those of packages, e.g. of evaluation tasks"
+    data: list[DataUsed] = []
+    cost: Cost
+    environment: Environment
+
+    def value(self) -> Job:
+        """The job."""
+        return job_from(self.job)
 
 
-def write_record(path: Path, record: Frozen) -> None:
+def write_record(path: Path, record: Record) -> None:
     """Store atomically."""
     write_json(path, json.loads(record.model_dump_json()))
 
 
-def parse_record(path: Path, schema: type[Schema]) -> Schema:
-    """A stored record of a schema with `run` and `run_id`; RecordError if it is missing, damaged or of another run."""
+def read_record(path: Path, expected: str | None = None) -> Record:
+    """A stored record; RecordError if it is missing, damaged, or not of the job that its name or `expected` says."""
     try:
-        record = schema.model_validate_json(path.read_text(encoding="utf-8"))
+        record = Record.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"{path}: no such record") from None
+    except IsADirectoryError:
+        raise RecordError(f"{path}: a folder in place of a record; move it away") from None
     except (ValidationError, UnicodeDecodeError) as error:
         first = str(error).splitlines()[:3]
         raise RecordError(f"{path}: not a valid record ({' '.join(first)}); delete it and run its job again") from None
-    if record.run.run_id != record.run_id:
-        raise RecordError(f"{path}: {OTHER_RULES}")
+    try:
+        found = record.value().job_id
+    except (SpecError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise RecordError(f"{path}: describes no job that is known here ({first}); delete it") from None
+    if found != record.job_id:
+        raise RecordError(
+            f"{path}: says it is {record.job_id}, but its settings and data are {found}'s; delete it and make it again"
+        )
+    if expected is not None and record.job_id != expected:
+        raise RecordError(f"{path}: is a record of {record.job_id}, not of {expected}; delete or rename it")
     return record
 
 
-def read_record(path: Path, expected_run: str | None = None) -> Record:
-    """A stored record; RecordError if it is damaged, of another run, or made under another BEHAVIOUR number."""
-    record = parse_record(path, Record)
-    if record.behaviour != BEHAVIOUR:
-        raise RecordError(f"{path}: {OTHER_RULES}")
-    if expected_run is not None and record.run_id != expected_run:
-        raise RecordError(f"{path}: is a record of {record.run_id}, not of {expected_run}; delete or rename it")
-    return record
+def behaviours_of_ancestors(job: Job) -> dict[str, dict[str, int]]:
+    """Ancestor's name -> the behaviours that it would be made under now."""
+    return {ancestor.job_id: ancestor.behaviours() for ancestor in job.ancestors()}
+
+
+def drift(job: Job, behaviour: Mapping[str, int], ancestors: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What has changed since a record of the job was made: `pretrain 1 -> 2` of itself or of an ancestor."""
+    pairs = [("", behaviour, job.behaviours())]
+    pairs += [(f"{name}: ", ancestors.get(name, {}), now) for name, now in behaviours_of_ancestors(job).items()]
+    return [
+        f"{who}{part} {then.get(part, 'none')} -> {number}"
+        for who, then, now in pairs
+        for part, number in now.items()
+        if then.get(part) != number
+    ]

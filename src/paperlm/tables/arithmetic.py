@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from paperlm.cost.memory import MIB, QUANTITIES, Setup, quantities
+from paperlm import cost
+from paperlm.cost.memory import MIB
 from paperlm.errors import SpecError, unknown
-from paperlm.spec.load import parse
-from paperlm.spec.paper import PaperSpec
-from paperlm.spec.project import Project
-from paperlm.spec.table import ArithmeticTable
+from paperlm.load import parse
+from paperlm.plan.exhibit import ArithmeticTable
+from paperlm.plan.paper import PaperSpec
+from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples, CellValue
-from paperlm.tables.compare import DiffRow
-from paperlm.tables.contents import Contents, check_labels, without_print
+from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 
 
@@ -22,14 +26,14 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
     paper, table = project.table(name)
     columns = {label: column.printed for label, column in table.columns.items()}
     check_labels(name, {model: "not found" for model in table.models}, columns, published)
-    setup = table_setup(paper, name)
+    formula, setup = formula_of(paper, name), table_setup(paper, name)
     diff, samples = [], {}
     for model in table.models:
-        values = quantities(paper.models[model], setup)
+        values = formula.quantities(paper.models[model], setup)
         for label, column in table.columns.items():
             if column.quantity not in values:
                 where = f"tables.{name}.columns.{label}"
-                raise SpecError(f"{where}: {unknown('quantity', column.quantity, QUANTITIES)}")
+                raise SpecError(f"{where}: {unknown('quantity', column.quantity, formula.QUANTITIES)}")
             value, printed = values[column.quantity], published.cell(model, label)
             diff.append(_diff_row(paper, table, name, model, label, value, printed))
             if value is not None:
@@ -38,10 +42,19 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
     return Contents(diff, samples, printed_cells, depends_on_scale=False)
 
 
-def table_setup(paper: PaperSpec, name: str, **changes: float) -> Setup:
+def formula_of(paper: PaperSpec, name: str) -> ModuleType:
+    """The module of paperlm.cost that a table's numbers follow from; SpecError for an unknown one."""
+    formula = paper.tables[name].formula
+    known = [info.name for info in pkgutil.iter_modules(cost.__path__)]
+    if formula not in known:
+        raise SpecError(f"tables.{name}.formula: {unknown('formula', formula, known)}")
+    return importlib.import_module(f"{cost.__name__}.{formula}")
+
+
+def table_setup(paper: PaperSpec, name: str, **changes: float) -> Any:
     """The constants of a table of arithmetic, with changes; SpecError for a constant that is missing or unknown."""
     constants = {key: setting.value for key, setting in paper.tables[name].constants.items()}
-    return parse({**constants, **changes}, Setup, f"tables.{name}.constants")
+    return parse({**constants, **changes}, formula_of(paper, name).Setup, f"tables.{name}.constants")
 
 
 def _diff_row(
@@ -59,7 +72,7 @@ def _diff_row(
         return DiffRow(**common, **shown, verdict=verdict, reason=reason)
     difference = value - reference
     return DiffRow(
-        **common, **shown, difference=f"{difference:+.3g}", relative_difference=f"{difference / reference:+.2%}",
+        **common, **shown, difference=f"{difference:+.3g}", relative_difference=relative(difference, reference),
         verdict="match" if abs(difference) <= half_a_digit(printed) else "differs",
     )  # fmt: skip
 

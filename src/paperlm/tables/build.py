@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from paperlm.files import write_atomic
-from paperlm.spec.project import Project
-from paperlm.tables import arithmetic, measurements, runs, settings
-from paperlm.tables.compare import DiffRow
-from paperlm.tables.contents import Contents
-from paperlm.tables.published import PublishedTable, read_published
+from paperlm.plan.project import Project
+from paperlm.tables import arithmetic, jobs, measurements, settings
+from paperlm.tables.contents import Contents, DiffRow
+from paperlm.tables.published import NOTHING, PublishedTable, read_published
 from paperlm.tables.verdicts import CLAIM_COLUMNS, claim_rows
 
 KINDS: dict[str, Callable[[Project, str, PublishedTable, Iterable[Path]], Contents]] = {
-    "runs": runs.contents,
+    "jobs": jobs.contents,
     "settings": settings.contents,
     "arithmetic": arithmetic.contents,
     "measurements": measurements.contents,
@@ -35,17 +34,16 @@ def printed_table(project: Project, name: str) -> PublishedTable:
     """The paper's table in the edition that is compared; without rows and columns if the paper prints none."""
     _, table = project.table(name)
     if not table.published:
-        return PublishedTable("", [], {})
-    return read_published(project.root / table.published, project.edition(name))
+        return NOTHING
+    path = project.root / table.published
+    return read_published(path, project.edition(name), table.label_columns, table.header_lines)
 
 
 def write_table(project: Project, name: str, records: Iterable[Path], out: Path, html: Path | None = None) -> None:
     """Build a table from records and write its three CSV files. Raises RecordError and SpecError."""
     contents = table_contents(project, name, records)
-    cells = contents.cells
-    rows = [[contents.scale_of(r), r, *(cells[r, c].regenerated for c in contents.columns)] for r in contents.rows]
     claims = claim_rows(project, name, contents)
-    _write_csv(out, ["scale", printed_table(project, name).corner, *contents.columns], rows)
+    _write_csv(out, *_layout(contents, printed_table(project, name)))
     write_diff(sibling(out, "diff"), contents.diff)
     write_claims(sibling(out, "claims"), claims)
     if html is not None:
@@ -54,14 +52,31 @@ def write_table(project: Project, name: str, records: Iterable[Path], out: Path,
         write_page(html / f"{name}.html", project, name, contents, claims)
 
 
+def _layout(contents: Contents, printed: PublishedTable) -> tuple[list[list[str]], list[list[str]]]:
+    """Heads and rows in the printed layout, with the scale in front."""
+    width = len(printed.corners)
+    empty = ("",) * len(printed.heads)
+    heads = dict(zip(printed.columns, zip(*printed.heads, strict=True), strict=True)) if printed.columns else {}
+    columns = [heads.get(column, (*empty[1:], column)) for column in contents.columns]
+    lines = [["scale", *printed.corners, *(head[0] for head in columns)]]
+    lines += [["", *[""] * width, *(head[i] for head in columns)] for i in range(1, len(empty))]
+    cells = contents.cells
+    rows = []
+    for row in contents.rows:
+        labels = printed.labels.get(row, (row, *[""] * (width - 1))[:width])
+        values = [cells[row, column].regenerated for column in contents.columns]
+        rows.append([contents.scale_of(row), *labels, *values])
+    return lines, rows
+
+
 def write_diff(path: Path, rows: list[DiffRow]) -> None:
     """<name>.diff.csv."""
-    _write_csv(path, [f.name for f in dataclasses.fields(DiffRow)], [row.as_dict().values() for row in rows])
+    _write_csv(path, [[f.name for f in dataclasses.fields(DiffRow)]], [row.as_dict().values() for row in rows])
 
 
 def write_claims(path: Path, claims: list[dict[str, Any]]) -> None:
     """<name>.claims.csv from `claim_rows`."""
-    _write_csv(path, CLAIM_COLUMNS, [[row[c] for c in CLAIM_COLUMNS] for row in claims])
+    _write_csv(path, [CLAIM_COLUMNS], [[row[c] for c in CLAIM_COLUMNS] for row in claims])
 
 
 def sibling(table_csv: Path, kind: str) -> Path:
@@ -69,9 +84,9 @@ def sibling(table_csv: Path, kind: str) -> Path:
     return table_csv.with_name(f"{table_csv.stem}.{kind}.csv")
 
 
-def _write_csv(path: Path, header: list[str], rows: Iterable[Iterable[Any]]) -> None:
+def _write_csv(path: Path, heads: list[list[str]], rows: Iterable[Iterable[Any]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
+    writer.writerows(heads)
     writer.writerows(rows)
     write_atomic(path, lambda file: file.write(text.getvalue().encode()))

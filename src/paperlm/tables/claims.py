@@ -73,7 +73,7 @@ def _as_printed(cell: Any) -> bool:
     return abs(cell - number(cell.printed)) <= half_a_digit(cell.printed)
 
 
-def _rank_correlation(first: list[float], second: list[float]) -> float:
+def rank_correlation(first: list[float], second: list[float]) -> float:
     """Spearman's: the correlation of the ranks, ties getting their mean rank; 0 where one side is constant."""
     ranks = [
         [sum(w < v for w in values) + sum(w == v for w in values) / 2 for v in values] for values in (first, second)
@@ -94,7 +94,7 @@ def _significant(p_true: float, p_false: float) -> bool:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "all": all, "any": any, "min": min, "max": max, "abs": abs, "round": round, "len": len, "sum": sum,
     "mean": _mean, "increasing": _increasing, "decreasing": _decreasing, "div": _div,
-    "as_printed": _as_printed, "rank_correlation": _rank_correlation,
+    "as_printed": _as_printed, "rank_correlation": rank_correlation,
     "significant": _significant,
 }  # fmt: skip
 BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -217,6 +217,8 @@ class CellSamples:
     diverged: tuple[bool, ...]
     noise: float
     printed: str = ""
+    error: float = 0.0
+    "standard error of one run's number where it is known in the number's own unit; in place of `noise`"
 
 
 @dataclass(frozen=True)
@@ -278,4 +280,5 @@ def _redraw(cell: CellSamples, rng: random.Random) -> CellValue:
     """The outcome of one seed drawn at random, and around it the mean of the seeds with that outcome."""
     diverged = cell.diverged[rng.randrange(len(cell.diverged))]
     alike = [v for v, d in zip(cell.values, cell.diverged, strict=True) if d == diverged]
-    return CellValue(sum(alike) / len(alike) * math.exp(rng.gauss(0.0, cell.noise)), diverged, cell.printed)
+    moved = sum(alike) / len(alike) * math.exp(rng.gauss(0.0, cell.noise)) + rng.gauss(0.0, cell.error)
+    return CellValue(moved, diverged, cell.printed)

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from paperlm.errors import SpecError
-from paperlm.spec.table import Printed
+from paperlm.plan.exhibit import Printed
 from paperlm.tables.claims import CellSamples, CellValue
-from paperlm.tables.compare import DiffRow
 from paperlm.tables.published import PublishedTable
+from paperlm.tables.vocabulary import NOT_FOUND, NOT_PRINTED
 
 Key = tuple[str, str]
 "Row and column label."
 
-NOT_FOUND = "not found"
-NOT_PRINTED = "not printed"
+
+@dataclass(frozen=True)
+class DiffRow:
+    """One line of <exhibit>.diff.csv."""
+
+    table: str
+    row: str
+    column: str
+    scale: str
+    published: str
+    regenerated: str
+    metric: str = ""
+    "what the regenerated number is"
+    judged_on: str = ""
+    "the number that claims use, in full"
+    spread: str = ""
+    seeds: int = 0
+    difference: str = ""
+    relative_difference: str = ""
+    verdict: str = ""
+    reason: str = ""
+    jobs: str = ""
+    "ids of the jobs, or operation/case/method of a measurement"
+    labels: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """Column name -> value, in file order."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -33,10 +60,14 @@ class Contents:
     "added to the reason of a verdict that rests on one value a cell"
     untested: str = ""
     "why no claim of the table can be judged; empty: they are judged"
+    judged_columns: frozenset[str] = frozenset()
+    "columns that claims are judged on although the table is `untested`"
     depends_on_scale: bool = True
     "False: the same at every scale, so that no scale's rule about claims applies"
     proxies: Mapping[str, str] = field(default_factory=dict)
     "row -> what was measured in place of the paper's inputs; stands beside the scale in the table"
+    notes: tuple[str, ...] = ()
+    "what holds for the whole table or a whole column of it: said once, not in each cell"
 
     @property
     def scale(self) -> str:
@@ -84,3 +115,25 @@ def check_labels(
                 raise SpecError(f"tables.{name}: {kind} {label!r} is declared but not printed")
         if (order := [label for label in declared if label in printed]) != printed:
             raise SpecError(f"tables.{name}: {kind}s are declared as {order}, but printed as {printed}; reorder them")
+
+
+def relative(difference: float, reference: float) -> str:
+    """A difference as a share of the printed number; empty where that is 0."""
+    return f"{difference / reference:+.2%}" if reference else ""
+
+
+def format_value(value: float, printed: str) -> str:
+    """A number with as many decimals as the printed cell, two if that is no decimal number."""
+    if not math.isfinite(value):
+        return "inf"
+    _, _, decimals = printed.partition(".")
+    return f"{value:.{len(decimals) if decimals.isdigit() else 2}f}"
+
+
+def format_count(value: float) -> str:
+    """1.1B, 0.46M, 20K."""
+    for suffix, unit in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= unit / 2:
+            text = f"{value / unit:.2f}" if value < 10 * unit else f"{value / unit:.0f}"
+            return text + suffix
+    return f"{value:.0f}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,37 +16,23 @@ from typing import Any
 from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
 from paperlm.errors import RecordError
-from paperlm.spec.paper import PaperSpec
-from paperlm.spec.project import Project
-from paperlm.spec.table import MeasuredColumn, MeasuredRow, MeasurementsTable
+from paperlm.plan.exhibit import MeasuredColumn, MeasurementsTable
+from paperlm.plan.measured import Place, places
+from paperlm.plan.paper import PaperSpec
+from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples, CellValue
-from paperlm.tables.compare import NOT_COMPARABLE, DiffRow
-from paperlm.tables.contents import Contents, check_labels, without_print
+from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
+from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, NOT_COMPARABLE, NOT_RUN, OUT_OF_MEMORY
 
 LOWER_BOUND = "lower_bound"
 UNITS = {"peak_memory": "MiB", "time": "ms"}
 DEVIATIONS_BETWEEN_PERCENTILES = 2 * 0.8416
 "Standard deviations between the 20th and the 80th percentile of a normal distribution."
-ENVIRONMENT_BOUND = "environment-bound"
 
 Row = dict[str, Any]
 Shape = tuple[int, int, int]
 "Tokens, vocabulary, width."
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a cell stands: labels, the declarations of its row and column, the case it is measured on."""
-
-    row: str
-    column: str
-    method: MeasuredRow
-    quantity: MeasuredColumn
-    case: str
-    "as declared"
-    measured: str
-    "the case that is measured at this scale; empty: none without a GPU"
 
 
 @dataclass(frozen=True)
@@ -98,38 +84,17 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
             samples[place.row, place.column] = CellSamples(measured.values, outcomes, measured.noise, printed)
     untested = ""
     if project.scale.device == "cpu":
-        untested = "measured on a CPU at a small shape at most: the claims are about the published shape on a GPU"
+        untested = "measured on a CPU at a small shape: of its claims only those on memory alone are judged there"
     return Contents(
         diff,
         samples,
         {key: CellValue(v, printed=published.cell(*key)) for key, v in published.values.items()},
         one_sample="one set of inputs; noise of a cell: the spread of its repetitions",
         untested=untested,
+        judged_columns=frozenset(label for label, c in table.columns.items() if c.metric == "peak_memory"),
         proxies=proxies,
+        notes=(f"{NOT_COMPARABLE}: measured on other inputs than the paper's, on a CPU",) if proxies else (),
     )
-
-
-def places(project: Project, name: str) -> Iterator[Place]:
-    """Every cell of a table of measurements, row by row."""
-    paper, table = project.table(name)
-    for case in table.cases:
-        for label, row in table.rows.items():
-            where = label if len(table.cases) == 1 else f"{paper.cases[case].model}: {label}"
-            for column_label, column in table.columns.items():
-                of = column.case or case
-                measured = of
-                if project.scale.device == "cpu":
-                    measured = paper.cases[of].on_cpu if paper.cases[case].on_cpu else ""
-                yield Place(where, column_label, row, column, of, measured)
-
-
-def measured_methods(project: Project, name: str) -> dict[str, list[str]]:
-    """Case -> methods that a table of measurements needs at the configured scale."""
-    found: dict[str, list[str]] = {}
-    for place in places(project, name):
-        if place.measured and place.method.method not in found.setdefault(place.measured, []):
-            found[place.measured].append(place.method.method)
-    return found
 
 
 class Rows:
@@ -231,18 +196,17 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
             verdict, reason = without_print(*printed_as)
             return DiffRow(**common, regenerated="", verdict=verdict, reason=remark or reason)
         memory = "out of memory" in measured.outcome
-        said = "out of memory" if memory else "not run"
+        said = "out of memory" if memory else NOT_RUN
         reason = measured.outcome or _why_not_measured(project)
-        return DiffRow(
-            **common, regenerated=said, verdict="differs" if memory and printed else "not run", reason=reason
-        )
+        verdict = "out of memory as published" if printed == OUT_OF_MEMORY else "differs" if printed else NOT_RUN
+        return DiffRow(**common, regenerated=said, verdict=verdict if memory else NOT_RUN, reason=reason)
     value, reference = statistics.fmean(measured.values), number(printed)
     shown = {
         "regenerated": _three_digits(value),
         "judged_on": f"{value:.6g}",
         "spread": _spread(measured),
         "seeds": len(measured.values),
-        "run_ids": f"{table.op}/{place.measured}/{place.method.method}",
+        "jobs": f"{table.op}/{place.measured}/{place.method.method}",
         "labels": _circumstances(measured),
     }
     if reference is None:
@@ -258,7 +222,7 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
         return DiffRow(**common, **shown, verdict=ENVIRONMENT_BOUND, reason=remark or reason)
     shown["regenerated"] = f"{value:.{len(printed.partition('.')[2])}f}"
     difference = value - reference
-    shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", f"{difference / reference:+.2%}"
+    shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
     verdict = "differs"
     if abs(difference) <= half_a_digit(printed):
         verdict = "match"

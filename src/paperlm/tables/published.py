@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paperlm.errors import SpecError, unknown
@@ -12,11 +13,16 @@ from paperlm.errors import SpecError, unknown
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A printed table: corner, column labels, row labels, cells as printed."""
+    """A printed table. Labels that take several columns, or heads that take several lines, are joined by `, `."""
 
-    corner: str
+    corners: tuple[str, ...]
+    "heads of the label columns"
     columns: list[str]
     rows: dict[str, list[str]]
+    heads: tuple[tuple[str, ...], ...] = ()
+    "lines of heads above the columns, as printed; the label columns are left out"
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    "row -> its label cells as printed"
     other_editions: frozenset[str] = frozenset()
     "rows that other editions of the paper print"
 
@@ -33,24 +39,59 @@ class PublishedTable:
         return {key: value for key, value in cells.items() if value is not None}
 
 
-def read_published(path: Path, edition: str = "") -> PublishedTable:
-    """Read a table whose first column labels its rows, or whose first two are Edition and the label.
+NOTHING = PublishedTable(("",), [], {}, ((),), {})
+"A table that the paper does not print, or of which no cell was found."
 
-    SpecError if the file is ragged, or has no such edition.
+
+def read_published(path: Path, edition: str = "", label_columns: int = 1, header_lines: int = 1) -> PublishedTable:
+    """Read a table whose first columns label its rows and whose first lines head its columns.
+
+    A table of one row may have no label column: its row is called "". With a first column `Edition` only the rows of
+    one are kept. Raises SpecError if the file is no CSV in UTF-8, is ragged or empty, has no such edition, or names a
+    row or column twice.
     """
-    lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    header, body = lines[0], lines[1:]
-    for line in body:
-        if len(line) != len(header):
-            raise SpecError(f"{path}: row {line[0]!r} has {len(line)} cells, the header {len(header)}")
+    try:
+        lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    if len(lines) <= header_lines:
+        raise SpecError(f"{path}: has {len(lines)} lines, of which {header_lines} are heads: there is no row")
+    for index, line in enumerate(lines, 1):
+        if len(line) != len(lines[0]):
+            raise SpecError(f"{path}:{index}: has {len(line)} cells, the first line {len(lines[0])}")
+    header, body = lines[:header_lines], lines[header_lines:]
     others: frozenset[str] = frozenset()
-    if header[0] == "Edition":
+    if header[0][0] == "Edition":
         editions = {line[0] for line in body}
         if edition not in editions:
             raise SpecError(f"{path}: {unknown('edition', edition, editions)}")
-        others = frozenset(line[1] for line in body if line[0] != edition)
-        header, body = header[1:], [line[1:] for line in body if line[0] == edition]
-    return PublishedTable(header[0], header[1:], {line[0]: line[1:] for line in body}, others)
+        others = frozenset(_joined(line[1 : 1 + label_columns]) for line in body if line[0] != edition)
+        header, body = [line[1:] for line in header], [line[1:] for line in body if line[0] == edition]
+    if len(header[0]) <= label_columns:
+        raise SpecError(
+            f"{path}: has {len(header[0])} columns, of which {label_columns} are labels: there is no number"
+        )
+    heads = tuple(tuple(line[label_columns:]) for line in header)
+    columns = [_joined(parts) for parts in zip(*heads, strict=True)]
+    labels = [tuple(line[:label_columns]) for line in body]
+    rows = [_joined(cells) for cells in labels]
+    for kind, names in (("row", rows), ("column", columns)):
+        for name in names:
+            if names.count(name) > 1:
+                more = "label_columns" if kind == "row" else "header_lines"
+                raise SpecError(f"{path}: {kind} {name!r} stands twice; give the table more `{more}`, or mend the file")
+    return PublishedTable(
+        tuple(header[0][:label_columns]),
+        columns,
+        {row: line[label_columns:] for row, line in zip(rows, body, strict=True)},
+        heads,
+        dict(zip(rows, labels, strict=True)),
+        others,
+    )
+
+
+def _joined(parts: object) -> str:
+    return ", ".join(filter(None, (str(part).strip() for part in parts)))
 
 
 SUFFIX = {"K": 1e3, "M": 1e6, "B": 1e9, "%": 1e-2, "x": 1.0}

@@ -1,4 +1,4 @@
-"""What the records say about each cell: one value per seed, and outcomes."""
+"""What the records say about each cell of an exhibit of jobs: one value per seed, and outcomes."""
 
 from __future__ import annotations
 
@@ -8,28 +8,49 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paperlm.errors import RecordError
-from paperlm.record.record import Record, read_record
-from paperlm.spec.project import Cell, Project
+from paperlm.errors import RecordError, SpecError
+from paperlm.plan.exhibit import DivergedRule
+from paperlm.plan.project import Cell, Project
+from paperlm.record.record import Record, drift, read_record
+from paperlm.tables.metrics import metric_of
+
+UNIGRAM = "unigram_perplexity"
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """The records of a cell. `missing` are runs without one."""
+    """The records of a cell, a tuple for each seed (one record, or those of the columns that it averages)."""
 
     cell: Cell
     records: tuple[Record, ...] = ()
     missing: tuple[str, ...] = ()
+    "jobs without a record"
+    rule: DivergedRule | None = None
+    factor: float = 1.0
+    metrics: tuple[str, ...] = ()
+    "metrics that the cell averages; empty: it has one"
+    drifted: tuple[str, ...] = ()
+    "what has changed since the records were made"
+
+    @property
+    def usable(self) -> tuple[Record, ...]:
+        """Records with numbers: neither blocked nor out of memory."""
+        return tuple(r for r in self.records if r.outcome not in ("blocked", "out_of_memory"))
 
     @property
     def finished(self) -> bool:
         """True if a seed has a record; seeds without one are counted in the diff, not waited for."""
         return bool(self.records)
 
+    def value(self, record: Record, metric: str) -> float:
+        """The cell's number of one record, times the table's factor; infinite where it is no finite number."""
+        names = self.metrics or (metric,)
+        found = [metric_of(record, name, self.cell.values) for name in names]
+        return math.inf if None in found else self.factor * statistics.fmean(found)
+
     def values(self, metric: str) -> list[float]:
-        """The metric per seed; infinite where a run gave no finite number."""
-        found = [r.metrics[metric] for r in self.records]
-        return [math.inf if v is None else float(v) for v in found]
+        """The number per seed."""
+        return [self.value(record, metric) for record in self.usable]
 
     def _alike(self, metric: str) -> list[float]:
         """Values of the seeds that trained, or of all seeds if none did: the two outcomes have no common mean."""
@@ -41,59 +62,111 @@ class CellResult:
         return statistics.fmean(self._alike(metric))
 
     def spread(self, metric: str) -> float | None:
-        """Sample standard deviation over the same seeds; None with fewer than two, or where a run is not finite."""
+        """Sample standard deviation over the same seeds; None with fewer than two, or where one is not finite."""
         values = self._alike(metric)
         return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
-    def noise(self, metric: str, scale_noise: float) -> float:
-        """Relative noise of one run: over seeds from five on, before that at least the scale's measured one.
+    def standard_error(self, metric: str) -> float | None:
+        """The measurement's own standard error of one seed's number, in the table's unit; None if it has none.
 
-        Two or three seeds can agree by chance.
+        Of a mean over metrics, which are measured on different items, the errors add up in quadrature.
         """
-        spread = self.spread(metric)
-        own = 0.0 if spread is None else spread / self.mean(metric)
-        return own if len(self._alike(metric)) >= 5 else max(own, scale_noise)
+        names = self.metrics or (metric,)
+        found = [[r.standard_errors[n] for n in names if n in r.standard_errors] for r in self.usable]
+        if not found or any(len(errors) < len(names) for errors in found):
+            return None
+        each = [math.sqrt(sum(e * e for e in errors)) / len(names) for errors in found]
+        return self.factor * statistics.fmean(each)
+
+    def noise(self, metric: str, scale_noise: float) -> float:
+        """Relative noise of one run: over seeds from five on, before that at least the scale's measured one, or the
+        measurement's own standard error where it has one. Two or three seeds can agree by chance."""
+        mean, spread = self.mean(metric), self.spread(metric)
+        own = 0.0 if spread is None or not mean else spread / abs(mean)
+        error = self.standard_error(metric)
+        least = scale_noise if error is None else (error / abs(mean) if mean else 0.0)
+        return own if len(self._alike(metric)) >= 5 else max(own, least)
 
     @property
     def diverged(self) -> list[bool]:
-        """Outcome per seed."""
-        return [r.outcome == "diverged" for r in self.records]
+        """Per seed: a loss was no number, or the table's rule calls the perplexity one of a model that learned nothing.
+
+        The rule reads token-weighted perplexity, whatever is printed.
+        """
+        return [r.outcome == "not_finite" or self._on_plateau(r) for r in self.usable]
+
+    def _on_plateau(self, record: Record) -> bool:
+        if self.rule is None:
+            return False
+        value, unigram = (metric_of(record, name, {}) for name in ("ppl_true", UNIGRAM))
+        return value is None or value > self.rule.threshold(unigram)
 
     @property
     def out_of_memory(self) -> bool:
         """True if any seed ran out of memory."""
         return any(r.outcome == "out_of_memory" for r in self.records)
 
+    @property
+    def blocked(self) -> str:
+        """Why there is no honest number of a seed; empty if every record has one."""
+        return "; ".join(dict.fromkeys(r.reason for r in self.records if r.outcome == "blocked"))
+
 
 @dataclass(frozen=True)
-class TableResults:
-    """Every cell of a table, by row and column label."""
+class Results:
+    """Every cell of an exhibit, by row and column label."""
 
-    table: str
+    exhibit: str
     cells: Mapping[tuple[str, str], CellResult] = field(default_factory=dict)
 
     def column(self, column: str) -> list[CellResult]:
-        """Cells of a column that are runs."""
-        return [c for (_, name), c in self.cells.items() if name == column and c.cell.label is None]
+        """Cells of a column that are jobs."""
+        return [c for (_, name), c in self.cells.items() if name == column and not c.cell.sum_of_column]
 
 
-def collect(project: Project, table: str, records: Iterable[Path]) -> TableResults:
-    """Match records with the table's cells. Raises RecordError for a file that is no valid record, and for one that was
-    trained with another loss than its run names where that is what the table compares."""
-    by_run = {}
-    for path in records:
+def read_records(paths: Iterable[Path]) -> dict[str, Record]:
+    """Job id -> record. Raises RecordError for a file that is no valid record, and for two of one job."""
+    found: dict[str, Record] = {}
+    for path in paths:
         record = read_record(path)
-        if record.run_id in by_run:
-            raise RecordError(f"{path}: a second record of {record.run_id}; keep one")
-        if record.run_id in project.compared_by_loss and record.cost.loss not in (None, record.run.loss):
-            raise RecordError(
-                f"{path}: trained with {record.cost.loss} in place of {record.run.loss}, and {table} compares losses; "
-                "delete it and train with --exact-loss torch"
-            )
-        by_run[record.run_id] = record
+        if record.job_id in found:
+            raise RecordError(f"{path}: a second record of {record.job_id}; keep one")
+        found[record.job_id] = record
+    return found
+
+
+def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
+    """Match records with the exhibit's cells. SpecError for a mean of columns that are not of one job."""
+    by_job = read_records(records)
+    _, exhibit = project.exhibit(name)
+    rule, factor = project.diverged_rule(name), getattr(exhibit, "factor", 1.0)
     cells = {}
-    for cell in project.cells(table):
-        ids = [run.run_id for run in cell.runs]
-        found = tuple(by_run[i] for i in ids if i in by_run)
-        cells[cell.row, cell.column] = CellResult(cell, found, tuple(i for i in ids if i not in by_run))
-    return TableResults(table, cells)
+    for cell in project.cells(name):
+        names = _averaged(project, name, cell)
+        found = tuple(by_job[job.job_id] for job in cell.jobs if job.job_id in by_job)
+        cells[cell.row, cell.column] = CellResult(
+            cell,
+            found,
+            tuple(job.job_id for job in cell.jobs if job.job_id not in by_job),
+            rule,
+            factor,
+            names,
+            tuple(dict.fromkeys(d for r, job in _pairs(found, cell) for d in drift(job, r.behaviour, r.ancestors))),
+        )
+    return Results(name, cells)
+
+
+def _averaged(project: Project, name: str, cell: Cell) -> tuple[str, ...]:
+    """Metrics of the columns that a cell is the mean of."""
+    columns = {c.column: c for c in project.cells(name) if c.row == cell.row}
+    if any(columns[column].jobs != cell.jobs or columns[column].mean_of for column in cell.mean_of):
+        raise SpecError(
+            f"{name} [{cell.row}, {cell.column}]: mean_of takes metrics of one job; of {', '.join(cell.mean_of)} one "
+            "has another job or is a mean itself: leave it out"
+        )
+    return tuple(columns[column].metric for column in cell.mean_of)
+
+
+def _pairs(records: tuple[Record, ...], cell: Cell):
+    jobs = {job.job_id: job for job in cell.jobs}
+    return [(record, jobs[record.job_id]) for record in records]

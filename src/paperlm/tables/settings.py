@@ -1,77 +1,68 @@
-"""Tables of kind `settings`: the paper's hyper-parameters beside those our own runs use at the `paper` scale."""
+"""Tables of kind `settings`: the paper's hyper-parameters beside those of our own job at the `paper` scale."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from paperlm.errors import SpecError, unknown
-from paperlm.spec.paper import PaperSpec
-from paperlm.spec.project import Project, load_scale, resolve_settings
-from paperlm.tables.compare import DiffRow
-from paperlm.tables.contents import Contents
+from paperlm.plan.exhibit import EchoColumn, Setting, SettingsTable
+from paperlm.plan.project import Project
+from paperlm.plan.resolve import Context, Resolver
+from paperlm.tables.contents import Contents, DiffRow, check_labels
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 
-REAL_TOKENS_PER_SEQUENCE = 195.5
-"Of 256 slots; solved from the denominators of the authors' evaluation log."
-
-
-def _short(value: float, suffix: str, unit: float, decimals: int) -> str:
-    return f"{value / unit:.{decimals}f}{suffix}"
-
-
-COLUMNS: dict[str, Callable[[dict, Fraction], str]] = {
-    "Hidden": lambda s, a: str(s["hidden_size"]),
-    "Intermediate": lambda s, a: str(s["intermediate_size"]),
-    "Heads": lambda s, a: str(s["n_heads"]),
-    "Layers": lambda s, a: str(s["n_layers"]),
-    "Steps": lambda s, a: _short(s["steps"], "K", 1e3, 0),
-    "Data amount": lambda s, a: _short(s["steps"] * s["global_batch"] * REAL_TOKENS_PER_SEQUENCE, "B", 1e9, 1),
-    "LR": lambda s, a: f"{s['peak_lr']:.0e}".replace("e-0", "e-"),
-    "Batch Size": lambda s, a: str(s["global_batch"]),
-    "α": lambda s, a: f"{float(a):.2%}".replace(".00%", "%"),
+FORMS: dict[str, Callable[[Any], str]] = {
+    "plain": str,
+    "thousands": lambda value: f"{value / 1e3:.0f}K",
+    "billions": lambda value: f"{value / 1e9:.1f}B",
+    "scientific": lambda value: f"{value:.0e}".replace("e-0", "e-"),
+    "percent": lambda value: f"{float(Fraction(str(value))):.2%}".replace(".00%", "%"),
 }
-"Printed column -> our value, from the settings and alpha of a size."
+"How a value is printed: 25.6K, 1.1B, 1e-3, 6.25%."
 
 
 def contents(project: Project, name: str, published: PublishedTable, records: Iterable[Path] = ()) -> Contents:
-    """The table at scale paper, whatever scale is configured; no record is read. SpecError for an unknown column."""
-    paper, table = project.table(name)
-    for column in published.columns:
-        if column not in COLUMNS:
-            raise SpecError(f"{table.published}: {unknown('column', column, COLUMNS)}")
+    """The table at scale paper, whatever scale is configured; no record is read. SpecError for an unknown setting."""
+    _, table = project.table(name)
+    check_labels(name, dict.fromkeys(table.sizes, True), dict.fromkeys(table.columns, True), published)
     diff = []
     for size in table.sizes:
-        ours = _values(project, paper, size)
-        for column in published.columns:
-            printed, value = published.cell(size, column), ours[column]
+        settings = our_settings(project, name, size)
+        for label, column in table.columns.items():
+            value, reason = _value(name, table, column, settings)
+            printed = published.cell(size, label)
             a, b = number(printed), number(value)
             same = printed == value or (a is not None and b is not None and abs(a - b) <= half_a_digit(printed))
-            reason = "" if same else _source(project, paper, size, column)
             diff.append(
                 DiffRow(
-                    table=name, row=size, column=column, scale="paper", published=printed, regenerated=value,
-                    difference="" if a is None or b is None else f"{b - a:+.4g}",
-                    verdict="match" if same else "differs", reason=reason,
+                    table=name, row=size, column=label, scale="paper", published=printed, regenerated=value,
+                    metric=column.setting, difference="" if a is None or b is None else f"{b - a:+.4g}",
+                    verdict="match" if same else "differs", reason="" if same else reason,
                 )
             )  # fmt: skip
     return Contents(diff, depends_on_scale=False)
 
 
-def _values(project: Project, paper: PaperSpec, size: str) -> dict[str, str]:
-    scale = load_scale(project.root / "workflow/scales/paper.yaml")
-    settings = {k: s.value for k, s in resolve_settings(paper, size, scale).items()}
-    alpha = Fraction(str(paper.sizes[size].post_fraction.value))
-    return {column: function(settings, alpha) for column, function in COLUMNS.items()}
+def our_settings(project: Project, name: str, size: str) -> dict[str, Setting]:
+    """Settings of the table's job for a size at scale paper, the method's options as `norm.<option>`, and constants."""
+    paper, table = project.table(name)
+    resolver = Resolver(paper, project.load_scale("paper"))
+    context = Context(size=size, norm=table.norm, norm_source="the table's norm")
+    norm, source = resolver.norm(context, f"{name} [{size}]")
+    options = {f"norm.{key}": Setting(value=value, source=source) for key, value in norm.items()}
+    return {**resolver.settings(table.job, context), **options, **table.constants}
 
 
-def _source(project: Project, paper: PaperSpec, size: str, column: str) -> str:
-    """Where our differing value comes from."""
-    if column == "Data amount":
-        return f"ours: {REAL_TOKENS_PER_SEQUENCE} real tokens x batch x updates; the printed tokens are labels"
-    keys = {"Hidden": "hidden_size", "Steps": "steps", "LR": "peak_lr"}
-    if column not in keys:
-        return ""
-    scale = load_scale(project.root / "workflow/scales/paper.yaml")
-    return f"ours: {resolve_settings(paper, size, scale)[keys[column]].source}"
+def _value(name: str, table: SettingsTable, column: EchoColumn, settings: dict[str, Setting]) -> tuple[str, str]:
+    """Our value as the paper would print it, and where it comes from."""
+    for key in (column.setting, *column.times):
+        if key not in settings:
+            raise SpecError(f"tables.{name}.columns: {unknown('setting', key, settings)}")
+    value = settings[column.setting].value
+    if column.times:
+        value *= math.prod(settings[key].value for key in column.times)
+    return FORMS[column.form](value), f"ours: {column.source or settings[column.setting].source}"

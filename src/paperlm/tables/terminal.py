@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from paperlm.errors import RecordError
-
-COLORS = {
-    "match": "green", "within seeds": "green", "within 1 %": "green", "diverged as published": "green",
-    "holds": "green", "differs": "red", "fails": "red", "undecided": "yellow",
-}  # fmt: skip
+from paperlm.tables.vocabulary import painted
 
 
 def print_summary(table_csv: Path) -> None:
@@ -32,7 +30,7 @@ def print_summary(table_csv: Path) -> None:
         for name in ("claim", "says", "verdict", "support", "why"):
             table.add_column(name)
         for c in claims:
-            table.add_row(c["claim"], c["says"], _paint(c["verdict"]), c["support"], c["reason"])
+            table.add_row(c["claim"], escape(c["says"]), painted(c["verdict"]), c["support"], escape(c["reason"]))
         console.print(table)
     console.print("files: " + "  ".join(str(p) for p in (table_csv, *files.values())), soft_wrap=True)
 
@@ -45,9 +43,9 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     grid.add_column("")
     columns = [c for c in columns if any(_said(cells[row, c]) for row in rows if (row, c) in cells)]
     for column in columns:
-        grid.add_column(column, justify="right")
+        grid.add_column(escape(column), justify="right")
     for row in rows:
-        grid.add_row(row, *(_cell(cells[row, column]) if (row, column) in cells else "" for column in columns))
+        grid.add_row(escape(row), *(_cell(cells[row, column]) if (row, column) in cells else "" for column in columns))
     console.print(grid)
     counts: dict[str, int] = {}
     for d in diff:
@@ -55,10 +53,10 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     for scale in dict.fromkeys(row.get("scale", "") for row in _read(table_csv)):
         if scale not in ("", diff[0]["scale"]):
             console.print(f"a proxy at scale {scale}")
-    for label in dict.fromkeys(label for d in diff for label in d["labels"].split("; ")):
-        if label.startswith("a proxy of "):
-            console.print(label)
-    console.print("cells: " + ", ".join(f"{n} {_paint(v)}" for v, n in counts.items()))
+    labels = [label for d in diff for label in d["labels"].split("; ") if label]
+    for label, count in Counter(labels).items():
+        console.print(escape(label) + (f" ({count} cells)" if count > 1 else ""))
+    console.print("cells: " + ", ".join(f"{n} {painted(v)}" for v, n in counts.items()))
 
 
 def _said(cell: dict[str, str]) -> bool:
@@ -67,14 +65,8 @@ def _said(cell: dict[str, str]) -> bool:
 
 
 def _cell(cell: dict[str, str]) -> str:
-    color = COLORS.get(cell["verdict"])
-    value = cell["regenerated"]
     published = f" ({cell['published']})" if cell["published"] else ""
-    return (f"[{color}]{value}[/]" if color else value) + published
-
-
-def _paint(verdict: str) -> str:
-    return f"[{COLORS[verdict]}]{verdict}[/]" if verdict in COLORS else verdict
+    return painted(cell["verdict"], cell["regenerated"]) + published
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from paperlm.spec.project import Project
-from paperlm.spec.table import ClaimSpec
+from paperlm.plan.exhibit import ClaimSpec
+from paperlm.plan.paper import PaperSpec
+from paperlm.plan.project import Project
 from paperlm.tables.claims import Cells, CellValue, Expression, MissingCell, Verdict, judge
 from paperlm.tables.contents import Contents
 
@@ -19,10 +20,10 @@ CLAIM_COLUMNS = [
 
 def claim_rows(project: Project, name: str, contents: Contents) -> list[dict[str, Any]]:
     """A line of <name>.claims.csv for each claim of a table or figure; those of a figure say what numbers they read."""
-    _, table = project.figure(name) if name in project.figures else project.table(name)
+    paper, table = project.exhibit(name)
     rows = []
     for claim in table.claims:
-        verdict = _judged(project, claim, table.claims_name, contents)
+        verdict = _judged(project, paper, claim, table.claims_name, contents)
         tested = verdict.verdict != "not tested"
         numbers = numbers_read(claim, table.claims_name, contents) if tested and name in project.figures else ""
         reason = "; ".join(filter(None, (verdict.reason, numbers, claim.note if tested else "")))
@@ -57,15 +58,15 @@ def _word(truth: bool | None) -> str:
     return "" if truth is None else str(truth).lower()
 
 
-def _judged(project: Project, claim: ClaimSpec, table_name: str, contents: Contents) -> Verdict:
-    rule = project.scale.claims
-    if contents.untested:
+def _judged(project: Project, paper: PaperSpec, claim: ClaimSpec, table_name: str, contents: Contents) -> Verdict:
+    rule, exceptions = project.scale.claims, project.changes(paper).except_
+    if contents.untested and not _within(claim, table_name, contents):
         return Verdict("not tested", reason=contents.untested)
     if contents.depends_on_scale:
         if rule.judge == "none":
             return Verdict("not tested", reason=f"scale {project.scale.scale}: {rule.why}")
-        if claim.id in rule.except_:
-            return Verdict("not tested", reason=f"scale {project.scale.scale}: {rule.except_[claim.id]}")
+        if claim.id in exceptions:
+            return Verdict("not tested", reason=f"scale {project.scale.scale}: {exceptions[claim.id]}")
     if claim.given is not None:
         condition = judge(claim.given.expression, table_name, contents.samples)
         if condition.verdict != "holds":
@@ -76,6 +77,16 @@ def _judged(project: Project, claim: ClaimSpec, table_name: str, contents: Conte
         reason = f"{verdict.reason}; {contents.one_sample}".removeprefix("; ")
         return Verdict(verdict.verdict, verdict.support, verdict.per_seed, reason)
     return verdict
+
+
+def _within(claim: ClaimSpec, table_name: str, contents: Contents) -> bool:
+    """Whether a claim reads nothing but columns that can be judged in a table which is otherwise untested."""
+    cells = {key: CellValue(statistics.fmean(sample.values)) for key, sample in contents.samples.items()}
+    try:
+        read = Expression(claim.expression).cells({table_name: Cells(cells)})
+    except MissingCell:
+        return False
+    return bool(read) and all(column in contents.judged_columns for _, (_, column) in read)
 
 
 def holds_in_print(claim: ClaimSpec, table_name: str, printed: Mapping[Any, CellValue]) -> bool | None:

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 
 from paperlm.errors import CheckpointError, PaperLMError
 from paperlm.files import FULL_DISK, sha256_of
-from paperlm.spec.run import RunConfig
+from paperlm.jobs.base import Job
 
 KEEP = 2
+STATE = ("job_id", "job", "behaviour", "sha256", "update", "counted", "wall_seconds", "resumed_from")
 
 
-def save(folder: Path, run: RunConfig, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
     """Write a checkpoint after `state["update"]` updates. Raises PaperLMError on a full disk; older ones stay."""
     target = folder / f"step-{state['update']:08d}"
     temporary = folder / f".{target.name}.tmp"
@@ -39,7 +40,13 @@ def save(folder: Path, run: RunConfig, model: torch.nn.Module, optimizer: Any, s
         save_file(tensors, temporary / "model.safetensors")
         save_file(moments, temporary / "optimizer.safetensors")
         checksums = {p.name: sha256_of(p) for p in sorted(temporary.iterdir())}
-        content = {"run_id": run.run_id, "run": run.canonical(), "sha256": checksums, **state}
+        content = {
+            "job_id": job.job_id,
+            "job": job.canonical(),
+            "behaviour": job.behaviours(),
+            "sha256": checksums,
+            **state,
+        }
         with (temporary / "state.json").open("w") as file:
             json.dump(content, file)
             file.flush()
@@ -64,28 +71,34 @@ def steps(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if (p / "state.json").is_file())
 
 
-def load(folder: Path, run: RunConfig, model: torch.nn.Module, optimizer: Any) -> dict[str, Any] | None:
+def load(
+    folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, at_most: int | None = None
+) -> dict[str, Any] | None:
     """Restore the newest checkpoint into model and optimizer; returns its state, or None if there is none.
 
-    Raises CheckpointError, leaving all files alone, if it belongs to another configuration or is damaged.
+    `at_most`: only checkpoints of up to so many updates serve. Raises CheckpointError, leaving all files alone, if it
+    belongs to another job or is damaged.
     """
-    found = steps(folder)
+    found = [path for path in steps(folder) if at_most is None or int(path.name.removeprefix("step-")) <= at_most]
     if not found:
         return None
     newest = found[-1]
     try:
         state = json.loads((newest / "state.json").read_text())
-        _ = (state["run_id"], state["run"], state["sha256"], state["update"], state["tokens"])
+        _ = [state[key] for key in STATE]
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{newest / 'state.json'}: truncated or altered; delete {newest}") from None
-    if state["run_id"] != run.run_id:
-        theirs, ours = state["run"], run.canonical()
-        changed = [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)] or [
-            "the data or the code's BEHAVIOUR number"
-        ]
+    if state["job_id"] != job.job_id:
+        theirs, ours = state["job"], job.canonical()
+        changed = [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)] or ["the data"]
         raise CheckpointError(
-            f"{newest}: checkpoint of {state['run_id']}, not of {run.run_id} (differs in {', '.join(changed)}); "
-            "move the folder away, or give --checkpoints another folder"
+            f"{newest}: checkpoint of {state['job_id']}, not of {job.job_id} (differs in {', '.join(changed)}); "
+            "move the folder away"
+        )
+    if state["behaviour"] != job.behaviours():
+        raise CheckpointError(
+            f"{newest}: made under earlier rules ({state['behaviour']}, now {job.behaviours()}); delete {folder}: "
+            "training starts anew"
         )
     for name, expected in state["sha256"].items():
         if not (newest / name).is_file() or sha256_of(newest / name) != expected:

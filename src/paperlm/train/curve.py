@@ -1,14 +1,12 @@
-"""The training curve: a JSON line per update and per evaluation, and the thinned form that goes into the record."""
+"""The training curve: a JSON line per update and per evaluation, and the rows of it that go into the record."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-POINTS = 160
-"Points of the thinned curve: enough for a figure, a few kB in a record."
 
 
 class CurveFile:
@@ -31,7 +29,7 @@ class CurveFile:
         self._file.flush()
 
     def add(self, **row: Any) -> None:
-        """One line; `update` is the number of updates made so far."""
+        """One line; `update` is the number of updates made so far, `counted` the tokens or examples."""
         self.rows.append(row)
         self._file.write(json.dumps(row) + "\n")
 
@@ -39,30 +37,19 @@ class CurveFile:
         """Hand everything to the operating system."""
         self._file.flush()
 
-    def close(self) -> None:
-        """Flush and close."""
-        self._file.close()
-
-    def every_update(self) -> dict[str, list[list[float | None]]]:
-        """Curve of a record that keeps everything: the loss of each update, both perplexities of each evaluation."""
-        train = [[r["update"], r["tokens"], _rounded(r["loss"])] for r in self.rows if "loss" in r]
-        evaluations = [r for r in self.rows if "ppl_true" in r]
-        keys = ("update", "tokens", "ppl_true", "ppl_sequences")
-        return {"train": train, "eval": [[r[key] for key in keys] for r in evaluations]}
-
-    def thinned(self) -> dict[str, list[list[float | None]]]:
-        """Curve of the record: training loss averaged over bins of equal width, every evaluation."""
+    def training(self, points: int | None = None) -> list[list[float | None]]:
+        """[update, counted, loss] of every update, or means over bins of equal width, at most `points` of them."""
         train = [r for r in self.rows if "loss" in r]
-        evals = [[r["update"], r["tokens"], r["ppl_true"]] for r in self.rows if "ppl_true" in r]
-        width = max(1, math.ceil(len(train) / POINTS))
-        points: list[list[float | None]] = []
+        width = 1 if points is None else max(1, math.ceil(len(train) / points))
+        found: list[list[float | None]] = []
         for start in range(0, len(train), width):
             rows = train[start : start + width]
             losses = [r["loss"] for r in rows]
-            mean = None if None in losses else _rounded(sum(losses) / len(losses))
-            points.append([rows[-1]["update"], rows[-1]["tokens"], mean])
-        return {"train": points, "eval": evals}
+            mean = None if None in losses else round(sum(losses) / len(losses), 6)
+            found.append([rows[-1]["update"], rows[-1]["counted"], mean])
+        return found
 
-
-def _rounded(loss: float | None) -> float | None:
-    return None if loss is None else round(loss, 6)
+    def evaluations(self, names: Sequence[str]) -> list[list[float | None]]:
+        """[update, counted, the named numbers] of every evaluation."""
+        found = [r for r in self.rows if "evaluation" in r]
+        return [[r["update"], r["counted"], *(r["evaluation"][name] for name in names)] for r in found]

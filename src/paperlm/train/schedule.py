@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from paperlm.spec.run import RunConfig
+if TYPE_CHECKING:
+    from paperlm.jobs.pretrain import Pretrain
 
 
-def learning_rate(update: int, run: RunConfig) -> float:
+def learning_rate(update: int, job: Pretrain) -> float:
     """Rate of an update, counted from 0.
 
     update < W: peak * update / W; else peak * (f + (1-f) * (1 + cos(pi * (update-W)/(T-W))) / 2). The first update has
     rate 0 when there is a warm-up. The authors' loop makes one more update, at 1e-7 of the peak; ours does not.
     """
-    warmup, total, floor = run.warmup_steps, run.steps, run.final_lr_fraction
+    warmup, total, floor = job.warmup_steps, job.steps, job.final_lr_fraction
     if update < warmup:
-        return run.peak_lr * update / warmup
+        return job.peak_lr * update / warmup
     progress = (update - warmup) / max(1, total - warmup)
-    return run.peak_lr * (floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2)
+    return job.peak_lr * (floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2)

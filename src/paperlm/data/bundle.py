@@ -1,0 +1,102 @@
+"""How the bundled sets of items were drawn: `python -m paperlm.data.bundle FOLDER` writes them again.
+
+FOLDER holds the full sets (the files of the registry's `local` entries). A fixed rule draws them, so that anyone with
+the full sets gets the same lines; a test does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from paperlm.data.registry import HERE
+from paperlm.data.sources import items
+
+Item = dict[str, Any]
+
+EVALUATED = 100
+"Items of the evaluated split; of MMLU two of each subject."
+FEW_SHOT = 20
+"Items of the training split, to draw few-shot examples from; of MMLU the five of each subject that its task names."
+SFT_ITEMS = {"train": 4000, "validation": 200}
+PAIRS = {"train": 500, "validation": 100}
+LONGEST_DIALOGUE = 600
+"Characters; about 150 tokens of a vocabulary of 32,000."
+
+# bundled set -> full set, evaluated split, the text by which a training item is recognized as an evaluated one
+EVALUATIONS = {
+    "arc_easy": ("arc_easy_full", "test", "question"),
+    "boolq": ("boolq_full", "validation", "question"),
+    "hellaswag": ("hellaswag_full", "validation", "ctx"),
+    "openbookqa": ("openbookqa_full", "test", "question_stem"),
+    "piqa": ("piqa_full", "validation", "goal"),
+    "squad": ("squad_1000", "validation", "question"),
+    "winogrande": ("winogrande_full", "validation", "sentence"),
+}
+
+
+def line(item: Mapping[str, Any]) -> bytes:
+    """An item as it is stored, newline included."""
+    return json.dumps(item, ensure_ascii=False).encode() + b"\n"
+
+
+def drawn(candidates: Iterable[Item], count: int) -> list[Item]:
+    """The `count` distinct items whose lines have the smallest SHA-256, in that order: whatever order the file has."""
+    by_hash = {hashlib.sha256(line(item)).digest(): item for item in candidates}
+    return [by_hash[key] for key in sorted(by_hash)[:count]]
+
+
+def files(folder: str) -> Iterator[tuple[str, list[Item]]]:
+    """Path below data/bundled/ -> items of every bundled file; `folder` has the full sets."""
+    evaluated: set[str] = set()
+    for name, (full, split, text) in EVALUATIONS.items():
+        chosen = drawn(items(f"local:{full}", split, folder), EVALUATED)
+        evaluated |= {item[text] for item in chosen}
+        yield f"eval/{name}.{split}.jsonl.gz", chosen
+        if name != "squad":
+            yield f"eval/{name}.train.jsonl.gz", drawn(items(f"local:{full}", "train", folder), FEW_SHOT)
+    subjects: dict[str, list[Item]] = {}
+    for item in items("local:mmlu_full", "test", folder):
+        subjects.setdefault(item["subject"], []).append(item)
+    test = [item for subject in sorted(subjects) for item in drawn(subjects[subject], 2)]
+    evaluated |= {item["question"] for item in test}
+    yield "eval/mmlu.test.jsonl.gz", test
+    yield "eval/mmlu.dev.jsonl.gz", list(items("local:mmlu_full", "dev", folder))
+    for split, count in SFT_ITEMS.items():
+        yield f"sft/commonsense_4k.{split}.jsonl.gz", _unseen(split, folder, evaluated, count)
+    pairs = drawn(filter(_is_short_pair, items("local:hh_rlhf_harmless", "test", folder)), sum(PAIRS.values()))
+    yield "preference/hh_rlhf_600.train.jsonl.gz", pairs[: PAIRS["train"]]
+    yield "preference/hh_rlhf_600.validation.jsonl.gz", pairs[PAIRS["train"] :]
+
+
+def _unseen(split: str, folder: str, evaluated: set[str], count: int) -> list[Item]:
+    """The first items whose instruction contains no evaluated text."""
+    training = items("local:commonsense_15k", split, folder)
+    unseen = (item for item in training if not any(text in item["instruction"] for text in evaluated))
+    return list(itertools.islice(unseen, count))
+
+
+def _is_short_pair(pair: Item) -> bool:
+    """Whether two short dialogues differ in their last answer and in nothing else; in some pairs more differs."""
+    heads, answers = zip(*(pair[key].rsplit("\n\nAssistant:", 1) for key in ("chosen", "rejected")), strict=True)
+    short = all(len(pair[key]) <= LONGEST_DIALOGUE for key in ("chosen", "rejected"))
+    return short and heads[0] == heads[1] and answers[0].strip() != answers[1].strip() and all(map(str.strip, answers))
+
+
+def compressed(rows: Iterable[Item]) -> bytes:
+    """Lines, gzip without time or name."""
+    return gzip.compress(b"".join(map(line, rows)), 9, mtime=0)
+
+
+if __name__ == "__main__":
+    for name, rows in files(sys.argv[1]):
+        path = HERE / "bundled" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data := compressed(rows))
+        checksum = hashlib.sha256(data).hexdigest()
+        print(f"{len(rows)} items: {{path: bundled/{name}, bytes: {len(data)}, sha256: '{checksum}'}}")

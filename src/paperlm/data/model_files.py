@@ -1,0 +1,133 @@
+"""Files of a model from elsewhere, fetched or linked into a folder by the data rule; jobs read them there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from paperlm.data.registry import FileEntry, ModelEntry, model_entry
+from paperlm.data.shards import load_manifest
+from paperlm.data.sources import model_paths, verify
+from paperlm.errors import DataError, SpecError
+from paperlm.files import sha256_of, write_json
+from paperlm.frozen import Frozen, digest
+
+PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
+"Files of a hub's repository that are fetched: no pickled weights, no code."
+
+
+class ModelData(Frozen):
+    """The files of a model of the registry."""
+
+    model: str = Field(pattern=r"^(local|hub):[\w./-]+$")
+
+    @field_validator("model")
+    @classmethod
+    def model_exists(cls, value: str) -> str:
+        try:
+            model_entry(value)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    @property
+    def dataset(self) -> str:
+        """The model, as a record names what it was made from."""
+        return self.model
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Checksums of the files, or the commit that pins them; architecture and unused weights decide what is read."""
+        _, entry = model_entry(self.model)
+        return {
+            "files": [file.sha256 for file in entry.files],
+            "hub": entry.hub.model_dump(mode="json") if entry.hub else None,
+            "architecture": entry.architecture,
+            "unused_weights": entry.unused_weights,
+        }
+
+    @property
+    def data_id(self) -> str:
+        """Folder name below results/data/."""
+        name, _ = model_entry(self.model)
+        return f"{name.replace('/', '_').lower()}-{digest({'model': self.model, 'data': self.fingerprint()})}"
+
+
+def prepare_model_files(settings: ModelData, folder: Path, local_data: str = "") -> Path:
+    """Put the model's files and, last, manifest.json into `folder`; returns the manifest's path.
+
+    A local file is checked against the registry and linked, or copied where links cannot be. Raises DataError if one
+    is missing or altered, and for a hub that cannot be reached or has no safetensors.
+    """
+    name, entry = model_entry(settings.model)
+    folder.mkdir(parents=True, exist_ok=True)
+    if entry.hub:
+        _fetch(entry, folder)
+    else:
+        _link(settings.model, folder, local_data)
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "manifest.json")
+    manifest = {
+        "data_id": settings.data_id,
+        "settings": settings.model_dump(mode="json"),
+        "dataset": name,
+        "licence": entry.licence,
+        "citation": entry.citation,
+        "checksums": settings.fingerprint(),
+        "files": [{"file": p.name, "bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in paths],
+    }
+    write_json(folder / "manifest.json", manifest)
+    return folder / "manifest.json"
+
+
+def _link(model: str, folder: Path, local_data: str) -> None:
+    for path, file in model_paths(model, local_data):
+        verify(path, file)
+        target = folder / path.name
+        target.unlink(missing_ok=True)
+        try:
+            os.link(path.resolve(), target)
+        except OSError:
+            shutil.copyfile(path, target)
+
+
+def _fetch(entry: ModelEntry, folder: Path) -> None:
+    """From the hub, or from the folder in its layout that PAPERLM_HUB_MIRROR names (the name stays the same)."""
+    mirror = os.environ.get("PAPERLM_HUB_MIRROR")
+    if mirror:
+        source = Path(mirror) / entry.hub.name
+        for pattern in PATTERNS:
+            for path in source.glob(pattern):
+                shutil.copyfile(path, folder / path.name)
+    else:
+        from huggingface_hub import snapshot_download
+
+        try:
+            snapshot_download(
+                entry.hub.name, revision=entry.hub.revision, local_dir=folder, allow_patterns=list(PATTERNS)
+            )
+        except Exception as error:
+            raise DataError(
+                f"model {entry.hub.name!r} cannot be fetched ({type(error).__name__}: {error}); this needs the network "
+                "and, for some models, an account of the hub; or a folder in the hub's layout named by the environment "
+                "variable PAPERLM_HUB_MIRROR"
+            ) from error
+    if not any(folder.glob("*.safetensors")):
+        raise DataError(f"{mirror or 'hub'}: {entry.hub.name} has no weights as safetensors, the only format read here")
+
+
+def model_files(manifest_path: Path) -> list[Path]:
+    """The prepared files. Raises DataError if one is missing or altered."""
+    paths = []
+    for stored in load_manifest(manifest_path)["files"]:
+        path = manifest_path.parent / stored["file"]
+        try:
+            verify(path, FileEntry(path=stored["file"], bytes=stored["bytes"], sha256=stored["sha256"]))
+        except DataError as error:
+            raise DataError(
+                f"{error}; or delete the folder {path.parent} and start again: it is prepared anew"
+            ) from None
+        paths.append(path)
+    return paths

@@ -1,0 +1,269 @@
+"""Tasks through EleutherAI's lm-evaluation-harness, on local items: `evaluate`, and its own command line, `main`.
+
+The harness's definitions of the tasks are used as they are (prompt, choices, metrics); only where the items come from
+is replaced, by a definition that includes the packaged one. Nothing is fetched, and nothing outlives a call on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval
+import yaml
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from paperlm.data.items import read_items
+from paperlm.errors import DataError
+from paperlm.evaluate.tasks import Task, task_of
+
+PACKAGED = Path(lm_eval.__file__).parent / "tasks"
+FEW_SHOT_SEED = 1234
+"lm-eval's own default"
+
+Splits = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What the harness found. Keys of the first two are `task/metric`, of the others tasks."""
+
+    metrics: dict[str, float]
+    "shares between 0 and 1: acc, and acc_norm where the task has it"
+    standard_errors: dict[str, float]
+    "the harness's own"
+    versions: dict[str, str]
+    "of each task's definition, and `lm_eval`: of the package"
+    items: dict[str, int]
+    "items evaluated"
+    cut: dict[str, float] = field(default_factory=dict)
+    "share of requests (an item with one of its options) that were cut on the left to the model's length"
+    not_finite: dict[str, float] = field(default_factory=dict)
+    "share of requests whose likelihood is no number; the harness then takes the first such option"
+
+
+class CountingLM(HFLM):
+    """The harness's model for transformers, which also counts, per task, what it cuts and what is no number.
+
+    Contexts get no token appended; a beginning-of-sequence token that the tokenizer itself adds stays. A request of
+    more than `max_length` + 1 tokens keeps its last ones, as the harness has it (the last token is only predicted).
+    Where the harness stops at an option longer than that, its last `max_length` tokens are scored.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, max_length: int, batch_size: int, progress: bool) -> None:
+        specials, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
+        super().__init__(
+            pretrained=model,
+            backend="causal",
+            tokenizer=tokenizer,
+            max_length=max_length,
+            batch_size=batch_size,
+            add_bos_token=False if specials[-1:] != plain[-1:] else None,
+        )
+        self.progress = progress
+        self.requests, self.cut, self.not_finite = Counter(), Counter(), Counter()
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Likelihood of each request's option after its context, and whether greedy decoding gives it."""
+        self._tasks = [request.task_name for request in requests]
+        found = super().loglikelihood(requests, disable_tqdm=disable_tqdm or not self.progress)
+        self.requests.update(self._tasks)
+        pairs = zip(self._tasks, found, strict=True)
+        self.not_finite.update(task for task, (likelihood, _) in pairs if not math.isfinite(likelihood))
+        return found
+
+    def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **options: Any) -> list[tuple[float, bool]]:
+        kept = []
+        for task, (texts, context, option) in zip(self._tasks, requests, strict=True):
+            if not option:
+                raise DataError(f"task {task!r}: option {texts[1]!r} is no token of this tokenizer; correct the item")
+            row = (context + option)[-(self.max_length + 1) :]
+            self.cut[task] += len(row) < len(context) + len(option)
+            scored = min(len(option), len(row) - 1)
+            kept.append((texts, row[:-scored], row[-scored:]))
+        return super()._loglikelihood_tokens(kept, *args, **options)
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str],
+    items: Mapping[str, Path],
+    *,
+    few_shot: int,
+    max_length: int,
+    batch_size: int,
+    limit: int | None = None,
+    few_shot_seed: int = FEW_SHOT_SEED,
+    progress: bool = True,
+) -> Evaluation:
+    """Accuracies of a causal model of transformers on `tasks`.
+
+    `items`: task -> manifest of its prepared items; `limit`: see `load_items`. Raises what `load_items` raises.
+    """
+    lm = CountingLM(model, tokenizer, max_length=max_length, batch_size=batch_size, progress=progress)
+    found = evaluate_lm(lm, tasks, items, few_shot=few_shot, limit=limit, few_shot_seed=few_shot_seed)
+    return Evaluation(
+        **{**vars(found), "cut": _share(lm.cut, lm, tasks), "not_finite": _share(lm.not_finite, lm, tasks)}
+    )
+
+
+def evaluate_lm(
+    lm: LM,
+    tasks: Sequence[str],
+    items: Mapping[str, Path],
+    *,
+    few_shot: int,
+    limit: int | None = None,
+    few_shot_seed: int = FEW_SHOT_SEED,
+) -> Evaluation:
+    """As `evaluate`, of any model that the harness knows how to ask."""
+    loaded = load_items(tasks, items, few_shot=few_shot, limit=limit)
+    with tempfile.TemporaryDirectory(prefix="paperlm-lm-eval-") as name:
+        folder = Path(name)
+        for task in tasks:
+            _define(task, loaded[task], few_shot, folder)
+        bars = datasets.is_progress_bar_enabled()
+        datasets.disable_progress_bars()  # one a subject of MMLU
+        try:
+            results = lm_eval.simple_evaluate(
+                model=lm,
+                tasks=list(tasks),
+                fewshot_random_seed=few_shot_seed,
+                task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+                log_samples=False,
+            )
+        finally:
+            if bars:
+                datasets.enable_progress_bars()
+    metrics, errors = {}, {}
+    for task in tasks:
+        for key, value in results["results"][task].items():
+            metric, _, end = key.partition(",")
+            if end != "none":
+                continue
+            if metric.endswith("_stderr"):
+                errors[f"{task}/{metric.removesuffix('_stderr')}"] = float(value)
+            else:
+                metrics[f"{task}/{metric}"] = float(value)
+    versions = {task: str(results["versions"][task]) for task in tasks} | {"lm_eval": lm_eval.__version__}
+    counts = {task: len(loaded[task][task_of(task).split]) for task in tasks}
+    return Evaluation(metrics=metrics, standard_errors=errors, versions=versions, items=counts)
+
+
+def load_items(
+    tasks: Sequence[str], items: Mapping[str, Path], *, few_shot: int, limit: int | None = None
+) -> dict[str, Splits]:
+    """Task -> split -> items: what is evaluated, and with `few_shot` what examples are drawn from.
+
+    `limit`: at most so many of the first items of a task are evaluated; of MMLU floor(limit / 57) of each subject, and
+    at least two (the harness's standard error of a subject needs two). Raises SpecError for an unknown task, DataError
+    for items that are missing, altered or lack a field, and for fewer than two items or too few examples.
+    """
+    return {name: _load(name, task_of(name), items, few_shot, limit) for name in tasks}
+
+
+def _load(name: str, task: Task, items: Mapping[str, Path], few_shot: int, limit: int | None) -> Splits:
+    if name not in items:
+        raise DataError(f"task {name!r}: no items given; prepare its set of the registry and name the manifest")
+    manifest = items[name]
+    wanted = [task.split, task.few_shot_split] if few_shot else [task.split]
+    splits = {split: read_items(manifest, split) for split in wanted}
+    for split, rows in splits.items():
+        for number, row in enumerate(rows, start=1):
+            if missing := [key for key in task.fields if key not in row]:
+                raise DataError(
+                    f"{manifest.parent}, {split} split, item {number}: no {', '.join(map(repr, missing))}, which task "
+                    f"{name!r} reads"
+                )
+    parts = _by_subject(splits) if task.group else {"": splits}
+    if limit is not None:
+        limit = max(2, limit // len(parts)) if task.group else limit
+    for subject, part in parts.items():
+        part[task.split] = part.get(task.split, [])[:limit]
+        where = f"{manifest.parent}, {task.split} split" + (f", subject {subject}" if subject else "")
+        if len(part[task.split]) < 2:
+            raise DataError(f"{where}: {len(part[task.split])} items; a standard error needs two")
+        if len(part.get(task.few_shot_split, [])) < few_shot:
+            examples = len(part.get(task.few_shot_split, []))
+            raise DataError(f"{where}: the {task.few_shot_split} split has {examples} examples for {few_shot} shots")
+    return {split: [row for part in parts.values() for row in part[split]] for split in wanted}
+
+
+def _by_subject(splits: Splits) -> dict[str, Splits]:
+    parts: dict[str, Splits] = {}
+    for split, rows in splits.items():
+        for row in rows:
+            parts.setdefault(row["subject"], {}).setdefault(split, []).append(row)
+    return dict(sorted(parts.items()))
+
+
+def _define(name: str, splits: Splits, few_shot: int, folder: Path) -> None:
+    """Write the task's definition and items into `folder`."""
+    task = task_of(name)
+    if task.group is None:
+        _define_one(name, task.definition, task, splits, few_shot, folder)
+        return
+    parts = _by_subject(splits)
+    for subject, part in parts.items():
+        _define_one(f"{name}_{subject}", task.definition.format(subject=subject), task, part, few_shot, folder)
+    group = yaml.safe_load((PACKAGED / task.group).read_text(encoding="utf-8"))
+    group["task"] = [f"{name}_{subject}" for subject in parts]
+    (folder / f"_{name}.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
+
+
+def _define_one(name: str, definition: str, task: Task, splits: Splits, few_shot: int, folder: Path) -> None:
+    packaged = PACKAGED / definition
+    if not packaged.is_file():
+        raise DataError(f"task {name!r}: lm-eval {lm_eval.__version__} has no {definition}")
+    files = {}
+    for split, rows in splits.items():
+        path = folder / f"{name}.{split}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        files[split] = str(path)
+    # A split that the packaged definition names and that is not here must be switched off: the harness opens them all.
+    roles = {"training_split": "train", "validation_split": "validation", "test_split": "test"}
+    content = {
+        "include": str(packaged),
+        "task": name,
+        "tag": None,
+        "num_fewshot": few_shot,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": files, "cache_dir": str(folder / "cache")},
+        **{role: split if split in splits else None for role, split in roles.items()},
+    }
+    if task.few_shot_split not in roles.values():
+        content["fewshot_split"] = task.few_shot_split if task.few_shot_split in splits else None
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+
+
+def _share(counts: Counter, lm: CountingLM, tasks: Sequence[str]) -> dict[str, float]:
+    """Task -> counted share of its requests; a group's subjects are one task."""
+    total, found = Counter(), Counter()
+    for name, requests in lm.requests.items():
+        task = next(task for task in tasks if name == task or name.startswith(f"{task}_"))
+        total[task] += requests
+        found[task] += counts[name]
+    return {task: found[task] / total[task] for task in tasks}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """lm-eval's own command line, with the decoder registered: `--model hf --model_args pretrained=<model folder>`."""
+    from lm_eval.__main__ import cli_evaluate
+
+    import paperlm.models.llama  # noqa: F401 - makes the Auto classes know the decoder
+
+    sys.argv = ["lm-eval", *arguments]
+    cli_evaluate()

@@ -1,0 +1,100 @@
+"""The tasks of lm-evaluation-harness that the papers report: which split, which set of the registry, which fields.
+
+Nothing here imports lm-eval or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from paperlm.errors import SpecError, unknown
+
+Source = Literal["bundled", "local", "hub"]
+"""bundled: 100 items of each task (MMLU: 114), in the package; local: the full sets, in the folder `local_data`;
+hub: the sets that lm-eval names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One task; its name is lm-eval's."""
+
+    definition: str
+    "its file below lm_eval/tasks; of a group, that of a subject with `{subject}`"
+    split: str
+    "the split that lm-eval evaluates"
+    few_shot_split: str
+    "the split that lm-eval draws few-shot examples from"
+    datasets: Mapping[Source, str]
+    "name of the set in the registry"
+    fields: tuple[str, ...]
+    "what the definition reads of an item"
+    group: str | None = None
+    "file of the group that averages over the subjects"
+
+
+def _sets(name: str, hub: str) -> dict[Source, str]:
+    return {"bundled": name, "local": f"{name}_full", "hub": hub}
+
+
+TASKS: dict[str, Task] = {
+    "mmlu": Task(
+        definition="mmlu/default/mmlu_{subject}.yaml",
+        group="mmlu/default/_mmlu.yaml",
+        split="test",
+        few_shot_split="dev",
+        datasets=_sets("mmlu", "cais/mmlu"),
+        fields=("question", "subject", "choices", "answer"),
+    ),
+    "boolq": Task(
+        definition="super_glue/boolq/default.yaml",
+        split="validation",
+        few_shot_split="train",
+        datasets=_sets("boolq", "aps/super_glue/boolq"),
+        fields=("question", "passage", "label"),
+    ),
+    "arc_easy": Task(
+        definition="arc/arc_easy.yaml",
+        split="test",
+        few_shot_split="train",
+        datasets=_sets("arc_easy", "allenai/ai2_arc/ARC-Easy"),
+        fields=("question", "choices", "answerKey"),
+    ),
+    "piqa": Task(
+        definition="piqa/piqa.yaml",
+        split="validation",
+        few_shot_split="train",
+        datasets=_sets("piqa", "baber/piqa"),
+        fields=("goal", "sol1", "sol2", "label"),
+    ),
+    "hellaswag": Task(
+        definition="hellaswag/hellaswag.yaml",
+        split="validation",
+        few_shot_split="train",
+        datasets=_sets("hellaswag", "Rowan/hellaswag"),
+        fields=("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+    ),
+    "openbookqa": Task(
+        definition="openbookqa/openbookqa.yaml",
+        split="test",
+        few_shot_split="train",
+        datasets=_sets("openbookqa", "allenai/openbookqa"),
+        fields=("question_stem", "choices", "answerKey"),
+    ),
+    "winogrande": Task(
+        definition="winogrande/default.yaml",
+        split="validation",
+        few_shot_split="train",
+        datasets=_sets("winogrande", "allenai/winogrande"),
+        fields=("sentence", "option1", "option2", "answer"),
+    ),
+}
+"The seven of Mix-LN Table 2 and LNS Table 3."
+
+
+def task_of(name: str) -> Task:
+    """The task; SpecError with the nearest known name otherwise."""
+    if name not in TASKS:
+        raise SpecError(unknown("task", name, TASKS))
+    return TASKS[name]

@@ -1,0 +1,138 @@
+"""`paperlm figure`: a figure of a paper file as .svg and .png, its numbers as .csv, what has to be known about it as
+.notes.txt; if it has claims, the statistics that they read as .diff.csv and the verdicts as .claims.csv."""
+
+from __future__ import annotations
+
+import io
+import statistics
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paperlm.errors import SpecError, unknown
+from paperlm.figures import figure_kinds
+from paperlm.files import write_atomic
+from paperlm.plan.project import Project
+from paperlm.tables.build import sibling, write_claims, write_diff
+from paperlm.tables.claims import CellSamples
+from paperlm.tables.contents import Contents, DiffRow, Key
+from paperlm.tables.jobs import labels, proxies
+from paperlm.tables.results import collect
+from paperlm.tables.verdicts import claim_rows
+from paperlm.tables.vocabulary import NOT_PRINTED, SEE_CLAIMS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+DPI = 160
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A drawn figure, its numbers, and what its claims read."""
+
+    figure: Figure
+    numbers: pd.DataFrame
+    samples: Mapping[Key, CellSamples] = field(default_factory=dict)
+    untested: str = ""
+    "why no claim can be judged; empty: they are judged"
+    one_sample: str = ""
+    "added to the reason of a verdict that rests on one seed"
+    labels: tuple[str, ...] = ()
+    "what has to stand beside its numbers: a proxy, earlier rules, seeds without a record"
+
+
+def write_figure(project: Project, name: str, records: Iterable[Path], out: Path) -> None:
+    """Draw a figure and write its files beside `out` (SVG). Raises SpecError and RecordError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    _, spec = project.figure(name)
+    sns.set_theme(style="whitegrid", context="paper")
+    plt.rcParams["svg.hashsalt"] = name  # the same numbers give the same file
+    drawing: Drawing = figure_kinds()[spec.draw](project, name, records)
+    lines = notes(project, name, drawing)
+    _write_notes(drawing.figure, lines)
+    _write(out.with_suffix(".notes.txt"), "".join(f"{line}\n" for line in lines).encode())
+    for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
+        image = io.BytesIO()
+        drawing.figure.savefig(image, format=suffix[1:], metadata=metadata, dpi=DPI, bbox_inches="tight")
+        _write(out.with_suffix(suffix), image.getvalue())
+    plt.close(drawing.figure)
+    text = drawing.numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+    _write(out.with_suffix(".csv"), text.encode())
+    if spec.claims:
+        contents = Contents(
+            diff=statistics_rows(project, name, drawing),
+            samples=drawing.samples,
+            untested=drawing.untested,
+            one_sample=drawing.one_sample,
+        )
+        write_diff(sibling(out.with_suffix(".csv"), "diff"), contents.diff)
+        write_claims(sibling(out.with_suffix(".csv"), "claims"), claim_rows(project, name, contents))
+
+
+def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str, ...]:
+    """Proxies, and labels of the records behind a figure of jobs."""
+    results = collect(project, name, records)
+    found = [f"{row}: {label}" for (row, _), cell in results.cells.items() if cell.records for label in labels(cell)]
+    return (*proxies(project, name), *dict.fromkeys(found))
+
+
+def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffRow]:
+    """A row for each statistic that claims read: its mean over seeds, beside what the paper's text says of it.
+
+    Raises SpecError for words about another statistic.
+    """
+    _, spec = project.figure(name)
+    columns = {column for _, column in drawing.samples}
+    for column in spec.in_words:
+        if columns and column not in columns:
+            raise SpecError(f"figures.{name}.in_words: {unknown('statistic', column, columns)}")
+    rows = []
+    for (row, column), sample in drawing.samples.items():
+        mean, several = statistics.fmean(sample.values), len(set(sample.values)) > 1
+        said = spec.in_words.get(column)
+        reason = f"in the text: {said}" if said else "the paper prints no number of this"
+        rows.append(DiffRow(
+            table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=f"{mean:.4g}",
+            metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(sample.values):.4g}" if several else "",
+            seeds=len(sample.values), verdict=SEE_CLAIMS if said else NOT_PRINTED, reason=reason,
+            labels="; ".join(drawing.labels),
+        ))  # fmt: skip
+    return rows
+
+
+def notes(project: Project, name: str, drawing: Drawing) -> list[str]:
+    """What has to be known about a figure, the shortest way first: labels of its numbers, notes, departures."""
+    _, spec = project.figure(name)
+    departures = [f"{d.what}: {d.why}" for d in project.deviations(name)]
+    return [*drawing.labels, *spec.notes, *departures]
+
+
+LINES = 3
+"Lines of notes in the picture; the rest stands in the report and beside the CSV."
+
+
+def _write_notes(figure: Figure, lines: list[str]) -> None:
+    """Below everything else that is drawn, each in one line."""
+    width = int(figure.get_figwidth() * 17)
+    shown = [textwrap.shorten(line, width, placeholder=" ...") for line in lines[:LINES]]
+    if len(lines) > LINES:
+        shown[-1] = (
+            textwrap.shorten(lines[LINES - 1], width - 34, placeholder=" ...")
+            + f" ({len(lines) - LINES} more beside the CSV)"
+        )
+    figure.draw_without_rendering()  # places the legend
+    bottom = figure.get_tightbbox().y0 / figure.get_figheight()
+    figure.text(0.01, bottom - 0.015, "\n".join(shown), ha="left", va="top", fontsize=7.5, color="0.35")
+
+
+def _write(path: Path, content: bytes) -> None:
+    write_atomic(path, lambda file: file.write(content))

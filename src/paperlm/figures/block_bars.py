@@ -1,0 +1,73 @@
+"""A number for each block as bars, a panel for each row: gradient norms, what a model loses without a block.
+
+Options: `series` and `column` of the records, `label` of the axis, `error`: metric whose standard error one number has,
+`percent`: shares are shown as points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.depth import ONE_SEED, depth_samples, depth_statistics, mean_over_seeds
+from paperlm.figures.style import row_styles
+from paperlm.plan.project import Project
+from paperlm.record.record import Record
+from paperlm.tables.results import collect
+
+
+def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
+    """Bars are means over seeds, a dot is one seed's number."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    _, spec = project.figure(name)
+    options, records = spec.options, list(records)
+    results = collect(project, name, records)
+    found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
+    curves = {row: [values(record, options) for record in seeds] for row, seeds in found.items()}
+    rows = [
+        [row, record.job["of"].get("seed", 0), block, value]
+        for row, seeds in found.items()
+        for record, curve in zip(seeds, curves[row], strict=True)
+        for block, value in enumerate(curve, 1)
+    ]
+    frame = pd.DataFrame(rows, columns=["row", "seed", "block", options["column"]])
+    count = max(1, len(found))
+    figure, axes = plt.subplots(1, count, figsize=(2.9 * count + 0.5, 2.9), sharey=True, squeeze=False)
+    styles = row_styles(project, name)
+    for axis, (row, seeds) in zip(axes[0], curves.items(), strict=False):
+        mean = mean_over_seeds(seeds)
+        axis.bar(range(len(mean)), mean, color=styles[row]["color"], width=0.75)
+        for seed in seeds if len(seeds) > 1 else ():
+            axis.plot(range(len(seed)), seed, ".", color="0.2", markersize=3)
+        axis.axhline(0, color="0.4", linewidth=0.8)
+        axis.set(title=row, xlabel="block (from 0, as in print)", ylabel=options["label"] if axis is axes[0][0] else "")
+        axis.grid(visible=False, axis="x")
+    if not found:
+        axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
+        axes[0][0].set_axis_off()
+    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    figure.tight_layout()
+    statistics = {row: [depth_statistics(curve) for curve in seeds] for row, seeds in curves.items()}
+    samples = depth_samples(project, statistics, _errors(found, options))
+    untested = "" if found else "no model has been measured"
+    one_seed = "" if options.get("error") else ONE_SEED
+    return Drawing(figure, frame, samples, untested, one_seed, labels_of(project, name, records))
+
+
+def values(record: Record, options: dict) -> list[float]:
+    """The number of each block, first to last."""
+    series = record.series[options["series"]]
+    factor = 100.0 if options.get("percent") else 1.0
+    pairs = zip(series.column("block"), series.column(options["column"]), strict=True)
+    return [factor * value for _, value in sorted(pairs)]
+
+
+def _errors(found: dict[str, tuple[Record, ...]], options: dict) -> dict[str, float] | None:
+    """Standard error of one number of a row, if the measurement has one."""
+    if not (metric := options.get("error")):
+        return None
+    factor = 100.0 if options.get("percent") else 1.0
+    return {row: factor * seeds[0].standard_errors[metric] for row, seeds in found.items()}

@@ -1,0 +1,85 @@
+"""A number of each block over training, one line a block, a panel for each row (LayerNorm Scaling Figure 1).
+
+The columns of the figure are states along a run (`along`). Options: `series` and `column` of the records, `label`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.depth import CORRELATION, ONE_SEED, depth_samples, depth_statistics
+from paperlm.plan.project import Project
+from paperlm.record.record import Record
+from paperlm.tables.results import collect
+
+Curve = dict[int, list[float]]
+"Update -> the number of each block, first to last."
+
+
+def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
+    """Lines from dark (first block) to light (last); the first seed of each row."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+    import seaborn as sns
+
+    _, spec = project.figure(name)
+    options, records = spec.options, list(records)
+    results = collect(project, name, records)
+    curves: dict[str, dict[int, Curve]] = {}
+    for (row, _), cell in results.cells.items():
+        for record in cell.usable:
+            series = record.series[options["series"]]
+            pairs = sorted(zip(series.column("block"), series.column(options["column"]), strict=True))
+            seeds = curves.setdefault(row, {})
+            seeds.setdefault(record.job["of"]["seed"], {})[update_of(record)] = [value for _, value in pairs]
+    rows = [
+        [row, seed, update, block, value]
+        for row, seeds in curves.items()
+        for seed, curve in seeds.items()
+        for update, blocks in sorted(curve.items())
+        for block, value in enumerate(blocks, 1)
+    ]
+    frame = pd.DataFrame(rows, columns=["row", "seed", "update", "block", options["column"]])
+    count = max(1, len(curves))
+    figure, axes = plt.subplots(1, count, figsize=(3.1 * count + 0.7, 3.0), squeeze=False, layout="constrained")
+    for axis, (row, seeds) in zip(axes[0], curves.items(), strict=False):
+        curve = next(iter(seeds.values()))
+        updates = sorted(curve)
+        depth = len(curve[updates[0]])
+        for block, color in enumerate(sns.color_palette("viridis", depth)):
+            axis.plot(updates, [curve[update][block] for update in updates], color=color, linewidth=1.1)
+        axis.set(title=row, xlabel="update", ylabel=options["label"] if axis is axes[0][0] else "")
+    if curves:
+        colours = plt.cm.ScalarMappable(plt.Normalize(1, depth), "viridis")
+        figure.colorbar(colours, ax=axes[0].tolist(), label="block", fraction=0.04, pad=0.02)
+    else:
+        axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
+        axes[0][0].set_axis_off()
+    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    statistics = {row: [curve_statistics(curve) for curve in seeds.values()] for row, seeds in curves.items()}
+    untested = "" if curves else "no model has been measured"
+    samples = depth_samples(project, statistics)
+    return Drawing(figure, frame, samples, untested, ONE_SEED, labels_of(project, name, records))
+
+
+def update_of(record: Record) -> int:
+    """After how many updates of its model's run a record was measured."""
+    at = record.job.get("at", "end")
+    return {"init": 0, "end": record.job["of"].get("steps", 0)}.get(at, at)
+
+
+def curve_statistics(curve: Curve) -> dict[str, float]:
+    """What claims read: first and last block at a fifth of the axis and at its end, the largest number of all, and the
+    rank correlation with depth at the end."""
+    last = max(curve)
+    fifth = min(curve, key=lambda update: abs(update - last / 5))
+    return {
+        "First Block, Fifth": curve[fifth][0],
+        "First Block, End": curve[last][0],
+        "Last Block, Fifth": curve[fifth][-1],
+        "Last Block, End": curve[last][-1],
+        "Largest": max(map(max, curve.values())),
+        f"{CORRELATION}, End": depth_statistics(curve[last])[CORRELATION],
+    }

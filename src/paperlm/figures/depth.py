@@ -1,0 +1,61 @@
+"""What claims say of a quantity that each block has: statistics over depth, and how their noise is found."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paperlm.figures.paired import relative_spread
+from paperlm.plan.project import Project
+from paperlm.tables.claims import CellSamples, rank_correlation
+from paperlm.tables.contents import Key
+
+DEEP, LOW, HIGH, MEAN = "Mean Over Deep Half", "Mean Over First Third", "Mean Over Last Third", "Mean"
+LARGEST, VARIATION, CORRELATION = "Largest", "Coefficient of Variation", "Rank Correlation With Depth"
+
+
+def depth_statistics(values: Sequence[float]) -> dict[str, float]:
+    """Statistics of one number a block, first to last: deep half (l > L/2), thirds, spread, trend (Spearman's)."""
+    array, n = np.asarray(values, dtype=np.float64), len(values)
+    third = max(1, n // 3)
+    mean = float(array.mean())
+    return {
+        MEAN: mean,
+        DEEP: float(array[n // 2 :].mean()),
+        LOW: float(array[:third].mean()),
+        HIGH: float(array[-third:].mean()),
+        LARGEST: float(array.max()),
+        VARIATION: float(array.std() / abs(mean)) if mean else 0.0,
+        CORRELATION: rank_correlation(range(n), array.tolist()),
+    }
+
+
+def depth_samples(
+    project: Project, rows: Mapping[str, Sequence[Mapping[str, float]]], errors: Mapping[str, float] | None = None
+) -> dict[Key, CellSamples]:
+    """(row, statistic) -> its value for each seed.
+
+    Noise is that between the seeds; with one seed the standard error that the measurement has of itself (`errors`, of a
+    row), or else the scale's noise of perplexity, which stands in for one that was not measured.
+    """
+    samples = {}
+    for row, seeds in rows.items():
+        for statistic in seeds[0]:
+            values = tuple(found[statistic] for found in seeds)
+            if len(values) > 1:
+                samples[row, statistic] = CellSamples(values, (False,) * len(values), relative_spread(values))
+            elif errors is not None:
+                samples[row, statistic] = CellSamples(values, (False,), 0.0, error=errors[row])
+            else:
+                samples[row, statistic] = CellSamples(values, (False,), project.scale.seed_noise.value)
+    return samples
+
+
+ONE_SEED = "one seed; how this number varies between seeds was not measured, the variation of perplexity stands in"
+
+
+def mean_over_seeds(curves: Sequence[Sequence[float]]) -> list[float]:
+    """Mean of each block's value over seeds."""
+    return [statistics.fmean(values) for values in zip(*curves, strict=True)]

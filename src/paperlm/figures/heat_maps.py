@@ -1,0 +1,83 @@
+"""Angular distance between the streams of two blocks, a heat map for each row (Mix-LN Figures 2, 3 and 5).
+
+Option `value`: raw (angle over pi, the same colours in every panel) or scaled (clipped and stretched for each n,
+so that panels share no scale). Claims read the raw values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.depth import ONE_SEED, depth_samples, depth_statistics
+from paperlm.plan.project import Project
+from paperlm.record.record import Record
+from paperlm.tables.results import collect
+
+
+def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
+    """A panel a row, the first seed of each; statistics are of raw distances to the next block (n = 1)."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    _, spec = project.figure(name)
+    records = list(records)
+    results = collect(project, name, records)
+    found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
+    rows = [
+        [row, record.job["of"]["seed"], *values]
+        for row, seeds in found.items()
+        for record in seeds
+        for values in record.series["angular"].rows
+    ]
+    frame = pd.DataFrame(rows, columns=["row", "seed", "block", "n", "raw", "scaled", "raw_last"])
+    value = spec.options.get("value", "raw")
+    figure, axes = plt.subplots(
+        1, max(1, len(found)), figsize=(2.9 * max(1, len(found)) + 0.6, 3.1), squeeze=False, layout="constrained"
+    )
+    top = 1.0 if value == "scaled" else max((float(frame["raw"].max()), 0.1)) if len(frame) else 1.0
+    image = None
+    for axis, (row, seeds) in zip(axes[0], found.items(), strict=False):
+        image = axis.imshow(
+            grid(seeds[0], value), origin="lower", cmap="viridis_r", vmin=0, vmax=top, aspect="auto"
+        )  # yellow is similar, as in the papers
+        depth = int(frame["block"].max())
+        axis.set_xticks(range(0, depth, max(1, depth // 6)))
+        axis.set_yticks(range(0, depth, max(1, depth // 6)), range(1, depth + 1, max(1, depth // 6)))
+        axis.set(
+            title=row, xlabel="block (from 0, as in print)", ylabel="blocks further, n" if axis is axes[0][0] else ""
+        )
+        axis.grid(visible=False)
+    if image is None:
+        axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
+        axes[0][0].set_axis_off()
+    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    if image is not None:
+        what = "angle / pi" if value == "raw" else "angle, scaled for each n"
+        figure.colorbar(image, ax=axes[0].tolist(), label=what, fraction=0.05, pad=0.02)
+    statistics = {row: [depth_statistics(neighbours(record)) for record in seeds] for row, seeds in found.items()}
+    untested = "" if found else "no model has been measured"
+    return Drawing(
+        figure, frame, depth_samples(project, statistics), untested, ONE_SEED, labels_of(project, name, records)
+    )
+
+
+def neighbours(record: Record) -> list[float]:
+    """Raw distance of the stream entering each block to that entering the next, first block first."""
+    series = record.series["angular"]
+    pairs = zip(series.column("block"), series.column("n"), series.column("raw"), strict=True)
+    return [raw for _, n, raw in sorted(pairs) if n == 1]
+
+
+def grid(record: Record, value: str) -> np.ndarray:
+    """(n, block) of a value, NaN where the pair leaves the model."""
+    series = record.series["angular"]
+    blocks, steps, values = (series.column(key) for key in ("block", "n", value))
+    depth = max(blocks)
+    array = np.full((depth, depth), np.nan)
+    for block, n, number in zip(blocks, steps, values, strict=True):
+        array[n - 1, block - 1] = np.nan if number is None else number
+    return array

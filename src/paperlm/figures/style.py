@@ -1,0 +1,70 @@
+"""How figures look: one colour per method in every figure, dashes that tell coinciding lines apart, a legend inside."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from paperlm.plan.project import Project
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = (
+    "post_ln", "deep_norm", "pre_ln", "mix_ln", "layernorm_scaling", "sandwich_ln", "admin", "group_ln", "layer_scale",
+    "scaled_init",
+)  # fmt: skip
+"Norm methods in the order of the palette; one that is not here takes a colour by its name."
+SHADE = 0.7
+"What is left of a colour's strength in each further row of the same norm."
+DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (6, 2, 1, 2)))
+
+
+def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
+    """Colour and dashes of each row of an exhibit of jobs.
+
+    Where rows differ in their norm they have its colour, the same in every figure; further rows of one norm have
+    lighter shades of it. Where all have the same norm they have a colour by their place. Dashes alternate by place, so
+    that lines which coincide stay visible, without colour too.
+    """
+    import seaborn as sns
+
+    palette = sns.color_palette("colorblind", len(METHODS))
+    found: dict[str, set[str]] = {}
+    for cell in project.cells(name):
+        if cell.jobs:
+            found.setdefault(cell.row, set()).add(_norm(cell.jobs[0]))
+    norms = {row: ", ".join(sorted(names)) for row, names in found.items()}
+    one_each = all(len(names) == 1 for names in found.values())
+    by_norm = one_each and (len(set(norms.values())) > 1 or len(norms) == 1)
+    styles, before = {}, Counter()
+    for index, ((row, norm), dash) in enumerate(zip(norms.items(), itertools.cycle(DASHES), strict=False)):
+        place = (METHODS.index(norm) if norm in METHODS else sum(map(ord, norm or row))) if by_norm else index
+        white = 1 - SHADE ** before[norm] if by_norm else 0.0
+        before[norm] += 1
+        color = tuple(part + (1 - part) * white for part in palette[place % len(palette)])
+        styles[row] = {"color": color, "linestyle": dash}
+    return styles
+
+
+def _norm(job: Any) -> str:
+    """Name of the norm method that a job, or the job it works on, was trained with."""
+    own = getattr(job, "norm", None)
+    if own is not None:
+        return own["name"]
+    return next((_norm(parent) for parent in job.parents().values()), "")
+
+
+def legend_below(figure: Figure, handles: Iterable[Any], labels: Iterable[str]) -> None:
+    """A legend under the panels that fits the page: as many columns as its width has room for."""
+    handles, labels = list(handles), list(labels)
+    widest = max((len(label) for label in labels), default=1)
+    columns = max(1, min(len(labels), int(figure.get_figwidth() * 13 / (widest + 6))))
+    rows = -(-len(labels) // columns)
+    room = (0.22 * rows + 0.06) / figure.get_figheight()
+    figure.tight_layout(rect=(0, room, 1, 1))
+    look = {"ncols": columns, "frameon": False, "fontsize": 8, "borderaxespad": 0.1}
+    # A place in the figure's own coordinates: without one the legend moves to the edge of the enlarged page of notes.
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)

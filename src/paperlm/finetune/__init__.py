@@ -1,0 +1,1 @@
+"""Training beyond pre-training with trl: what fine-tuning, reward models and policy optimization share."""

@@ -1,0 +1,74 @@
+"""Settings that the three kinds of job trained by trl share. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from paperlm.data.registry import dataset_entry
+from paperlm.data.settings import ItemData
+from paperlm.jobs.base import Job, Seed
+
+Numerics = Literal["fp32", "fp32_master", "pure_bf16"]
+"""fp32: everything; fp32_master: float32 weights and products in bfloat16 (autocast); pure_bf16: weights, gradients and
+Adam's moments in bfloat16."""
+
+
+class Training(Job):
+    """Data, optimizer, schedule and length of a training by trl."""
+
+    dataset: str
+    "set of items: `bundled:`, `local:` or `hub:` and a name of the data registry"
+    train_split: str = "train"
+    "its split to train on"
+    validation_split: str = "validation"
+    "its split for what is measured"
+    batch: int = Field(gt=0)
+    "examples an update: texts, pairs, or prompts"
+    epochs: float = Field(gt=0)
+    "passes over the training examples; it need not be whole"
+    peak_lr: float = Field(gt=0)
+    warmup: float = Field(ge=0, lt=1)
+    "share of the updates during which the learning rate rises linearly from 0"
+    schedule: Literal["linear", "cosine", "constant"]
+    "after the warm-up: linearly or along half a cosine to 0, or level"
+    numerics: Numerics
+    seed: Seed
+    max_updates: int | None = Field(None, gt=0)
+    "stop, with the schedule ended, after so many updates even if epochs are left"
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    "decoupled (AdamW); norm weights are left out"
+    grad_clip: float = Field(1.0, ge=0)
+    "largest norm of the gradient; 0: not clipped. 1 is the default of transformers' trainer"
+
+    @model_validator(mode="after")
+    def data_exist(self) -> Training:
+        self.data()
+        return self
+
+    def items(self, training: int | None, validation: int | None, *fields: str) -> ItemData:
+        """So many items of both splits; None: all. ValueError if the set is unknown or its items lack a field."""
+        counts = {self.train_split: training, self.validation_split: validation}
+        found = ItemData(dataset=self.dataset, splits=counts)
+        known = dataset_entry(self.dataset)[1].fields
+        if missing := [field for field in fields if field not in known]:
+            raise ValueError(f"dataset {self.dataset!r} has no field {missing[0]!r}; it has {', '.join(known)}")
+        return found
+
+    def updates(self, examples: int) -> int:
+        """Updates of a training on so many examples; an epoch's last update may have fewer than `batch`."""
+        wanted = max(1, round(self.epochs * math.ceil(examples / self.batch)))
+        return min(wanted, self.max_updates or wanted)
+
+    def warmup_updates(self, updates: int) -> int:
+        """Updates of the warm-up, rounded up."""
+        return math.ceil(self.warmup * updates)
+
+
+def named_after(job: Job, parent: Job) -> str:
+    """`<kind>-<slug of the parent without its kind>`: sft-pre_ln-s0."""
+    return f"{job.kind}-{parent.slug().removeprefix(f'{parent.kind}-')}"

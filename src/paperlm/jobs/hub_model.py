@@ -1,0 +1,89 @@
+"""A trained model from elsewhere, as the folder that every other job on a model reads."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from paperlm.data.model_files import ModelData, model_files
+from paperlm.data.registry import ModelEntry, model_entry
+from paperlm.errors import JobError
+from paperlm.jobs.base import Inputs, Job, Machine, Result
+
+
+class HubModel(Job):
+    """Weights and tokenizer of a model of the data registry, read as the architecture that its entry declares."""
+
+    kind: ClassVar[str] = "hub_model"
+    summary: ClassVar[str] = "reads a trained model from elsewhere and saves it as other jobs take it"
+    leaves_model: ClassVar[bool] = True
+
+    name: str = Field(pattern=r"^(local|hub):[\w./-]+$")
+    "`local:` or `hub:` and a name under `models` in the data registry"
+
+    @field_validator("name")
+    @classmethod
+    def model_exists(cls, value: str) -> str:
+        return ModelData(model=value).model
+
+    def data(self) -> list[Any]:
+        return [ModelData(model=self.name)]
+
+    def slug(self) -> str:
+        name, _ = model_entry(self.name)
+        return name.rpartition("/")[2].lower()
+
+
+def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:
+    """Read, check and save the model; metrics: parameters, blocks. Weights in the GGUF format become float32.
+
+    Raises DataError for an altered file, JobError for another architecture than the declared one and for weights that
+    are missing or left over. Code that comes with a model is never run.
+    """
+    from paperlm.models.folder import save_model
+    from paperlm.probe.blocks import anatomy
+
+    _, entry = model_entry(job.name)
+    model, tokenizer = read_model(entry, model_files(inputs.data[0]))
+    save_model(inputs.model, model, tokenizer)
+    metrics = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "blocks": len(anatomy(model).blocks),
+    }
+    return Result(outcome="measured", metrics=metrics, labels=entry.labels, model_labels=entry.labels)
+
+
+def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
+    """Model and tokenizer of an entry, of its files in one folder."""
+    import torch
+    import transformers
+
+    folder = files[0].parent
+    packed = [path.name for path in files if path.suffix == ".gguf"]
+    gguf = {"gguf_file": packed[0]} if packed else {}
+    weights: dict[str, Any] = {"dtype": "auto"}
+    if gguf:
+        weights = {"dtype": torch.float32, "quantization_config": transformers.GgufConfig(dequantize=True), **gguf}
+    cls = getattr(transformers, entry.architecture, None)
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        raise JobError(f"{folder}: the registry declares architecture {entry.architecture!r}, unknown to transformers")
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **gguf)
+        names = config.architectures or [entry.architecture]
+        if not isinstance(config, cls.config_class) or names != [entry.architecture]:
+            raise JobError(
+                f"{folder}: the files hold a {names[0]} ({config.model_type}), the registry declares "
+                f"{entry.architecture}; correct the entry, or the files"
+            )
+        model, info = cls.from_pretrained(folder, output_loading_info=True, **weights)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **gguf)
+    except (OSError, ValueError, KeyError) as error:
+        raise JobError(f"{folder}: transformers cannot read it as {entry.architecture} ({error})") from None
+    unused = [k for k in info["unexpected_keys"] if not any(fnmatchcase(k, p) for p in entry.unused_weights)]
+    wrong = [*sorted(info["missing_keys"]), *sorted(unused), *sorted(map(str, info["mismatched_keys"]))]
+    if wrong:
+        raise JobError(f"{folder}: weights do not fit {entry.architecture}: {', '.join(wrong[:4])}")
+    return model.eval(), tokenizer

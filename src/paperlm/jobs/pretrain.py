@@ -1,0 +1,156 @@
+"""Pre-training of one language model from random weights: `paperlm.train.language_model` on the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from paperlm.data.settings import DataSettings, Example, TokenData
+from paperlm.errors import SpecError
+from paperlm.jobs.base import Inputs, Job, Machine, Seed
+from paperlm.norms import ModelShape, NormMethod, build_method
+
+if TYPE_CHECKING:
+    from paperlm.jobs.base import Result
+
+Loss = Literal[
+    "cross_entropy", "cce", "cce_kahan", "cce_kahan_full_c", "cce_kahan_full_e", "cce_exact", "cce_exact_kept"
+]
+"""How the training loss is computed; the names after the first are the variants of Cut Cross-Entropy."""
+
+MATERIALISED = "cross_entropy"
+
+
+class Pretrain(Job):
+    """One pre-training run."""
+
+    kind: ClassVar[str] = "pretrain"
+    summary: ClassVar[str] = "train one language model from random weights"
+    behaviour: ClassVar[int] = 1
+    leaves_model: ClassVar[bool] = True
+    has_curve: ClassVar[bool] = True
+
+    size: str
+    "name of the model size in the paper; at small scales the shape below is not that size's"
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    n_heads: int = Field(gt=0)
+    n_layers: int = Field(gt=0)
+    vocab_size: int = Field(gt=2, le=65536)
+    norm: dict[str, Any]
+    rms_norm_eps: float = Field(gt=0)
+    rope_theta: float = Field(gt=0)
+    initializer_range: float = Field(gt=0)
+    embed_init_std: float = Field(gt=0)
+    zero_last_embedding_row: bool
+
+    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
+    tokenizer: str
+    seq_len: int = Field(gt=1)
+    example: Example
+    train_examples: int = Field(gt=0)
+    "at most so many examples are prepared"
+    validation_tokens: int = Field(gt=0)
+    "the first documents that hold so many real tokens are the validation set"
+
+    optimizer: Literal["adam"]
+    adam_betas: tuple[float, float]
+    adam_eps: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    grad_clip: float = Field(ge=0)
+    "0 means none"
+    peak_lr: float = Field(gt=0)
+    warmup_fraction: float = Field(ge=0, lt=1)
+    final_lr_fraction: float = Field(ge=0, le=1)
+    steps: int = Field(gt=0)
+    global_batch: int = Field(gt=0)
+    "sequences per update"
+    loss_group: int = Field(gt=0)
+    "the loss is the mean over groups of so many sequences of the group's token mean (the authors' micro-batch)"
+    numerics: Literal["pure_bf16", "fp32_master", "fp32"]
+    seed: Seed
+    eval_every: int = Field(gt=0)
+
+    loss: Loss = MATERIALISED
+    "cross_entropy: of materialised logits; the others are fused with the head (paperlm.models.losses)"
+    curve: Literal["thinned", "every_update"] = "thinned"
+    "training curve in the record: at most 160 averages; or every update"
+
+    @field_validator("norm")
+    @classmethod
+    def norm_exists(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Options are written out in full, so that a changed default makes a new job."""
+        try:
+            return build_method(value).describe()
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
+    @model_validator(mode="after")
+    def fits_together(self) -> Pretrain:
+        if self.hidden_size % self.n_heads or (self.hidden_size // self.n_heads) % 2:
+            raise ValueError(f"hidden_size {self.hidden_size} does not split into {self.n_heads} heads of even width")
+        if self.global_batch % self.loss_group:
+            raise ValueError(f"loss_group {self.loss_group} does not divide global_batch {self.global_batch}")
+        self.token_data()  # a validation error of its own names the setting
+        try:
+            self.method().check(self.shape())
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def method(self) -> NormMethod:
+        """The normalization method."""
+        return build_method(self.norm)
+
+    def shape(self) -> ModelShape:
+        """What the method may look at."""
+        return ModelShape(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            n_layers=self.n_layers,
+            initializer_range=self.initializer_range,
+            embed_init_std=self.embed_init_std,
+        )
+
+    @property
+    def warmup_steps(self) -> int:
+        """Updates of linear warm-up."""
+        return round(self.warmup_fraction * self.steps)
+
+    def token_data(self) -> TokenData:
+        """The prepared tokens that it trains on and is evaluated on."""
+        return TokenData(**{key: getattr(self, key) for key in TokenData.model_fields})
+
+    def data(self) -> list[DataSettings]:
+        return [self.token_data()]
+
+    def slug(self) -> str:
+        loss = "" if self.loss == MATERIALISED else f"-{self.loss}"
+        return f"llama_{self.size}-{method_slug(self.norm)}{loss}-s{self.seed}".lower()
+
+    def behaviours(self) -> dict[str, int]:
+        own = super().behaviours()
+        if self.loss != MATERIALISED:
+            from paperlm_kernels.behaviour import loss_behaviour
+
+            own["linear_cross_entropy"] = loss_behaviour(self.loss)
+        return own
+
+    def snapshots(self) -> range:
+        return range(self.steps)
+
+
+def method_slug(norm: dict[str, Any]) -> str:
+    """Short name of a method and its base, for file names."""
+    own = norm["name"]
+    if norm.get("preset", "").startswith("authors"):
+        own += f".{norm['preset']}"
+    return f"{own}.{method_slug(norm['base'])}" if isinstance(norm.get("base"), dict) else own
+
+
+def run(job: Pretrain, inputs: Inputs, machine: Machine) -> Result | None:
+    """Train and evaluate; None on all but the leading process. Raises DataError, CheckpointError, Interrupted."""
+    from paperlm.train.language_model import pretrain
+
+    return pretrain(job, inputs, machine)

@@ -1,0 +1,39 @@
+"""How fast a model's softmax probabilities fall with their rank: Figure 3 of Cut Cross-Entropy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from paperlm.data.settings import DataSettings
+from paperlm.jobs.base import At, Inputs, Job, Machine, parent
+
+if TYPE_CHECKING:
+    from paperlm.jobs.base import Result
+
+
+class RankProbability(Job):
+    """Softmax of each validation token sorted in descending order, averaged over tokens at each rank."""
+
+    kind: ClassVar[str] = "rank_probability"
+    summary: ClassVar[str] = "softmax probabilities of a model by rank"
+
+    of: parent("pretrain")
+    at: At = "end"
+    tokens: int = Field(gt=0)
+    "at most so many validation tokens, the first"
+
+    def data(self) -> list[DataSettings]:
+        return self.of.data()
+
+    def slug(self) -> str:
+        at = "" if self.at == "end" else f"-at_{self.at}"
+        return f"ranks-{self.of.slug()}{at}"
+
+
+def run(job: RankProbability, inputs: Inputs, machine: Machine) -> Result:
+    """Measure the model of the parent. Raises JobError for a folder that holds no model."""
+    from paperlm.probe.ranks import rank_probability
+
+    return rank_probability(job, inputs, machine)

@@ -1,0 +1,259 @@
+"""Paper files, workflow/papers/<paper>.yaml: jobs and settings with sources, tables, figures, claims, deviations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from paperlm.errors import SpecError, unknown
+from paperlm.frozen import Frozen
+from paperlm.jobs import kind_of
+from paperlm.jobs.base import parent_kinds
+from paperlm.models.sizes import SIZES
+from paperlm.plan.exhibit import (
+    ArithmeticTable,
+    CaseSpec,
+    DivergedRule,
+    FigureSpec,
+    JobCells,
+    MeasurementsTable,
+    ModelSpec,
+    Settings,
+    SettingsTable,
+    TableSpec,
+)
+from paperlm.plan.scale import Changes, known_settings
+
+NAME = r"^[A-Za-z][A-Za-z0-9_]*$"
+"Names that become files, targets and wildcards."
+
+
+class PaperInfo(Frozen):
+    """Identity of the paper."""
+
+    id: str = Field(pattern=r"^[a-z0-9]+$")
+    title: str
+    arxiv: str
+    code: str
+    licence_note: str = ""
+
+
+class With(Frozen):
+    """What a job has whatever the row of the exhibit says: a reward model that all rows share."""
+
+    size: str = ""
+    norm: dict[str, Any] | None = None
+
+
+class JobSpec(Frozen):
+    """A job of the paper: its kind, settings with sources, and for each parent the name of another job here."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: str
+    settings: Settings = {}
+    with_: With = Field(With(), alias="with")
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """Field -> name of the paper's job that it is."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def known(self) -> JobSpec:
+        try:
+            kind = kind_of(self.kind)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        known_settings(self.kind, self.settings)
+        fields = parent_kinds(kind)
+        for key, value in self.parents.items():
+            if key not in fields:
+                raise ValueError(unknown("key", key, ["kind", "settings", "with", *fields]))
+            if not isinstance(value, str):
+                raise ValueError(f"{key} is the name of a job in this file, got {value!r}")
+        for key in fields:
+            if kind.model_fields[key].is_required() and key not in self.parents:
+                raise ValueError(f"{key} is missing: name the job of this file that a {self.kind} job works on")
+        return self
+
+
+class SizeSpec(Frozen):
+    """One model size of the paper."""
+
+    jobs: dict[str, Settings] = {}
+    "name of a job -> settings for this size"
+    norm: dict[str, Settings] = {}
+    "norm method -> options for this size, where a row says {of: size}"
+    values: Settings = {}
+    "what tables need to know of it, e.g. published_batches"
+
+
+class StandIn(Frozen):
+    """Another model size in the place of one."""
+
+    size: str
+    why: str = Field(min_length=3)
+
+
+class ScaleChanges(Frozen):
+    """What this paper changes at a scale, beyond what the scale changes for all."""
+
+    stand_ins: dict[str, StandIn] = {}
+    "size -> the model size that is trained in its place"
+    jobs: dict[str, Changes] = {}
+    "name of a job of this file -> setting -> value"
+    sizes: dict[str, dict[str, Changes]] = {}
+    "size -> name of a job -> setting -> value"
+    diverged: DivergedRule | None = None
+    "in place of that of each table which has one"
+    except_: dict[str, str] = Field({}, alias="except")
+    "claim id -> why this scale cannot judge it"
+
+
+class Deviation(Frozen):
+    """Something done differently from the paper or its code, and why; printed under the exhibits it touches."""
+
+    what: str
+    why: str
+    touches: list[str]
+    scales: list[str] = []
+    "scales at which it is done; empty means all"
+
+
+class PaperSpec(Frozen):
+    """A whole paper file."""
+
+    paper: PaperInfo
+    jobs: dict[str, JobSpec] = {}
+    sizes: dict[str, SizeSpec] = {}
+    models: dict[str, ModelSpec] = {}
+    "published models that tables of arithmetic and of measurements are about"
+    cases: dict[str, CaseSpec] = {}
+    "inputs of measured operations; the names are those of the measurement rows"
+    tables: dict[str, TableSpec] = {}
+    figures: dict[str, FigureSpec] = {}
+    scales: dict[str, ScaleChanges] = {}
+    deviations: list[Deviation] = []
+
+    @model_validator(mode="after")
+    def names_resolve(self) -> PaperSpec:
+        for place, kind, name, known in self._references():
+            if name not in known:
+                raise ValueError(f"{place}: {unknown(kind, name, known)}")
+        for section in ("tables", "figures", "cases", "jobs"):
+            for name in getattr(self, section):
+                if not re.fullmatch(NAME, name):
+                    raise ValueError(f"{section}: {name!r} becomes a file name: use letters, digits and _ only")
+        for place, name, settings in self._settings():
+            try:
+                known_settings(self.jobs[name].kind, settings)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+        self._check_parents()
+        return self
+
+    def _check_parents(self) -> None:
+        """ValueError for a parent of the wrong kind and for a circle."""
+        for name, job in self.jobs.items():
+            kinds = parent_kinds(kind_of(job.kind))
+            for field, other in job.parents.items():
+                if other in self.jobs and self.jobs[other].kind not in kinds[field]:
+                    wanted = " or ".join(kinds[field])
+                    raise ValueError(
+                        f"jobs.{name}.{field}: {other!r} is a {self.jobs[other].kind} job; it has to be {wanted}"
+                    )
+            path, waiting = [name], list(job.parents.values())
+            while waiting:
+                other = waiting.pop()
+                if other == name:
+                    raise ValueError(f"jobs.{name}: works on itself, by way of {', '.join(path[1:]) or 'nothing'}")
+                if other in self.jobs and other not in path:
+                    path.append(other)
+                    waiting += self.jobs[other].parents.values()
+
+    def shape(self, case: str) -> tuple[int, int, int]:
+        """Tokens, vocabulary and width of a case."""
+        spec = self.cases[case]
+        model = self.models.get(spec.model)
+        return spec.tokens, spec.vocab or model.vocab, spec.width or model.width
+
+    def softcap(self, case: str) -> float | None:
+        """Cap of the case's logits; None: uncapped."""
+        spec = self.cases[case]
+        return spec.softcap if spec.model not in self.models else self.models[spec.model].softcap
+
+    def exhibits(self) -> dict[str, TableSpec | FigureSpec]:
+        """Tables and figures by name."""
+        return {**self.tables, **self.figures}
+
+    def _settings(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Every place that gives settings of a named job: (place, job, settings)."""
+        for size, spec in self.sizes.items():
+            yield from ((f"sizes.{size}.jobs", name, settings) for name, settings in spec.jobs.items())
+        for scale, changes in self.scales.items():
+            yield from ((f"scales.{scale}.jobs", name, settings) for name, settings in changes.jobs.items())
+            for size, jobs in changes.sizes.items():
+                yield from ((f"scales.{scale}.sizes.{size}", name, settings) for name, settings in jobs.items())
+        for name, exhibit in self.exhibits().items():
+            for part, label, spec in _parts(exhibit):
+                yield from ((f"{name}.{part}.{label}.settings", job, s) for job, s in spec.settings.items())
+
+    def _references(self) -> Iterator[tuple[str, str, str, object]]:
+        """Every name used in one place and declared in another: (place, what it names, name, declared names)."""
+        for name, job in self.jobs.items():
+            yield from ((f"jobs.{name}.{field}", "job", other, self.jobs) for field, other in job.parents.items())
+            if job.with_.size:
+                yield f"jobs.{name}.with.size", "size", job.with_.size, self.sizes
+        for place, name, _ in self._settings():
+            yield place, "job", name, self.jobs
+        for scale, changes in self.scales.items():
+            yield from ((f"scales.{scale}.sizes", "size", size, self.sizes) for size in changes.sizes)
+            for size, other in changes.stand_ins.items():
+                yield f"scales.{scale}.stand_ins", "size", size, self.sizes
+                yield f"scales.{scale}.stand_ins.{size}", "model size", other.size, SIZES
+        for size in self.sizes:
+            yield "sizes", "model size", size, SIZES
+        for name, case in self.cases.items():
+            if case.vocab is None or case.width is None:
+                yield f"cases.{name}.model", "model", case.model, self.models
+            if case.on_cpu:
+                yield f"cases.{name}.on_cpu", "case", case.on_cpu, self.cases
+        for name, exhibit in self.exhibits().items():
+            yield from self._references_of(name, exhibit)
+        for deviation in self.deviations:
+            for touched in deviation.touches:
+                yield "deviations.touches", "exhibit", touched, self.exhibits()
+
+    def _references_of(self, name: str, exhibit: Any) -> Iterator[tuple[str, str, str, object]]:
+        at = f"tables.{name}" if name in self.tables else f"figures.{name}"
+        if isinstance(exhibit, JobCells) and exhibit.job:
+            yield f"{at}.job", "job", exhibit.job, self.jobs
+        if isinstance(exhibit, JobCells) and exhibit.along:
+            yield f"{at}.along.job", "job", exhibit.along.job, self.jobs
+        for part, label, spec in _parts(exhibit):
+            if spec.size:
+                yield f"{at}.{part}.{label}", "size", spec.size, self.sizes
+            if spec.job:
+                yield f"{at}.{part}.{label}.job", "job", spec.job, self.jobs
+            yield from ((f"{at}.{part}.{label}.mean_of", "column", c, exhibit.columns) for c in spec.mean_of)
+        match exhibit:
+            case SettingsTable():
+                yield f"{at}.job", "job", exhibit.job, self.jobs
+                yield from ((f"{at}.sizes", "size", size, self.sizes) for size in exhibit.sizes)
+            case ArithmeticTable():
+                yield from ((f"{at}.models", "model", model, self.models) for model in exhibit.models)
+            case MeasurementsTable():
+                others = [column.case for column in exhibit.columns.values() if column.case]
+                yield from ((f"{at}.cases", "case", case, self.cases) for case in (*exhibit.cases, *others))
+            case FigureSpec() if exhibit.table:
+                yield f"{at}.table", "table", exhibit.table, self.tables
+
+
+def _parts(exhibit: Any) -> Iterator[tuple[Literal["rows", "columns"], str, Any]]:
+    if isinstance(exhibit, JobCells):
+        yield from (("rows", label, part) for label, part in exhibit.rows.items())
+        yield from (("columns", label, part) for label, part in exhibit.columns.items())

@@ -1,0 +1,271 @@
+"""Everything declared, loaded and checked: papers, one scale, configuration -> cells -> jobs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from paperlm.errors import SpecError, unknown
+from paperlm.frozen import Frozen
+from paperlm.jobs import Job
+from paperlm.load import load, parse
+from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting, TableSpec
+from paperlm.plan.paper import Deviation, PaperSpec, ScaleChanges
+from paperlm.plan.resolve import Context, Resolver
+from paperlm.plan.scale import ScaleSpec
+from paperlm.record.places import Places
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class ProjectConfig(Frozen):
+    """config.yaml: what is run and where the data is. Machine settings belong in a profile."""
+
+    scale: str = "tiny"
+    seeds: list[int] = Field([0], min_length=1)
+    run_missing: str = Field("auto", pattern="^(auto|yes|no)$")
+    "make jobs without a record? auto: yes on the CPU scales, and where a GPU is seen on the GPU scales"
+    remake: str = Field("auto", pattern="^(auto|drifted|no)$")
+    "make jobs again whose record is of earlier rules? auto: on the CPU scales; drifted: wherever jobs are made"
+
+    @field_validator("run_missing", "remake", mode="before")
+    @classmethod
+    def unquoted(cls, value: Any) -> Any:
+        """YAML reads a bare yes or no as a truth value."""
+        return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+
+    local_data: str = ""
+    "folder of the `local:` datasets"
+    checkpoint_seconds: float = Field(60, gt=0)
+    "a running job can lose at most so much work"
+    editions: dict[str, str] = {}
+    "table -> edition of the paper whose printed numbers it is compared with, instead of the one its paper file names"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of an exhibit at one scale: a job per seed, how it is read, and the source of every setting."""
+
+    exhibit: str
+    row: str
+    column: str
+    jobs: tuple[Job, ...] = ()
+    metric: str = ""
+    mean_of: tuple[str, ...] = ()
+    "columns whose mean it is; the jobs are theirs"
+    sum_of_column: str = ""
+    "metric of the column's jobs that it counts"
+    size: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    "what the paper's size says for tables"
+    sources: dict[str, dict[str, Setting]] = field(default_factory=dict)
+    "job of the chain -> setting -> value and source"
+    printed: bool = True
+
+
+class Project:
+    """Papers and one scale, loaded and checked. Construction raises SpecError for anything that does not resolve."""
+
+    def __init__(self, config: dict[str, Any] | ProjectConfig | None = None, root: Path = ROOT) -> None:
+        self.root = root
+        if not isinstance(config, ProjectConfig):
+            config = parse(dict(config or {}), ProjectConfig, "config.yaml")
+        self.config = config
+        self.scales = {p.stem: p for p in sorted((root / "workflow/scales").glob("*.yaml"))}
+        if config.scale not in self.scales:
+            raise SpecError(unknown("scale", config.scale, self.scales))
+        self.scale = self.load_scale(config.scale)
+        self.places = Places(root, config.scale)
+        self.papers: dict[str, PaperSpec] = {}
+        self.tables: dict[str, tuple[PaperSpec, TableSpec]] = {}
+        self.figures: dict[str, tuple[PaperSpec, FigureSpec]] = {}
+        for path in sorted((root / "workflow/papers").glob("*.yaml")):
+            self._add(path, load(path, PaperSpec))
+        for table in config.editions:
+            if not self.table(table)[1].edition:
+                raise SpecError(f"editions: table {table!r} has one edition only; leave it out")
+
+    def _add(self, path: Path, paper: PaperSpec) -> None:
+        self.papers[paper.paper.id] = paper
+        for name, table in paper.tables.items():
+            if name in self.tables or name in self.figures:
+                raise SpecError(f"{path}: table {name!r} is declared twice; rename one")
+            if table.published and not (self.root / table.published).is_file():
+                raise SpecError(f"{path}: tables.{name}.published: no file {table.published}")
+            self.tables[name] = (paper, table)
+        for name, figure in paper.figures.items():
+            if name in self.tables or name in self.figures:
+                raise SpecError(f"{path}: {name!r} is declared twice; rename one")
+            self.figures[name] = (paper, figure)
+        claims = {claim.id for exhibit in paper.exhibits().values() for claim in exhibit.claims}
+        for scale, changes in paper.scales.items():
+            if scale not in self.scales:
+                raise SpecError(f"{path}: scales: " + unknown("scale", scale, self.scales))
+            for claim in changes.except_:
+                if claim not in claims:
+                    raise SpecError(f"{path}: scales.{scale}.except: " + unknown("claim", claim, claims))
+        for name, exhibit in paper.exhibits().items():
+            parts = [*exhibit.rows.items(), *exhibit.columns.items()] if isinstance(exhibit, JobCells) else []
+            named = [scale for _, part in parts for scale in part.scales]
+            for scale in (*named, *getattr(exhibit, "seeds", {})):
+                if scale not in self.scales:
+                    raise SpecError(f"{path}: {name}: " + unknown("scale", scale, self.scales))
+
+    def load_scale(self, name: str) -> ScaleSpec:
+        """A scale file; its name must be the scale's."""
+        scale = load(self.scales[name], ScaleSpec)
+        if scale.scale != name:
+            raise SpecError(f"{self.scales[name]}: scale is {scale.scale!r}; it must be the file's name, {name!r}")
+        return scale
+
+    # -- names --
+
+    def table(self, name: str) -> tuple[PaperSpec, TableSpec]:
+        """Paper and declaration of a table; SpecError with the nearest known name otherwise."""
+        if name not in self.tables:
+            raise SpecError(unknown("table", name, self.tables))
+        return self.tables[name]
+
+    def figure(self, name: str) -> tuple[PaperSpec, FigureSpec]:
+        """Paper and declaration of a figure; SpecError with the nearest known name otherwise."""
+        if name not in self.figures:
+            raise SpecError(unknown("figure", name, self.figures))
+        return self.figures[name]
+
+    def exhibit(self, name: str) -> tuple[PaperSpec, TableSpec | FigureSpec]:
+        """Paper and declaration of a table or figure; SpecError with the nearest known name otherwise."""
+        known = {**self.tables, **self.figures}
+        if name not in known:
+            raise SpecError(unknown("table or figure", name, known))
+        return known[name]
+
+    @property
+    def exhibits(self) -> list[str]:
+        """Names of all tables and figures."""
+        return [*self.tables, *self.figures]
+
+    def deviations(self, name: str) -> list[Deviation]:
+        """What is done differently from the paper in an exhibit at this scale."""
+        paper, _ = self.exhibit(name)
+        return [d for d in paper.deviations if name in d.touches and (not d.scales or self.scale.scale in d.scales)]
+
+    def changes(self, paper: PaperSpec) -> ScaleChanges:
+        """What a paper changes at this scale."""
+        return paper.scales.get(self.scale.scale, ScaleChanges())
+
+    def diverged_rule(self, name: str) -> DivergedRule | None:
+        """When a number of a table counts as diverged at this scale; None if the table has no such rule."""
+        paper, table = self.exhibit(name)
+        if getattr(table, "diverged", None) is None:
+            return None
+        return self.changes(paper).diverged or table.diverged
+
+    def edition(self, table: str) -> str:
+        """The edition whose printed numbers a table is compared with; empty if there is only one."""
+        return self.config.editions.get(table, self.table(table)[1].edition)
+
+    # -- cells and jobs --
+
+    @functools.cache  # noqa: B019 - a Project lives as long as the process
+    def resolver(self, paper_id: str) -> Resolver:
+        """Resolver of a paper at this scale."""
+        return Resolver(self.papers[paper_id], self.scale)
+
+    @functools.cache  # noqa: B019
+    def cells(self, name: str) -> tuple[Cell, ...]:
+        """Every cell of an exhibit of jobs, row by row; empty for another exhibit."""
+        paper, exhibit = self.exhibit(name)
+        if not isinstance(exhibit, JobCells) or not exhibit.job:
+            return ()
+        cells = []
+        for row_name, row in self._parts(exhibit.rows):
+            for column_name, column in self._columns(exhibit):
+                cells.append(self._cell(name, paper, exhibit, (row_name, row), (column_name, column)))
+        return tuple(cells)
+
+    def _parts(self, parts: dict[str, Part]) -> Iterator[tuple[str, Part]]:
+        return ((name, part) for name, part in parts.items() if not part.scales or self.scale.scale in part.scales)
+
+    def _columns(self, exhibit: JobCells) -> Iterator[tuple[str, Part]]:
+        if exhibit.along is not None:
+            return iter(exhibit.along.columns(self.scale.scale).items())
+        return self._parts(exhibit.columns)
+
+    def _cell(
+        self, name: str, paper: PaperSpec, exhibit: JobCells, row: tuple[str, Part], column: tuple[str, Part]
+    ) -> Cell:
+        where = f"{name} [{row[0]}, {column[0]}] at scale {self.scale.scale}"
+        parts = (row[1], column[1])
+        common = {"exhibit": name, "row": row[0], "column": column[0], "printed": all(part.printed for part in parts)}
+        if counted := next((part.sum_of_column for part in parts if part.sum_of_column), ""):
+            return Cell(**common, sum_of_column=counted)
+        if averaged := next((part.mean_of for part in parts if part.mean_of), []):
+            others = [self._cell(name, paper, exhibit, row, (c, exhibit.columns[c])) for c in averaged]
+            jobs = tuple(dict.fromkeys(job for cell in others for job in cell.jobs))
+            return Cell(
+                **common, jobs=jobs, metric=exhibit.metric, mean_of=tuple(averaged), size=others[0].size,
+                values=others[0].values, sources=others[0].sources,
+            )  # fmt: skip
+        try:
+            context = Context().joined(*parts)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+        job = next((part.job for part in parts if part.job), exhibit.job)
+        found = [
+            self.resolver(paper.paper.id).job(job, self._seeded(context, seed), where) for seed in self.seeds(exhibit)
+        ]
+        size = context.size or paper.jobs[job].with_.size
+        values = {key: s.value for key, s in paper.sizes[size].values.items()} if size in paper.sizes else {}
+        metric = next((part.metric for part in reversed(parts) if part.metric), exhibit.metric)
+        return Cell(
+            **common, jobs=tuple(dict.fromkeys(r.job for r in found)), metric=metric, size=size, values=values,
+            sources=found[0].sources,
+        )  # fmt: skip
+
+    @staticmethod
+    def _seeded(context: Context, seed: int) -> Context:
+        import dataclasses
+
+        return dataclasses.replace(context, seed=seed)
+
+    def seeds(self, exhibit: JobCells) -> list[int]:
+        """Seeds that an exhibit is made with."""
+        return sorted({*self.config.seeds, *range(exhibit.seeds.get(self.scale.scale, 0))})
+
+    @functools.cache  # noqa: B019
+    def jobs_of(self, name: str) -> tuple[Job, ...]:
+        """Jobs whose records an exhibit is built from; a figure may be drawn from those of its table."""
+        _, exhibit = self.exhibit(name)
+        own = tuple(dict.fromkeys(job for cell in self.cells(name) for job in cell.jobs))
+        table = getattr(exhibit, "table", "")
+        return own + (self.jobs_of(table) if table else ())
+
+    @functools.cached_property
+    def jobs(self) -> dict[str, Job]:
+        """Job id -> job, over all exhibits, ancestors included; exhibits and papers that ask for one job share it."""
+        found: dict[str, Job] = {}
+        for name in self.exhibits:
+            for job in self.jobs_of(name):
+                if job.job_id not in found:
+                    found[job.job_id] = job
+                    found |= {a.job_id: a for a in job.ancestors() if a.job_id not in found}
+        return found
+
+    @functools.cached_property
+    def keep(self) -> dict[str, tuple[int, ...]]:
+        """Job id -> updates after which some child needs its model: a job keeps the union."""
+        found: dict[str, set[int]] = {}
+        for job in self.jobs.values():
+            for name, parent in job.parents().items():
+                if (update := job.snapshot(name)) is not None:
+                    found.setdefault(parent.job_id, set()).add(update)
+        return {job_id: tuple(sorted(updates)) for job_id, updates in found.items()}
+
+    def exhibits_of(self, job_id: str) -> list[str]:
+        """Exhibits that a job feeds directly."""
+        return [name for name in self.exhibits if any(job.job_id == job_id for job in self.jobs_of(name))]

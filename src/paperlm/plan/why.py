@@ -1,0 +1,81 @@
+"""`paperlm why`: every difference between two jobs: settings, data, rules, versions, commit, hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from paperlm.errors import SpecError, unknown
+from paperlm.jobs import Job
+from paperlm.plan.project import Project
+from paperlm.plan.state import State
+from paperlm.record.record import Record, read_record
+
+
+def why(project: Project, first: str, second: str) -> None:
+    """Print what differs between two jobs, given by id or by the path of a record. SpecError for an unknown id."""
+    sides = [_side(project, name) for name in (first, second)]
+    grid = Table(title=f"{first} against {second}", title_justify="left")
+    for column in ("", "what", first, second):
+        grid.add_column(column, overflow="fold")
+    for (group, key), pair in differences(*sides).items():
+        grid.add_row(group, key, *map(str, pair))
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print(grid if grid.row_count else "no difference")
+    for name, (_, record) in zip((first, second), sides, strict=True):
+        if record is None:
+            console.print(f"{name}: no record yet, so that only settings and data are compared")
+
+
+def _side(project: Project, name: str) -> tuple[Job, Record | None]:
+    if name.endswith(".json"):
+        record = read_record(Path(name))
+        return record.value(), record
+    if name not in project.jobs:
+        raise SpecError(unknown("job", name, project.jobs))
+    job = project.jobs[name]
+    stored = State(project).stored(job)
+    return job, read_record(project.root / stored.path) if stored else None
+
+
+def differences(first: tuple[Job, Record | None], second: tuple[Job, Record | None]) -> dict[tuple[str, str], tuple]:
+    """(group, what) -> both values, for everything that differs. A side without a record has its settings alone."""
+    flat = [_flat(*side) for side in (first, second)]
+    both = first[1] is not None and second[1] is not None
+    keys = list(dict.fromkeys(key for side in flat for key in side))
+    keys = [key for key in keys if both or key[0] in ("setting", "data")]
+    pairs = {key: (flat[0].get(key, "-"), flat[1].get(key, "-")) for key in keys}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _flat(job: Job, record: Record | None) -> dict[tuple[str, str], Any]:
+    found: dict[tuple[str, str], Any] = {}
+    _settings(found, job, "")
+    for settings in job.data():
+        found["data", settings.dataset] = settings.data_id
+    if record is None:
+        return found
+    for part, number in record.behaviour.items():
+        found["rules", part] = number
+    for ancestor, parts in record.ancestors.items():
+        found |= {("rules", f"{ancestor}: {part}"): number for part, number in parts.items()}
+    environment = record.environment.model_dump()
+    found |= {("version", name): version for name, version in environment.pop("packages").items()}
+    found |= {("version", name): version for name, version in record.versions.items()}
+    found |= {("environment", key): value for key, value in environment.items()}
+    found |= {("result", key): value for key, value in record.metrics.items()}
+    found["result", "outcome"] = record.outcome
+    return found
+
+
+def _settings(found: dict[tuple[str, str], Any], job: Job, prefix: str) -> None:
+    found["setting", f"{prefix}kind"] = job.kind
+    for key in type(job).model_fields:
+        value = getattr(job, key)
+        if isinstance(value, Job):
+            _settings(found, value, f"{prefix}{key}.")
+        else:
+            found["setting", f"{prefix}{key}"] = value

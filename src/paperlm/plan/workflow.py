@@ -1,0 +1,237 @@
+"""What the Snakemake rules ask: paths, patterns of names, resources, parameters whose change makes a rule run again."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+
+from paperlm.data.settings import DataSettings
+from paperlm.data.sources import check_present
+from paperlm.files import write_json
+from paperlm.frozen import digest
+from paperlm.jobs import Job, job_kinds
+from paperlm.plan.exhibit import MeasurementsTable
+from paperlm.plan.measured import measured_methods
+from paperlm.plan.project import Project
+from paperlm.plan.scale import JobSize
+from paperlm.plan.state import State
+from paperlm.record.record import behaviours_of_ancestors
+
+NOTHING = "nothing-to-make"
+"A pattern that matches no name."
+
+
+class Workflow:
+    """The workflow's view of a project."""
+
+    def __init__(self, project: Project) -> None:
+        self.project, self.places, self.state = project, project.places, State(project)
+        self.datasets: dict[str, DataSettings] = {
+            settings.data_id: settings for job in self.state.todo().values() for settings in job.data()
+        }
+
+    # -- jobs --
+
+    @functools.cached_property
+    def kinds(self) -> dict[str, type[Job]]:
+        """Kinds of which this project has jobs to make, each of which gets a rule."""
+        wanted = {job.kind for job in self.state.todo().values()}
+        return {name: kind for name, kind in job_kinds().items() if name in wanted}
+
+    def pattern(self, kind: str) -> str:
+        """Regular expression of the names of a kind that the rule may make.
+
+        A record's name holds every setting that can change its number, so a stored one is a source file: no edit of a
+        rule and no newer file makes it again. Delete a record to make its job anew.
+        """
+        return "|".join(re.escape(name) for name, job in self.state.todo().items() if job.kind == kind) or NOTHING
+
+    def job(self, job_id: str) -> Job:
+        """A job of the project."""
+        return self.project.jobs[job_id]
+
+    def data_of(self, job_id: str) -> list[str]:
+        """Manifests of what the job reads; DataError if local text that it needs is not at hand."""
+        settings = self.job(job_id).data()
+        for one in settings:
+            if not self.places.is_file(self.places.data(one)):
+                check_present(one.dataset, self.project.config.local_data)
+        return [self.places.data(one) for one in settings]
+
+    def models_of(self, job_id: str) -> list[str]:
+        """Manifests of the parents' models."""
+        return list(dict.fromkeys(self.places.manifest(parent) for parent in self.job(job_id).parents().values()))
+
+    def settings(self, job_id: str) -> str:
+        """The job as JSON, for `paperlm run --job`."""
+        return json.dumps(self.job(job_id).canonical(), separators=(",", ":"))
+
+    def keep(self, job_id: str) -> str:
+        """Updates after which the job keeps its model for others, for `paperlm run --keep`."""
+        return ",".join(map(str, self.project.keep.get(job_id, ())))
+
+    def rules_of(self, job_id: str) -> str:
+        """Digest of the behaviours that the job is made under: a new one makes it again."""
+        job = self.job(job_id)
+        return digest([job.behaviours(), behaviours_of_ancestors(job)])
+
+    def job_size(self, job_id: str) -> JobSize:
+        """Memory and minutes to ask a cluster for."""
+        job = self.job(job_id)
+        sizes = [getattr(one, "size", "") for one in (job, *job.ancestors())]
+        return self.project.scale.resources.of(job.kind, next(filter(None, sizes), ""))
+
+    def threads_per_job(self, cores: int | None) -> int:
+        """Threads a job claims: one on a CPU; on GPUs so many that jobs never outnumber cards.
+
+        Snakemake ignores `resources: gpu` unless a limit is given, so the bare command `--cores 8` on one card has to
+        be held back by threads.
+        """
+        if not self.state.gpus or not cores:
+            return 1
+        return max(1, cores // len(self.state.gpus))
+
+    # -- exhibits --
+
+    def inputs(self, name: str) -> list[str]:
+        """Files an exhibit is built from: records, or measurement rows of its table."""
+        _, exhibit = self.project.exhibit(name)
+        if table := getattr(exhibit, "table", ""):
+            return self.inputs(table)
+        if isinstance(exhibit, MeasurementsTable):
+            found = [self.measurement(exhibit.op, case) for case in measured_methods(self.project, name)]
+            return list(dict.fromkeys(filter(None, found)))
+        return self.state.records(name)
+
+    def exhibit_digest(self, name: str) -> str:
+        """Changes when something changes that the exhibit shows: its own declaration, the jobs of its cells, the state
+        of their records, departures, and what the scale says of all exhibits. A word about another one does not."""
+        paper, exhibit = self.project.exhibit(name)
+        scale, own = self.project.scale, self.project.changes(paper)
+        records = {job.job_id: self._state_of(job) for job in self.project.jobs_of(name)}
+        table = getattr(exhibit, "table", "")
+        return digest(
+            {
+                "exhibit": exhibit.model_dump(mode="json"),
+                "table": self.exhibit_digest(table) if table else "",
+                "paper": paper.paper.model_dump(mode="json"),
+                "arithmetic": {
+                    key: paper.models[key].model_dump(mode="json") for key in getattr(exhibit, "models", [])
+                },
+                "cases": {key: paper.cases[key].model_dump(mode="json") for key in getattr(exhibit, "cases", [])},
+                "departures": [d.model_dump(mode="json") for d in self.project.deviations(name)],
+                "scale": [
+                    scale.scale,
+                    scale.summary,
+                    scale.comparable,
+                    scale.claims.model_dump(),
+                    scale.seed_noise.model_dump(),
+                ],
+                "rule": own.diverged.model_dump() if own.diverged else None,
+                "except": {c.id: own.except_[c.id] for c in exhibit.claims if c.id in own.except_},
+                "records": records,
+                "edition": self.project.config.editions.get(name, ""),
+            },
+            16,
+        )
+
+    def _state_of(self, job: Job) -> list[str] | None:
+        """What the exhibit will say of the record: nothing, that it is of earlier rules, or (also of one that is about
+        to be made: the digest must not change by that) neither."""
+        want = self.state.want(job)
+        if want == "absent":
+            return None
+        return list(self.state.stored(job).drifted) if want == "have" else []
+
+    def ask_again(self) -> None:
+        """Snakemake lets a finished exhibit stand when a record beneath it is gone. Give such a one a newer input, so
+        that record and exhibit are made again."""
+        for name in self.project.exhibits:
+            if any(map(self.places.is_file, self.targets(name))):
+                jobs = self.project.jobs_of(name)
+                gone = [job.job_id for job in jobs if self.state.want(job) == "make" and not self.state.stored(job)]
+                if gone:
+                    write_json(self.places.root / self.places.again(name), {"gone": gone, "seen": time.time_ns()})
+
+    def again(self, name: str) -> list[str]:
+        """What `ask_again` has written for an exhibit, if it ever had to."""
+        return [path] if self.places.is_file(path := self.places.again(name)) else []
+
+    def has_claims(self, name: str) -> bool:
+        """Whether an exhibit's files include verdicts."""
+        return bool(self.project.exhibit(name)[1].claims)
+
+    def targets(self, *names: str, built: bool = False) -> list[str]:
+        """Files that stand for these exhibits (none: for all) where `all` or a paper's name asks for them.
+
+        `built`: only those all of whose files are there, for a report.
+        """
+        found = []
+        for name in names or self.project.exhibits:
+            found.append(f"paper_tables/{name}.{'csv' if name in self.project.tables else 'svg'}")
+            if name in self.curves:
+                found.append(f"paper_tables/{name}.curves.svg")
+        return [target for target in found if not built or self._is_built(target)]
+
+    def _is_built(self, target: str) -> bool:
+        """Whether the files are there that the rule of a target marks for the report."""
+        name, _, suffix = target.removeprefix("paper_tables/").partition(".")
+        files = [target]
+        if suffix == "csv":
+            files.append(f"results/report/{name}.html")
+        if suffix == "csv" or (suffix == "svg" and self.has_claims(name)):
+            files += [f"paper_tables/{name}.{kind}.csv" for kind in ("diff", "claims")]
+        return all(map(self.places.is_file, files))
+
+    @functools.cached_property
+    def curves(self) -> list[str]:
+        """Tables whose jobs have training curves."""
+        return [
+            name
+            for name, (_, table) in self.project.tables.items()
+            if table.kind == "jobs" and any(job.has_curve for job in self.project.jobs_of(name))
+        ]
+
+    # -- measurements --
+
+    def measurement(self, op: str, case: str) -> str | None:
+        """File with the rows of a case: the committed one if it has any, else one that exists or will be made."""
+        if case in self._committed_cases(op):
+            return self.places.committed_measurements(op)
+        local = self.places.measurements(op, case)
+        return local if self.state.makes_missing or self.places.is_file(local) else None
+
+    @functools.cache  # noqa: B019 - a Workflow lives as long as the process
+    def _committed_cases(self, op: str) -> frozenset[str]:
+        """Cases with committed rows. They were made on a GPU: the CPU scales measure their own."""
+        path = self.places.root / self.places.committed_measurements(op)
+        if self.project.scale.device == "cpu" or not path.is_file():
+            return frozenset()
+        return frozenset(json.loads(line)["case"] for line in path.read_text().splitlines())
+
+    @functools.cached_property
+    def measurements(self) -> dict[tuple[str, str], list[str]]:
+        """(operation, case) that can be measured at this scale -> the methods that tables ask for."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for name, (_, table) in self.project.tables.items():
+            if isinstance(table, MeasurementsTable):
+                for case, methods in measured_methods(self.project, name).items():
+                    known = found.setdefault((table.op, case), [])
+                    known += [method for method in methods if method not in known]
+        return found
+
+    def asked(self, arguments: list[str]) -> list[str]:
+        """Exhibits that a command line names: `paper_tables/x.csv`, or a paper."""
+        found: dict[str, None] = {}
+        for argument in arguments:
+            if argument in self.project.papers:
+                found |= dict.fromkeys(self.project.papers[argument].exhibits())
+            elif match := re.fullmatch(r"(?:.*/)?paper_tables/(\w+)\.(csv|svg|png|claims\.csv|curves\.svg)", argument):
+                found[match[1]] = None
+        return [name for name in found if name in self.project.exhibits]
+
+    def asked_for(self, arguments: list[str]) -> list[str]:
+        """Those of them that have something to show in a terminal."""
+        return [name for name in self.asked(arguments) if name in self.project.tables or self.has_claims(name)]

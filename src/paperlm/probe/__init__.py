@@ -1,0 +1,1 @@
+"""Measurements inside a trained model, block by block: pure functions on transformers models of any family."""

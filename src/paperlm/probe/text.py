@@ -1,0 +1,148 @@
+"""What jobs that look into a model on text share: their settings, the model, and tokens to run it on.
+
+A model that was trained here, or made from one that was, reads the prepared validation tokens of its pre-training. A
+model from elsewhere reads a text of the registry through its own tokenizer, with the special tokens that it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from paperlm.data.shards import TokenShards
+from paperlm.data.texts import TextData, read_documents
+from paperlm.errors import JobError
+from paperlm.jobs.base import At, Inputs, Job, Machine, Result, parent
+
+if TYPE_CHECKING:
+    import torch
+
+LOGITS = {"cpu": 2**26, "cuda": 2**28}
+"Logits of a pass at most: float32, with their softmax and gradients about 0.8 and 3 GB."
+SEQUENCES = 32
+"Sequences of a pass at most."
+
+
+def root(job: Job) -> Job:
+    """The job at the start of the chain of `of`: a pre-training, or a model from elsewhere."""
+    while isinstance(before := getattr(job, "of", None), Job):
+        job = before
+    return job
+
+
+class TextProbe(Job):
+    """Settings of a measurement inside a model. Weights are float32, also of a model that was trained in bfloat16."""
+
+    of: parent("pretrain", "sft", "rloo", "hub_model")
+    "the model"
+    at: At = "end"
+    "of which state of a pre-training: after so many updates, before the first, after the last"
+    text: str | None = Field(None, pattern=r"^(bundled|local|hub):[\w./-]+$")
+    "for a model from elsewhere alone: the text of the registry that it reads"
+    text_tokens: int | None = Field(None, gt=1)
+    "for a model from elsewhere alone: tokens of a document that are read; the rest is dropped"
+
+    def sequences(self) -> int:
+        """How many sequences are read."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def fits_the_model(self) -> TextProbe:
+        elsewhere = root(self).kind == "hub_model"
+        if elsewhere != (self.text is not None) or elsewhere != (self.text_tokens is not None):
+            raise ValueError(
+                "text and text_tokens say what a hub_model reads: set both"
+                if elsewhere
+                else "text and text_tokens are for a hub_model; this one reads its validation tokens: leave them out"
+            )
+        if elsewhere:
+            self.data()  # the text exists
+        update = self.snapshot("of")
+        if update is not None and update not in (there := self.of.snapshots()):
+            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
+            raise ValueError(f"at: {self.at}: a job of kind {self.of.kind!r} {has} beside its end")
+        return self
+
+    def data(self) -> list[Any]:
+        if self.text is not None:
+            return [TextData(dataset=self.text, documents=self.sequences())]
+        return [root(self).token_data()]
+
+    def slug(self) -> str:
+        return f"{self.kind}-{self.of.slug()}" + ("" if self.at == "end" else f"-at_{self.at}")
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Token ids, padded on the right, and the mask of real ones; both (N, S) int64."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    device: Any
+    at_once: int
+
+    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """ids and mask of sequences start to stop, as many a pass as fit, on the device."""
+        import torch
+
+        stop = len(self.ids) if stop is None else stop
+        for first in range(start, stop, self.at_once):
+            rows = slice(first, min(first + self.at_once, stop))
+            yield tuple(torch.from_numpy(part[rows]).to(self.device) for part in (self.ids, self.mask))
+
+
+def run_probe(job: TextProbe, inputs: Inputs, machine: Machine, measure: Callable[[Any, Sequences], Result]) -> Result:
+    """`measure(model, sequences)` with the job's model, in float32 on the machine's device, and its sequences.
+
+    Streams or gradients that are not finite make the outcome `blocked`.
+    """
+    import torch
+
+    from paperlm.models.folder import load_model
+    from paperlm.probe.blocks import NotFiniteError
+
+    device = machine.torch_device()
+    model = load_model(inputs.models["of"], head="own", dtype=torch.float32).to(device)
+    sequences = read_sequences(job, inputs, machine, model.config.vocab_size, device)
+    try:
+        return measure(model, sequences)
+    except NotFiniteError as error:
+        return Result(outcome="blocked", reason=str(error))
+
+
+def read_sequences(job: TextProbe, inputs: Inputs, machine: Machine, vocab_size: int, device: Any) -> Sequences:
+    """The job's first sequences. Raises JobError if there are fewer."""
+    ids, mask = _own_text(job, inputs) if job.text is not None else _prepared(job, inputs)
+    if len(ids) < job.sequences():
+        raise JobError(
+            f"{job.slug()}: {job.sequences()} sequences are asked for, its data has {len(ids)} of two tokens or more; "
+            "ask for at most so many, or prepare more validation tokens"
+        )
+    room = LOGITS[device.type] // (vocab_size * ids.shape[1])
+    return Sequences(ids, mask, device, machine.micro_batch or max(1, min(SEQUENCES, room)))
+
+
+def _prepared(job: TextProbe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    shards = TokenShards(inputs.data[0], "validation")
+    ids = shards.rows(np.arange(min(job.sequences(), len(shards))))
+    return ids, (ids != shards.pad_id).astype(np.int64)
+
+
+def _own_text(job: TextProbe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    from paperlm.models.folder import load_tokenizer
+
+    tokenizer = load_tokenizer(inputs.models["of"])
+    rows = [
+        tokenizer(text, truncation=True, max_length=job.text_tokens)["input_ids"]
+        for text in read_documents(inputs.data[0])
+    ]
+    rows = [row for row in rows if len(row) > 1]
+    ids = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = row, 1
+    return ids, mask

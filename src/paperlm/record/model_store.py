@@ -1,0 +1,114 @@
+"""Model folders between jobs: whole or absent, and never trusted without checksum and job id.
+
+<folder>/config.json, model.safetensors, tokenizer files; at-<update>/ the same of a snapshot; manifest.json, written
+last: the job, how it ended, the rules it was made under, and the SHA-256 of every file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paperlm.errors import JobError
+from paperlm.files import sha256_of, write_json
+from paperlm.jobs.base import NO_MODEL, Job
+from paperlm.record.record import drift
+
+MANIFEST = "manifest.json"
+
+Behaviours = dict[str, dict[str, int]]
+"Job id -> the behaviours that it was made under."
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model carries from its parents and its own job beyond its files."""
+
+    labels: tuple[str, ...] = ()
+    "what has to stand beside every number that is computed from it"
+    ancestors: Behaviours = field(default_factory=dict)
+    "the rules that the models it was made from were made under"
+
+
+def store_model(building: Path, folder: Path, job: Job, outcome: str, origin: Origin) -> None:
+    """Put a finished folder into its place, with its manifest; a folder that was there is replaced.
+
+    A job that ended without a model leaves a manifest that says how it ended, and no files.
+    """
+    building.mkdir(parents=True, exist_ok=True)
+    files = sorted(p for p in building.rglob("*") if p.is_file() and p.name != MANIFEST)
+    content = {
+        "job_id": job.job_id,
+        "outcome": outcome,
+        "labels": list(origin.labels),
+        "behaviour": job.behaviours(),
+        "ancestors": origin.ancestors,
+        "files": {str(p.relative_to(building)): sha256_of(p) for p in files},
+    }
+    write_json(building / MANIFEST, content)
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(building, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
+    """What a model folder says it holds. Raises JobError if it is missing, unreadable, or another job's."""
+    again = f"run {job.job_id} again (python -m paperlm run {job.job_id})"
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        _ = (manifest["job_id"], manifest["outcome"], [*manifest["labels"]])
+        _ = [manifest[key].items() for key in ("behaviour", "ancestors", "files")]
+    except FileNotFoundError:
+        raise JobError(f"{folder}: no finished model of {job.job_id}; {again}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise JobError(f"{folder / MANIFEST}: truncated or altered; delete {folder} and {again}") from None
+    if manifest["job_id"] != job.job_id:
+        raise JobError(f"{folder}: is the model of {manifest['job_id']}, not of {job.job_id}; delete it and {again}")
+    return manifest
+
+
+def has_model(folder: Path, job: Job, updates: set[int | None], current: bool = False) -> bool:
+    """Whether a folder has the model after these updates (None: the last), by its manifest alone.
+
+    `current`: one that was made under earlier rules does not count.
+    """
+    try:
+        manifest = read_manifest(folder, job)
+    except JobError:
+        return False
+    if current and drift(job, manifest["behaviour"], manifest["ancestors"]):
+        return False
+    if manifest["outcome"] in NO_MODEL:
+        return True  # there is none to be had
+    return all((f"at-{u}/" if u is not None else "") + "config.json" in manifest["files"] for u in updates)
+
+
+def checked_model(folder: Path, job: Job, update: int | None) -> Path:
+    """Folder of the model after an update (None: the last), every file of it compared with its checksum.
+
+    Raises JobError for a file that is missing or altered, a snapshot that was not kept, and a job that left no model.
+    """
+    manifest = read_manifest(folder, job)
+    if manifest["outcome"] in NO_MODEL:
+        raise JobError(f"{job.job_id} ended as {manifest['outcome']}: it left no model to work on")
+    prefix = "" if update is None else f"at-{update}/"
+    here = {prefix + p.name for p in (folder / prefix).glob("*") if p.is_file()} - {MANIFEST}
+    wanted = {name: sum_ for name, sum_ in manifest["files"].items() if name.rpartition("/")[0] == prefix.rstrip("/")}
+    if f"{prefix}config.json" not in wanted:
+        raise JobError(f"{folder}: holds no model after update {update}; delete it and run {job.job_id} again")
+    for name, checksum in wanted.items():
+        if not (folder / name).is_file() or sha256_of(folder / name) != checksum:
+            raise JobError(
+                f"{folder / name}: missing, truncated or altered; delete {folder} and run {job.job_id} again"
+            )
+    if strangers := sorted(here - wanted.keys()):
+        raise JobError(f"{folder / strangers[0]}: is not in the manifest, and would be read; remove it")
+    return folder / prefix

@@ -1,0 +1,265 @@
+"""Make a job: `python -m paperlm run`, by hand and from the workflow's rule alike.
+
+The lock of the job, its inputs checked, the work, its model with a manifest, its record, and a comparison with the
+committed record if there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from paperlm.data.settings import DataSettings
+from paperlm.data.shards import load_manifest
+from paperlm.errors import RecordError, SpecError, unknown
+from paperlm.files import write_json
+from paperlm.jobs import Inputs, Job, Machine, Result, run_job
+from paperlm.jobs.base import NO_MODEL, Cost
+from paperlm.plan.project import Project
+from paperlm.plan.state import State
+from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model
+from paperlm.record.places import Places
+from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
+from paperlm.train.gpu_lock import one_gpu
+
+AGREEMENT = 0.05
+"Relative difference of a metric up to which a job that is made again on other hardware agrees with its record."
+
+
+@dataclass(frozen=True)
+class Parents:
+    """What a job works on."""
+
+    models: dict[str, Path]
+    "parent's field -> checked folder"
+    origin: Origin
+    "what goes with those models"
+    blocked: str
+    "why there is one that left none"
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes jobs at one scale. `local_data`: folder of the `local:` sets."""
+
+    places: Places
+    machine: Machine
+    local_data: str = ""
+    keep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    "job id -> updates after which children need its model"
+    makes_drifted: bool = False
+    "whether a parent's model of earlier rules is made again"
+
+    def with_parents(self, job: Job, remake: bool = False) -> None:
+        """The job, after the parents whose models are missing and the data that is not prepared."""
+        for name, parent in job.parents().items():
+            update = job.snapshot(name)
+            kept = {*self._keep(parent), *(() if update is None else (update,))}
+            folder = self.places.root / self.places.model(parent)
+            if not has_model(folder, parent, {update, *kept}, self.makes_drifted):
+                replace(self, keep={**self.keep, parent.job_id: tuple(sorted(kept))}).with_parents(parent)
+        for settings in job.data():
+            self.prepare(settings)
+        self.make(job, remake)
+
+    def prepare(self, settings: DataSettings) -> None:
+        """Prepare data unless it is there."""
+        manifest = self.places.root / self.places.data(settings)
+        if not manifest.is_file():
+            from paperlm.data.items import prepare_any
+
+            prepare_any(settings, manifest.parent, self.local_data)
+
+    def make(self, job: Job, remake: bool = False) -> None:
+        """Do the job and store model and record; nothing if another process did it while we waited for its lock.
+
+        Raises JobError for an input that is missing, altered or another job's, RecordError if the new numbers
+        contradict the committed ones, and what the job raises.
+        """
+        folder = self.places.root / self.places.model(job)
+        record_path = self.places.root / self.places.made(job)
+        before = _stamp(record_path)
+        with self._locked(job):
+            done_meanwhile = _stamp(record_path) not in (None, before)
+            complete = not job.leaves_model or has_model(folder, job, {None, *self._keep(job)})
+            if done_meanwhile and complete and not remake:
+                print(f"{job.job_id}: another process has made it", file=sys.stderr)
+                return
+            done = self._do(job)
+            if done is None:
+                return
+            record, origin = done
+            self._compare(job, record)
+            if job.leaves_model:
+                store_model(self._building(job), folder, job, record.outcome, origin)
+            write_record(record_path, record)
+            shutil.rmtree(self.places.root / self.places.work(job), ignore_errors=True)
+
+    def _keep(self, job: Job) -> tuple[int, ...]:
+        return self.keep.get(job.job_id, ())
+
+    def _building(self, job: Job) -> Path:
+        return self.places.root / self.places.work(job) / "model"
+
+    def _do(self, job: Job) -> tuple[Record, Origin] | None:
+        started = time.monotonic()
+        parents = self._parents(job)
+        data = tuple(self.places.root / self.places.data(settings) for settings in job.data())
+        manifests = [load_manifest(path) for path in data]
+        work = self.places.root / self.places.work(job)
+        work.mkdir(parents=True, exist_ok=True)
+        building = self._building(job) if job.leaves_model else None
+        if building is not None and _leads():
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir()
+        if parents.blocked and not _leads():
+            return None
+        if parents.blocked:
+            result = Result(outcome="blocked", reason=parents.blocked)
+        else:
+            inputs = Inputs(data=data, models=parents.models, work=work, model=building, keep=self._keep(job))
+            with one_gpu(enabled=self.machine.device != "cpu"):
+                result = run_job(job, inputs, self.machine)
+                if result is None:  # not the leading process of several
+                    return None
+                environment = _environment(self.machine)
+        if parents.blocked:
+            environment = _environment(Machine(device="cpu"))
+        record = Record(
+            job_id=job.job_id,
+            kind=job.kind,
+            behaviour=job.behaviours(),
+            ancestors=parents.origin.ancestors,
+            job=job.canonical(),
+            outcome=result.outcome,
+            reason=result.reason,
+            metrics={key: _finite(value) for key, value in result.metrics.items()},
+            standard_errors=result.standard_errors,
+            series=result.series,
+            labels=list(dict.fromkeys([*parents.origin.labels, *result.labels])),
+            versions=result.versions,
+            data=[DataUsed(**{key: m[key] for key in DataUsed.model_fields}) for m in manifests],
+            cost=result.cost or Cost(wall_seconds=round(time.monotonic() - started, 2)),
+            environment=environment,
+        )
+        labels = dict.fromkeys([*parents.origin.labels, *result.model_labels])
+        return record, replace(parents.origin, labels=tuple(labels))
+
+    def _parents(self, job: Job) -> Parents:
+        found, labels, blocked, ancestors = {}, [], "", {}
+        for name, parent in job.parents().items():
+            folder = self.places.root / self.places.model(parent)
+            manifest = read_manifest(folder, parent)
+            labels += manifest["labels"]
+            ancestors |= {parent.job_id: manifest["behaviour"], **manifest["ancestors"]}
+            if (outcome := manifest["outcome"]) in NO_MODEL:
+                blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on"
+            else:
+                found[name] = checked_model(folder, parent, job.snapshot(name))
+        return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors), blocked)
+
+    @contextlib.contextmanager
+    def _locked(self, job: Job) -> Iterator[None]:
+        """Hold the job's lock: two processes never make the same job at once, the second waits."""
+        if not _leads():
+            yield  # the leading process of several holds it
+            return
+        path = self.places.root / self.places.lock(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"{job.job_id}: another process is making it; waiting", file=sys.stderr, flush=True)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _compare(self, job: Job, record: Record) -> None:
+        """RecordError if a committed record of the same rules says something else."""
+        path = self.places.root / self.places.committed(job)
+        if not path.is_file():
+            return
+        committed = read_record(path, job.job_id)
+        if drift(job, committed.behaviour, committed.ancestors):
+            return
+        if wrong := disagreements(committed, record):
+            rejected = self.places.root / self.places.made(job)
+            rejected = rejected.with_name(f"{job.job_id}.rejected.json")
+            write_json(rejected, json.loads(record.model_dump_json()))
+            raise RecordError(
+                f"{job.job_id}: made again, and it contradicts {path}: {'; '.join(wrong)}. The new record is "
+                f"{rejected}; python -m paperlm why tells what changed; if it is meant, raise the kind's `behaviour`"
+            )
+
+
+def disagreements(committed: Record, made: Record) -> list[str]:
+    """Metrics in which a job that was made again differs from its record: at all on the same kind of machine with the
+    same packages, by more than AGREEMENT elsewhere, where sums are taken in another order."""
+    if committed.outcome != made.outcome:
+        return [f"outcome {committed.outcome}, now {made.outcome}"]
+    ours, theirs = made.environment, committed.environment
+    same = (ours.device, ours.cpu, ours.packages, ours.threads) == (
+        theirs.device,
+        theirs.cpu,
+        theirs.packages,
+        theirs.threads,
+    )
+    exact = same and ours.device == "CPU"
+    found = []
+    for key, then in committed.metrics.items():
+        now = made.metrics.get(key)
+        if then == now or (then is not None and now is not None and not exact and _close(then, now)):
+            continue
+        found.append(f"{key} {then}, now {now}")
+    return found
+
+
+def _close(then: float, now: float) -> bool:
+    return abs(now - then) <= AGREEMENT * max(abs(then), abs(now))
+
+
+def _finite(value: float | int | None) -> float | int | None:
+    return None if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+def _leads() -> bool:
+    """Whether this process is alone, or the leading one of several under torchrun."""
+    return not int(os.environ.get("RANK", 0))
+
+
+def _stamp(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def _environment(machine: Machine):
+    from paperlm.record.environment import capture
+
+    return capture(machine.torch_device())
+
+
+def run_named(project: Project, what: str, machine: Machine, with_parents: bool, again: bool) -> None:
+    """Make the job of that id, or those of a table or figure whose records are missing. SpecError for another name."""
+    state = State(project)
+    maker = Maker(project.places, machine, project.config.local_data, project.keep, state.makes_drifted)
+    if what in project.jobs:
+        job = project.jobs[what]
+        if not again and state.want(job) == "have":
+            print(f"{what}: has a record, {state.stored(job).path}; --again makes it once more", file=sys.stderr)
+            return
+        (maker.with_parents if with_parents else maker.make)(job, again)
+        return
+    if what not in project.exhibits:
+        raise SpecError(unknown("job, table or figure", what, [*project.exhibits, *project.jobs]))
+    for job in project.jobs_of(what):
+        stored = state.stored(job)
+        if stored is None or (stored.drifted and state.makes_drifted):
+            (maker.with_parents if with_parents else maker.make)(job)

@@ -1,0 +1,215 @@
+"""Tables of kind `jobs`: a job per cell and seed; one row per cell: published, regenerated, spread, verdict."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from paperlm.plan.exhibit import DivergedRule, JobCells, JobsTable
+from paperlm.plan.project import Project
+from paperlm.tables.claims import CellSamples, CellValue
+from paperlm.tables.contents import Contents, DiffRow, Key, check_labels, format_count, format_value, relative
+from paperlm.tables.published import PublishedTable, half_a_digit, number
+from paperlm.tables.results import CellResult, Results, collect
+from paperlm.tables.vocabulary import EARLIER_RULES, NOT_COMPARABLE, NOT_PRINTED, NOT_RUN, OUT_OF_MEMORY
+
+
+def contents(project: Project, name: str, published: PublishedTable, records: Iterable[Path]) -> Contents:
+    """The table from its records. Raises RecordError, and SpecError where declared and printed labels differ."""
+    _, table = project.table(name)
+    if table.published:
+        rows, columns = ({k: v.printed for k, v in part.items()} for part in (table.rows, table.columns))
+        check_labels(name, rows, columns, published)
+    results = collect(project, name, records)
+    noise = project.scale.seed_noise
+    return Contents(
+        diff=[_diff_row(project, table, results, result, published) for result in results.cells.values()],
+        samples=cell_samples(project, table, results),
+        printed=published_cells(table, published),
+        print_noise=table.print_noise.value if table.print_noise else 0.0,
+        one_sample=f"one seed; seed noise {noise.value:.1%} ({noise.source})",
+        notes=tuple(_notes(project, name)),
+    )
+
+
+def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Key, CellSamples]:
+    """Judge's view of the finished cells. Their noise: CellResult.noise."""
+    samples = {}
+    for key, result in results.cells.items():
+        if result.cell.sum_of_column or not result.usable or result.out_of_memory:
+            continue
+        metric = result.cell.metric or table.metric
+        values, diverged = tuple(result.values(metric)), tuple(result.diverged)
+        if (error := result.standard_error(metric)) is not None:
+            # In the number's own unit: a reward or a gain may be near 0.
+            samples[key] = CellSamples(values, diverged, 0.0, error=max(error, result.spread(metric) or 0.0))
+            continue
+        noise = result.noise(metric, project.scale.seed_noise.value)
+        samples[key] = CellSamples(values, diverged, noise)
+    return samples
+
+
+def published_cells(table: JobsTable, published: PublishedTable) -> dict[Key, CellValue]:
+    """The printed numbers as an expression sees them."""
+    return {
+        key: CellValue(value, printed_diverged(table.diverged, value), published.cell(*key))
+        for key, value in published.values.items()
+    }
+
+
+def printed_diverged(rule: DivergedRule | None, value: float | None) -> bool:
+    """Whether a printed number is one of a run that diverged; only `above` can tell."""
+    return rule is not None and rule.above is not None and value is not None and value > rule.above
+
+
+def _diff_row(
+    project: Project, table: JobsTable, results: Results, result: CellResult, published: PublishedTable
+) -> DiffRow:
+    cell = result.cell
+    printed = published.cell(cell.row, cell.column)
+    if cell.sum_of_column:
+        return _count_row(project, results, result, printed)
+    common = {
+        "table": cell.exhibit, "row": cell.row, "column": cell.column, "scale": project.scale.scale,
+        "published": printed, "jobs": " ".join(job.job_id for job in cell.jobs), "seeds": len(result.usable),
+    }  # fmt: skip
+    if not result.finished:
+        reason = why_not_run(project)
+        return DiffRow(**common, regenerated=NOT_RUN, verdict=NOT_RUN, reason=reason)
+    common["labels"] = "; ".join(labels(result))
+    if result.out_of_memory:
+        verdict, reason = _out_of_memory(printed, number(printed))
+        return DiffRow(**common, regenerated="out of memory", verdict=verdict, reason=reason)
+    if not result.usable:
+        return DiffRow(**common, regenerated="blocked", verdict="blocked", reason=result.blocked)
+    judged = cell.metric or table.metric
+    # A form that only the print has is shown where it is compared with the print.
+    metric = table.printed_metric if table.printed_metric and project.scale.comparable else judged
+    value, reference = result.mean(metric), number(printed)
+    spread = result.spread(metric)
+    error = result.standard_error(metric)
+    shown = {
+        "regenerated": format_value(value, printed or "0.00") + mixed_outcomes(result),
+        "metric": f"mean of {len(cell.mean_of)} columns" if cell.mean_of else metric,
+        "judged_on": format_value(result.mean(judged), printed or "0.00"),
+        "spread": f"{spread:.3g}" if spread is not None else f"standard error {error:.2g}" if error else "",
+    }
+    if verdict := _outcomes(table, project.diverged_rule(cell.exhibit), result, reference, cell.row):
+        return DiffRow(**common, **shown, verdict=verdict[0], reason=verdict[1])
+    if printed == OUT_OF_MEMORY:
+        reason = "a number here, out of memory in the paper: outcomes compared, not numbers"
+        return DiffRow(**common, **shown, verdict="differs", reason=reason)
+    if reference is None:
+        return DiffRow(**common, **shown, verdict=NOT_PRINTED, reason=table.rows[cell.row].source)
+    if not project.scale.comparable:
+        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE)
+    difference = value - reference
+    shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
+    noise = result.noise(metric, project.scale.seed_noise.value) * abs(value)
+    verdict = "match" if abs(difference) <= half_a_digit(printed) else "differs"
+    if verdict == "differs" and abs(difference) <= 2 * noise:
+        verdict = "within seeds"
+    return DiffRow(**common, **shown, verdict=verdict)
+
+
+def _out_of_memory(printed: str, reference: float | None) -> tuple[str, str]:
+    """Verdict and reason where a job did not fit here."""
+    if printed == OUT_OF_MEMORY:
+        return "out of memory as published", "outcomes compared, not numbers"
+    if reference is None:
+        return NOT_PRINTED, "out of memory here"
+    return "differs", "out of memory here, a number in the paper: outcomes compared, not numbers"
+
+
+def _outcomes(
+    table: JobsTable, rule: DivergedRule | None, result: CellResult, reference: float | None, row: str
+) -> tuple[str, str] | None:
+    """Verdict and reason where a run diverged here or in the paper; None where two numbers can be compared."""
+    published = printed_diverged(table.diverged, reference)
+    diverged = all(result.diverged)
+    if diverged and published:
+        return "diverged as published", "outcomes compared, not numbers"
+    if reference is None and any(result.diverged):
+        return NOT_PRINTED, f"diverged; {table.rows[row].source}"
+    if any(result.diverged) or published:
+        here = "diverged" if diverged else "diverged for some seeds" if any(result.diverged) else "trained"
+        print_ = "diverged" if published else "trained"
+        return "differs", f"{here} here, {print_} in the paper: outcomes compared, not numbers"
+    return None
+
+
+def labels(result: CellResult) -> list[str]:
+    """What has to stand beside a cell's number: its records' own labels, seeds without one, earlier rules."""
+    found = {label for r in result.records for label in r.labels}
+    if result.missing:
+        found.add(f"{len(result.records)} of {len(result.cell.jobs)} seeds have a record")
+    blocked = sum(r.outcome == "blocked" for r in result.records)
+    if blocked and result.usable:
+        found.add(f"{blocked} of {len(result.cell.jobs)} seeds have no honest number")
+    if result.drifted:
+        found.add(f"{EARLIER_RULES}: {', '.join(result.drifted)}")
+    return sorted(found)
+
+
+def proxy_of(project: Project, paper_id: str, job: str, size: str) -> str:
+    """What a model of a size is instead of the published one; empty for one that is the published one."""
+    changes = project.resolver(paper_id).changes(job, size)
+    sizes = [f"{key} {changes[key].value}" for key in ("hidden_size", "n_layers", "vocab_size") if key in changes]
+    trained = project.resolver(paper_id).trained_size(size)
+    sizes = [f"the shape of {trained}", *sizes] if trained != size else sizes
+    return f"a proxy of {size}: {', '.join(sizes)}" if sizes else ""
+
+
+def proxies(project: Project, name: str) -> list[str]:
+    """The proxies that an exhibit's jobs are made of, one line a size."""
+    paper, exhibit = project.exhibit(name)
+    if getattr(exhibit, "table", "") and not project.cells(name):
+        return proxies(project, exhibit.table)
+    pairs = {
+        (chain, cell.size)
+        for cell in project.cells(name)
+        for chain, settings in cell.sources.items()
+        if cell.size and "hidden_size" in settings
+    }
+    lines = [proxy_of(project, paper.paper.id, job, size) for job, size in sorted(pairs)]
+    return list(dict.fromkeys(filter(None, lines)))
+
+
+def _notes(project: Project, name: str) -> list[str]:
+    scale = project.scale
+    said = [] if scale.comparable else [f"{NOT_COMPARABLE}: {scale.summary}"]
+    return said + proxies(project, name)
+
+
+def _count_row(project: Project, results: Results, result: CellResult, printed: str) -> DiffRow:
+    """A row that counts something of the column's jobs, e.g. training tokens: the mean over them."""
+    cell = result.cell
+    counts = {r.metrics[cell.sum_of_column] for c in results.column(cell.column) for r in c.usable}
+    common = {
+        "table": cell.exhibit, "row": cell.row, "column": cell.column, "scale": project.scale.scale,
+        "published": printed, "metric": cell.sum_of_column,
+    }  # fmt: skip
+    if not counts:
+        return DiffRow(**common, regenerated=NOT_RUN, verdict=NOT_RUN, reason="no job of this column has a record")
+    value = statistics.fmean(counts)
+    if number(printed) is None:
+        verdict = NOT_PRINTED
+    elif not project.scale.comparable:
+        verdict = NOT_COMPARABLE
+    else:
+        verdict = "match" if abs(value - number(printed)) <= half_a_digit(printed) else "differs"
+    return DiffRow(**common, regenerated=format_count(value), verdict=verdict, reason="the printed numbers are labels")
+
+
+def mixed_outcomes(result: CellResult) -> str:
+    """` (1 of 3 diverged)` where seeds disagree: the number is then the mean of those that trained."""
+    n = sum(result.diverged)
+    return f" ({n} of {len(result.diverged)} diverged)" if 0 < n < len(result.diverged) else ""
+
+
+def why_not_run(project: Project) -> str:
+    """Why a cell has no number."""
+    if project.scale.device == "gpu" and project.config.run_missing != "yes":
+        return "no committed record; needs a GPU, or --config run_missing=yes to make it on this machine"
+    return "no record"

@@ -1,0 +1,40 @@
+"""Metrics of a record, and forms of them that only a paper's print has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paperlm.errors import SpecError, unknown
+from paperlm.record.record import Record
+
+
+def _ppl_paper(metrics: Mapping[str, Any], values: Mapping[str, Any]) -> float | None:
+    """The normalization papers' perplexity: exp of the mean of batch means times n / (n + 1), because their batch
+    counter starts at 1. n is the number of batches of the published run's evaluation (the size's published_batches).
+
+    torchrun_main.py:104,110,120 of both repositories.
+    """
+    n, loss = values["published_batches"], metrics["loss_batches"]
+    return None if loss is None else math.exp(min(loss * n / (n + 1), 700))
+
+
+DERIVED: dict[str, tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], float | None], tuple[str, ...]]] = {
+    "ppl_paper": (_ppl_paper, ("published_batches",)),
+}
+"Name -> how it follows from a record's metrics and the paper's `sizes.<size>.values`, and which values it needs."
+
+
+def metric_of(record: Record, name: str, values: Mapping[str, Any]) -> float | None:
+    """A metric of a record; None where it is no finite number. Raises SpecError for one that it does not have."""
+    if name in DERIVED:
+        function, needs = DERIVED[name]
+        for key in needs:
+            if key not in values:
+                raise SpecError(f"metric {name} needs {key}: add it to the paper's sizes.<size>.values")
+        return function(record.metrics, values)
+    if name not in record.metrics:
+        raise SpecError(f"{record.job_id}: {unknown('metric', name, [*record.metrics, *DERIVED])}")
+    value = record.metrics[name]
+    return None if value is None else float(value)

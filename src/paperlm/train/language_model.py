@@ -1,0 +1,240 @@
+"""Language-model pre-training as a task of the engine.
+
+What is special: each token's weight in the loss follows from the job's `loss_group`, whatever the micro-batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paperlm.data.shards import BatchOrder, TokenShards
+from paperlm.errors import DataError
+from paperlm.evaluate.perplexity import ValidationLosses, perplexity
+from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.models.folder import save_model, transformers_tokenizer
+from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
+from paperlm.models.losses import MATERIALISED
+from paperlm.models.sizes import flops_per_token
+from paperlm.train.distributed import World, start_world
+from paperlm.train.engine import Batch, Engine, run_task
+from paperlm.train.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from paperlm.jobs.pretrain import Pretrain
+
+
+class SummedLoss(torch.nn.Module):
+    """forward(ids, labels) -> summed loss, the shape that DistributedDataParallel and torch.compile wrap."""
+
+    def __init__(self, model: PaperLlamaForCausalLM, loss: str = MATERIALISED) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.model.summed_loss(ids, labels, self.loss)
+
+
+def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) -> PaperLlamaForCausalLM:
+    """The model at update 0. first_batch: (B, S) ids, for methods that start from a forward pass."""
+    torch.manual_seed(job.seed)
+    config = PaperLlamaConfig(
+        vocab_size=job.vocab_size,
+        hidden_size=job.hidden_size,
+        intermediate_size=job.intermediate_size,
+        num_hidden_layers=job.n_layers,
+        num_attention_heads=job.n_heads,
+        max_position_embeddings=max(2048, job.seq_len),
+        rms_norm_eps=job.rms_norm_eps,
+        rope_theta=job.rope_theta,
+        initializer_range=job.initializer_range,
+        embed_init_std=job.embed_init_std,
+        zero_last_embedding_row=job.zero_last_embedding_row,
+        norm=job.norm,
+    )
+    model = PaperLlamaForCausalLM(config)
+    job.method().initialize_from_batch(model, first_batch)
+    # The rotary tables stay float32: they are computed once and cast where they are used.
+    if job.numerics == "pure_bf16":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+    return model.to(device).train()
+
+
+class LanguageModelling:
+    """Next-token prediction on prepared shards. Raises DataError if the shards are not those of the job."""
+
+    def __init__(self, job: Pretrain, manifest: Path, micro_batch: int, world: World) -> None:
+        self.job, self.world = job, world
+        self.train_shards = TokenShards(manifest, "train")
+        self.validation_shards = TokenShards(manifest, "validation")
+        settings, wanted = self.train_shards.manifest["settings"], job.token_data().model_dump(mode="json")
+        if settings != wanted:
+            wrong = [k for k, v in wanted.items() if settings.get(k) != v]
+            raise DataError(f"{manifest}: prepared for other settings ({', '.join(wrong)}); run the data rule again")
+        if job.global_batch % world.size:
+            raise DataError(f"global_batch {job.global_batch} does not split over {world.size} processes")
+        self.updates, self.evaluate_every = job.steps, job.eval_every
+        self.slots_per_update = job.global_batch * job.seq_len
+        self.micro_batch = self._micro_batch(micro_batch)
+        self.order = BatchOrder(len(self.train_shards), job.global_batch, job.seed)
+        first = torch.from_numpy(self.train_shards.rows(self.order.indices(0))[: job.loss_group])
+        self.model = build_model(job, first, world.device)
+        self.loss_module = SummedLoss(self.model, job.loss)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(),
+            lr=job.peak_lr,
+            betas=job.adam_betas,
+            eps=job.adam_eps,
+            weight_decay=job.weight_decay,
+            fused=True,
+        )
+        self.final: ValidationLosses | None = None
+
+    def _micro_batch(self, wish: int) -> int:
+        """Sequences per forward pass: the loss group on a CPU, up to 64k tokens on a GPU, or as wished."""
+        per_rank = self.job.global_batch // self.world.size
+        largest = math.gcd(self.job.loss_group, per_rank)
+        if wish:
+            if wish < 1 or largest % wish:
+                raise DataError(
+                    f"micro_batch {wish} must divide the loss group {self.job.loss_group} and the {per_rank} sequences "
+                    f"of a process: choose a divisor of {largest}"
+                )
+            return wish
+        if self.world.device.type == "cuda":
+            while largest % 2 == 0 and largest * self.job.seq_len > 65_536:
+                largest //= 2
+        return largest
+
+    def trunk(self) -> None:
+        return None
+
+    def begin(self, update: int) -> Mapping[str, float]:
+        rate = learning_rate(update, self.job)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return {"lr": rate}
+
+    def _labels(self, ids: np.ndarray) -> np.ndarray:
+        return np.where(ids == self.train_shards.pad_id, IGNORE_INDEX, ids)
+
+    def batch(self, update: int) -> Batch:
+        ids = self.train_shards.rows(self.order.indices(update))
+        labels = self._labels(ids)
+        counted = (labels[:, 1:] != IGNORE_INDEX).sum(1)
+        group = np.arange(len(ids)) // self.job.loss_group
+        per_group = np.maximum(1, np.bincount(group, counted))
+        weights = 1.0 / (per_group[group] * len(per_group))
+        share = self.job.global_batch // self.world.size
+        start = self.world.rank * share
+        parts = []
+        for i in range(start, start + share, self.micro_batch):
+            rows = slice(i, i + self.micro_batch)
+            parts.append(((self._to_device(ids[rows]), self._to_device(labels[rows])), float(weights[i])))
+        return Batch(parts, int((ids != self.train_shards.pad_id).sum()))
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.world.device.type == "cuda":
+            return tensor.pin_memory().to(self.world.device, non_blocking=True)
+        return tensor
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.job.numerics == "fp32_master":
+            return torch.autocast(self.world.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def clip(self) -> None:
+        if self.job.grad_clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.job.grad_clip)
+
+    @torch.no_grad()
+    def evaluate(self) -> Mapping[str, float | None]:
+        """Perplexity over every validation example, shared out over the processes; `final` holds the losses."""
+        self.model.eval()
+        shards = self.validation_shards
+        rows = np.arange(self.world.rank, len(shards), self.world.size)
+        sums, counts = [], []
+        for start in range(0, len(rows), batch := max(self.micro_batch, 8)):
+            ids = shards.rows(rows[start : start + batch])
+            labels = self._labels(ids)
+            with self.autocast():
+                losses = self.model.token_losses(self._to_device(ids), self._to_device(labels))
+            sums.append(losses.double().sum(1).cpu().numpy())
+            counts.append((labels[:, 1:] != IGNORE_INDEX).sum(1))
+        self.model.train()
+        whole = ValidationLosses(np.zeros(len(shards)), np.zeros(len(shards), dtype=np.int64))
+        empty = [np.zeros(0)]
+        parts = self.world.gather((rows, np.concatenate(sums or empty), np.concatenate(counts or empty)))
+        for indices, part_sums, part_counts in parts:
+            whole.sums[indices], whole.counts[indices] = part_sums, part_counts
+        self.final = whole
+        return {"ppl_true": perplexity(whole.loss_true()), "ppl_sequences": whole.ppl_sequences()}
+
+    def save(self, folder: Path) -> None:
+        save_model(folder, self.model, transformers_tokenizer(self.job.tokenizer, self.job.seq_len))
+
+
+def pretrain(job: Pretrain, inputs: Inputs, machine: Machine) -> Result | None:
+    """Train and evaluate; the result on the leading process, None on the others."""
+    world = start_world(machine.device)
+    build = lambda micro: LanguageModelling(job, inputs.data[0], micro, world)  # noqa: E731
+    engine, ended = run_task(build, inputs.work, machine, world, inputs.keep)
+    if not world.leads:
+        return None
+    if ended == "trained" and inputs.model is not None:
+        engine.hand_over(inputs.model)
+    return _result(job, engine, ended)
+
+
+def _result(job: Pretrain, engine: Engine, ended: str) -> Result:
+    task: LanguageModelling = engine.task
+    manifest, final, updates = task.train_shards.manifest, task.final, engine.at.update
+    losses = (final.loss_true(), final.loss_batches(job.loss_group)) if final else (math.nan, math.nan)
+    finite = [loss if math.isfinite(loss) else None for loss in losses]
+    metrics = {
+        "ppl_true": perplexity(losses[0]) if finite[0] is not None else None,
+        "loss_true": finite[0],
+        "loss_batches": finite[1],
+        "validation_tokens": int(final.counts.sum()) if final else None,
+        "unigram_perplexity": manifest["unigram_perplexity"],
+        "updates": updates,
+        "tokens_nonpad": engine.at.counted,
+        "tokens_slots": updates * task.slots_per_update,
+        "epochs": updates * job.global_batch / len(task.train_shards),
+        "parameters": sum(p.numel() for p in task.model.parameters()),
+    }
+    if job.curve == "every_update":
+        metrics["ppl_sequences"] = final.ppl_sequences() if final else None
+    per_token = flops_per_token(job.hidden_size, job.intermediate_size, job.n_layers, job.vocab_size, job.seq_len)
+    leaks = ["leaks the future: this preset's statistics span the sequence"] if job.method().leaks_future else []
+    return Result(
+        outcome=ended,
+        metrics=metrics,
+        series=_series(job, engine),
+        cost=engine.cost(per_token),
+        labels=leaks,
+        model_labels=leaks,
+    )
+
+
+def _series(job: Pretrain, engine: Engine) -> dict[str, Series]:
+    every = job.curve == "every_update"
+    names = ("ppl_true", "ppl_sequences") if every else ("ppl_true",)
+    points = engine.curve.training(None if every else POINTS) if engine.curve else []
+    evaluations = engine.curve.evaluations(names) if engine.curve else []
+    return {
+        "train": Series(columns=["update", "tokens", "loss"], rows=points),
+        "eval": Series(columns=["update", "tokens", *names], rows=evaluations),
+    }
+
+
+POINTS = 160
+"Points of a thinned curve: enough for a figure, a few kB in a record."

@@ -1,0 +1,76 @@
+"""Helpers of the tests of figures: a made-up record of every kind of job that a figure is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from support_cce_training import made_up
+from support_tables import record_of
+
+from paperlm.figures.base import write_figure
+from paperlm.jobs import Job
+from paperlm.jobs.base import Series
+from paperlm.plan.project import Project
+from paperlm.record.record import Record, write_record
+
+
+def _blocks(job: Job, columns: list[str], value: Callable[[int], float] = lambda block: block + 1.0) -> Series:
+    """A row for each block, all columns alike."""
+    depth = job.of.of.n_layers if job.of.kind == "sft" else job.of.n_layers
+    return Series(columns=["block", *columns], rows=[[b, *[value(b)] * len(columns)] for b in range(1, depth + 1)])
+
+
+def measured(job: Job) -> Record:
+    """A record with what the figures of its kind read."""
+    match job.kind:
+        case "pretrain":
+            return made_up(job, 3 + 5 / np.arange(1, job.steps + 1) + 0.01 * job.seed, 20.0 + job.seed)
+        case "rank_probability":
+            rows = [[1, 0.1], [10, 1e-3], [job.of.vocab_size, 1e-9]]
+            metrics = {"share_above": 1e-4, "mass_above": 0.9, "first_rank_below": 60, "alive_tiles": 0.3, "loss": 3.0}
+            series = {"ranks": Series(columns=["rank", "mean_probability"], rows=rows)}
+            return record_of(job, metrics | {"threshold": 2.0**-12, "tokens": 9}, series=series)
+        case "angular_distance":
+            depth = job.of.n_layers
+            pairs = [(b, n) for b in range(1, depth + 1) for n in range(1, depth + 2 - b)]
+            rows = [[b, n, 0.01 * (b + n), 0.5, None] for b, n in pairs]
+            columns = ["block", "n", "raw", "scaled", "raw_last"]
+            return record_of(job, {}, series={"angular": Series(columns=columns, rows=rows)})
+        case "gradient_norms":
+            return record_of(job, {}, series={"gradient_norms": _blocks(job, ["norm", "input_norm"])})
+        case "output_variance":
+            return record_of(job, {}, series={"variance": _blocks(job, ["var_tok", "var_all"])})
+        case "block_removal":
+            series = {"removal": _blocks(job, ["accuracy", "drop", "stderr", "perplexity"], lambda b: -0.001 * b)}
+            errors = {"full/accuracy": 0.02}
+            return record_of(job, {"full/accuracy": 0.4}, series=series, standard_errors=errors)
+        case "rloo":
+            rows = [[update, 0.1 * update, 0.0] for update in range(1, 41)]
+            return record_of(job, {}, series={"reward": Series(columns=["update", "reward", "kl"], rows=rows)})
+    raise AssertionError(f"no made-up record of kind {job.kind}")
+
+
+def records_of(project: Project, name: str, folder: Path) -> list[Path]:
+    """A record for every job of a figure or table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for job in project.jobs_of(name):
+        paths.append(folder / f"{job.job_id}.json")
+        write_record(paths[-1], measured(job))
+    return paths
+
+
+def drawn(monkeypatch, project: Project, name: str, files: list[Path], folder: Path) -> Figure:
+    """The figure as `write_figure` left it, its files in `folder`."""
+    left = []
+    with monkeypatch.context() as patch:
+        patch.setattr(plt, "close", left.append)
+        write_figure(project, name, files, folder / f"{name}.svg")
+    plt.close(left[0])
+    FigureCanvasAgg(left[0])  # closed, a figure has no canvas that can tell where things are
+    return left[0]

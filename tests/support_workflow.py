@@ -1,0 +1,44 @@
+"""Helpers of the tests of the workflow: clones, and Snakemake in them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support import copy_tracked, job_environment
+from support_jobs import write_kinds, write_paper
+
+SMOKE = ("--config", "scale=smoke")
+
+
+def toy_clone(folder: Path) -> Path:
+    """A clone whose only paper is the toy, with the toy kinds among its own: jobs of a second."""
+    copy_tracked(folder)
+    write_kinds(folder / "src/paperlm/jobs")
+    return write_paper(folder)
+
+
+def clone_environment(folder: Path, **extra: str) -> dict[str, str]:
+    """Environment of a command in a clone: its own packages."""
+    return job_environment(PYTHONPATH=f"{folder}/src:{folder}/kernels", **extra)
+
+
+def snakemake(folder: Path, *arguments: str, expect: int = 0, **environment: str) -> str:
+    """Output of a Snakemake call in `folder`."""
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=clone_environment(folder, **environment), timeout=300
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def paperlm_in(folder: Path, *arguments: str, expect: int = 0) -> str:
+    """Output of `python -m paperlm ...` of a clone."""
+    command = [sys.executable, "-m", "paperlm", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=clone_environment(folder), timeout=300
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr

@@ -1,0 +1,300 @@
+"""Figures of every kind on made-up records: what is inside the page, colours of methods, notes, numbers, files."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.transforms import Bbox
+from support_figures import drawn, measured, records_of
+from support_tables import edited, pretrained, record_of, write_records
+
+from paperlm.checks import open_project
+from paperlm.errors import SpecError
+from paperlm.figures import figure_kinds
+from paperlm.figures.base import LINES, labels_of
+from paperlm.figures.curves import draw_curves
+from paperlm.figures.style import METHODS, legend_below, row_styles
+from paperlm.norms import norm_methods
+from paperlm.plan.project import Project
+from paperlm.record.record import write_record
+
+plt.switch_backend("Agg")
+SCALE = "tiny"
+FIGURES = list(Project({"scale": SCALE}).figures)
+OF_JOBS = [name for name in FIGURES if Project({"scale": SCALE}).figure(name)[1].job]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Project:
+    return Project({"scale": SCALE})
+
+
+@pytest.fixture(scope="module")
+def files(tiny, tmp_path_factory):
+    """Figure of jobs -> a record of each of its jobs."""
+    folder = tmp_path_factory.mktemp("records")
+    return {name: records_of(tiny, name, folder) for name in OF_JOBS}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A drawn figure, its files, and where legend and notes were in the pictures that were saved."""
+
+    figure: Figure
+    folder: Path
+    saved: list[tuple[Bbox, Bbox, Bbox]]
+    "legend, notes, page"
+
+
+@pytest.fixture(scope="module")
+def page(tiny, files, tmp_path_factory):
+    """Draw a figure by name, once, with records where it is drawn from jobs."""
+
+    @functools.cache
+    def draw(name: str) -> Page:
+        folder, saved, original = tmp_path_factory.mktemp(name), [], Legend.draw
+
+        def watched(legend: Legend, renderer: object) -> None:
+            original(legend, renderer)
+            whole = legend.get_figure(root=True)
+            if legend in whole.legends:
+                boxes = [artist.get_window_extent(renderer) for artist in (legend, whole.texts[-1])]
+                saved.append((*boxes, whole.bbox.frozen()))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Legend, "draw", watched)
+            figure = drawn(patch, tiny, name, files.get(name, []), folder)
+        figure.canvas.draw()
+        return Page(figure, folder, saved)
+
+    return draw
+
+
+def extent(figure, artist):
+    """Left, bottom, right, top in parts of the page."""
+    box = artist.get_window_extent(figure.canvas.get_renderer()).transformed(figure.transFigure.inverted())
+    return box.x0, box.y0, box.x1, box.y1
+
+
+# -- the page ----
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_legend_lies_inside_the_page_and_covers_no_panel(page, name):
+    figure = page(name).figure
+    for legend in figure.legends:
+        left, bottom, right, top = extent(figure, legend)
+        assert left >= 0 and bottom >= 0 and right <= 1 and top <= 1, (left, bottom, right, top)
+        panels = [axis.get_tightbbox(figure.canvas.get_renderer()) for axis in figure.axes]
+        box = legend.get_window_extent(figure.canvas.get_renderer())
+        assert not any(panel.overlaps(box) for panel in panels if panel is not None)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_in_the_saved_picture_legend_and_notes_are_whole_and_apart(page, name):
+    """Saving enlarges the page so that the notes fit on it; a legend that hangs on the page's edge would move."""
+    saved = page(name).saved
+    assert bool(saved) == bool(page(name).figure.legends)
+    for legend, note, paper in saved[-1:]:
+        assert not legend.overlaps(note)
+        for box in (legend, note):
+            assert min(box.x0 - paper.x0, box.y0 - paper.y0, paper.x1 - box.x1, paper.y1 - box.y1) >= -1, box
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_picture_has_at_most_three_lines_of_notes_below_everything_and_the_file_all_of_them(
+    page, tiny, files, name
+):
+    figure, folder = page(name).figure, page(name).folder
+    lines = (folder / f"{name}.notes.txt").read_text().splitlines()
+    note = figure.texts[-1]
+    shown = note.get_text().split("\n") if note.get_text() else []
+    assert len(shown) == min(LINES, len(lines)) <= 3
+    for line, whole in zip(shown, lines, strict=False):
+        assert whole.startswith(line.split(" ...")[0].split(" (")[0][:40])
+    if len(lines) > LINES:
+        assert shown[-1].endswith(f"({len(lines) - LINES} more beside the CSV)")
+    left, _, right, top = extent(figure, note)
+    assert left >= 0 and right <= 1.02, "no line is wider than the page"
+    others = [*figure.axes, *figure.legends]
+    assert all(top <= extent(figure, other)[1] + 1e-6 for other in others)
+    expected = [*labels_of(tiny, name, files[name])] if name in files else []
+    departures = [f"{d.what}: {d.why}" for d in tiny.deviations(name)]
+    assert lines == [*expected, *tiny.figure(name)[1].notes, *departures]
+
+
+@pytest.mark.parametrize(("labels", "width"), [(3, 4.0), (12, 9.6), (5, 5.2), (1, 3.0)])
+def test_a_legend_takes_as_many_lines_as_its_labels_need(labels, width):
+    figure, axis = plt.subplots(figsize=(width, 3.5))
+    handles = [axis.plot([0, 1], [i, i])[0] for i in range(labels)]
+    legend_below(figure, handles, [f"a method with a long name {i}" for i in range(labels)])
+    figure.canvas.draw()
+    left, bottom, right, _ = extent(figure, figure.legends[0])
+    assert left >= 0 and bottom >= 0 and right <= 1
+    box = figure.legends[0].get_window_extent()
+    assert not axis.get_tightbbox(figure.canvas.get_renderer()).overlaps(box)
+
+
+# -- colours ----
+
+
+def test_a_method_has_the_same_colour_in_every_figure_and_table_and_at_every_scale():
+    seen: dict[str, set[str]] = {}
+    for scale in ("tiny", "gpu"):
+        project = Project({"scale": scale})
+        for name in project.exhibits:
+            norms = {}
+            for cell in project.cells(name):
+                if cell.jobs and getattr(cell.jobs[0], "norm", None):
+                    norms.setdefault(cell.row, set()).add(cell.jobs[0].norm["name"])
+            styles = row_styles(project, name)
+            if len(set().union(*norms.values())) > 1 and all(len(n) == 1 for n in norms.values()):
+                first = dict.fromkeys(norm for (norm,) in norms.values())
+                for row, (norm,) in norms.items():
+                    if norm in first:
+                        seen.setdefault(norm, set()).add(to_hex(styles[row]["color"]))
+                        del first[norm]
+    assert {"post_ln", "deep_norm", "pre_ln", "mix_ln"} <= seen.keys()
+    assert all(len(colours) == 1 for colours in seen.values()), seen
+    assert len(set.union(*seen.values())) == len(seen), "two methods never share one"
+
+
+def test_rows_of_one_method_have_shades_of_its_colour_and_other_dashes():
+    """Table 1 has DeepNorm twice at scale gpu: with the authors' constants, and as defined."""
+    styles = row_styles(Project({"scale": "gpu"}), "mixln_table1")
+    one, other = styles["DeepNorm"], styles["DeepNorm (as defined)"]
+    assert one["color"] != other["color"] and one["linestyle"] != other["linestyle"]
+    assert all(a <= b <= 1 for a, b in zip(one["color"], other["color"], strict=True)), "the second one is lighter"
+    assert to_hex(one["color"]) == to_hex(row_styles(Project({"scale": "tiny"}), "mixln_table1")["DeepNorm"]["color"])
+
+
+@pytest.mark.parametrize("pair", [("cce_figure3", "cce_figure4"), ("cce_figure4", "cce_figure5")])
+def test_rows_that_differ_in_something_else_keep_their_colours_too(tiny, pair):
+    first, second = (row_styles(tiny, name) for name in pair)
+    common = first.keys() & second.keys()
+    assert len(common) == 4 and all(first[row] == second[row] for row in common)
+    assert len({to_hex(style["color"]) for style in second.values()}) == len(second)
+
+
+def test_neighbouring_lines_can_be_told_apart_without_colour(tiny):
+    for name in (*OF_JOBS, "mixln_table1"):
+        dashes = [style["linestyle"] for style in row_styles(tiny, name).values()]
+        assert all(a != b for a, b in itertools.pairwise(dashes)), name
+
+
+def test_every_method_with_a_place_in_the_palette_exists():
+    assert set(METHODS) <= set(norm_methods()) and len(set(METHODS)) == len(METHODS)
+
+
+# -- numbers and files ----
+
+
+@pytest.mark.parametrize("name", OF_JOBS)
+def test_a_figure_of_jobs_has_numbers_of_every_row_and_its_claims_read_what_it_computes(page, tiny, name):
+    folder = page(name).folder
+    spec = tiny.figure(name)[1]
+    numbers = list(csv.DictReader((folder / f"{name}.csv").read_text().splitlines()))
+    assert {line["row"] for line in numbers} == set(spec.rows)
+    assert (folder / f"{name}.png").stat().st_size > 5000 and (folder / f"{name}.svg").is_file()
+    assert (folder / f"{name}.claims.csv").is_file() == bool(spec.claims)
+    if spec.claims:
+        rows = list(csv.DictReader((folder / f"{name}.claims.csv").read_text().splitlines()))
+        judged = {row["claim"]: row for row in rows}
+        assert list(judged) == [claim.id for claim in spec.claims]
+        excepted = tiny.changes(tiny.figure(name)[0]).except_
+        untested = {c for c, row in judged.items() if row["verdict"] == "not tested"} - set(excepted)
+        assert not untested, judged
+
+
+@pytest.mark.parametrize("name", OF_JOBS)
+def test_a_figure_without_records_says_so_and_judges_nothing(tiny, tmp_path, monkeypatch, name):
+    figure = drawn(monkeypatch, tiny, name, [], tmp_path)
+    said = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert any("yet" in text for text in said)
+    assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1
+    if tiny.figure(name)[1].claims:
+        rows = csv.DictReader((tmp_path / f"{name}.claims.csv").read_text().splitlines())
+        assert {row["verdict"] for row in rows} == {"not tested"}
+
+
+def test_a_blocked_record_is_left_out_of_a_figure(tiny, files, tmp_path, monkeypatch):
+    name = "mixln_figure6b"
+    job = next(cell.jobs[0] for cell in tiny.cells(name) if cell.row == "Post-LN")
+    blocked = tmp_path / f"{job.job_id}.json"
+    write_record(blocked, record_of(job, outcome="blocked", reason="its model ended not_finite"))
+    others = [path for path in files[name] if path.name != blocked.name]
+    drawn(monkeypatch, tiny, name, [*others, blocked], tmp_path)
+    rows = {line["row"] for line in csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())}
+    assert rows == {"Pre-LN", "Mix-LN"}
+
+
+def test_what_stands_beside_the_numbers_of_a_figure_is_in_the_notes_first(tiny, files, tmp_path, monkeypatch):
+    name = "mixln_figure6a"
+    jobs = tiny.jobs_of(name)
+    changed = measured(jobs[0]).model_copy(update={"behaviour": {"gradient_norms": 0}, "labels": ["a label"]})
+    write_record(tmp_path / "changed.json", changed)
+    rest = [path for path in files[name] if path.stem != jobs[0].job_id]
+    drawn(monkeypatch, tiny, name, [*rest, tmp_path / "changed.json"], tmp_path)
+    lines = (tmp_path / f"{name}.notes.txt").read_text().splitlines()
+    assert lines[0].startswith("a proxy of 250M: hidden_size 64") and "Pre-LN: a label" in lines[1:3]
+    assert f"Pre-LN: earlier rules: gradient_norms 0 -> {type(jobs[0]).behaviour}" in lines[1:3]
+
+
+# -- training curves behind a table ----
+
+
+def test_curves_are_drawn_with_a_panel_a_column_and_a_legend_inside(tmp_path, monkeypatch):
+    left = []
+    monkeypatch.setattr(plt, "close", left.append)
+    project = Project({"scale": "gpu"})
+    some = write_records(project, tmp_path, lambda r, c, s: 30.0 if c != "LLaMA-1B" else None)
+    draw_curves(project, "mixln_table1", some, tmp_path / "curves.svg")
+    (figure,) = left
+    figure.canvas.draw()
+    assert [axis.get_title() for axis in figure.axes] == ["LLaMA-71M", "LLaMA-130M", "LLaMA-250M"]
+    assert "(not run: LLaMA-1B)" in figure.get_suptitle()
+    x0, y0, x1, y1 = extent(figure, figure.legends[0])
+    assert min(x0, y0) >= 0 and max(x1, y1) <= 1
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["Post-LN", "DeepNorm", "DeepNorm (as defined)", "Pre-LN", "Mix-LN", "unigram plateau"]
+    monkeypatch.undo()
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert {row["kind"] for row in rows} == {"train", "eval"} and {row["scale"] for row in rows} == {"gpu"}
+
+
+def test_a_table_whose_methods_are_its_columns_has_curves_too(tmp_path):
+    project = Project({"scale": "tiny"})
+    files = [tmp_path / f"{job.job_id}.json" for job in project.jobs_of("mixln_table5")]
+    for path, job in zip(files, project.jobs_of("mixln_table5"), strict=True):
+        write_record(path, pretrained(job, float("inf") if job.norm["name"] == "post_ln" else 20.0))
+    draw_curves(project, "mixln_table5", files, tmp_path / "curves.svg")
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert {row["column"] for row in rows} == set(project.table("mixln_table5")[1].columns)
+
+
+def test_curves_without_a_record_say_so(tmp_path):
+    draw_curves(Project({"scale": "gpu"}), "mixln_table1", [], tmp_path / "curves.svg")
+    assert "no run has a record yet" in (tmp_path / "curves.svg").read_text()
+    assert (tmp_path / "curves.png").is_file()
+
+
+# -- kinds ----
+
+
+def test_every_kind_of_figure_is_drawn_by_some_figure_of_a_paper(tiny):
+    assert {figure.draw for _, figure in tiny.figures.values()} == set(figure_kinds())
+
+
+def test_an_unknown_kind_of_figure_is_refused_before_anything_starts(tmp_path):
+    root = edited(tmp_path, "mixln", lambda p: p["figures"]["mixln_figure6a"].update(draw="block_bar"))
+    with pytest.raises(SpecError, match=r"mixln: figures\.mixln_figure6a\.draw: unknown figure .*mean 'block_bars'"):
+        open_project({}, root)

@@ -1,0 +1,421 @@
+"""Declarations: everything resolves to jobs; what does not is refused before any job, with the nearest known name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from support import smoke_run
+
+from paperlm.checks import open_project
+from paperlm.errors import PaperLMError, SpecError
+from paperlm.jobs import job_from
+from paperlm.jobs.base import Job, parent_kinds
+from paperlm.jobs.pretrain import Pretrain
+from paperlm.load import load, parse
+from paperlm.plan.paper import PaperSpec
+from paperlm.plan.project import ROOT, Project
+from paperlm.record.record import read_record
+
+SCALES = sorted(p.stem for p in (ROOT / "workflow/scales").glob("*.yaml"))
+PAPER = ROOT / "workflow/papers/mixln.yaml"
+
+
+def own_settings(job: Job) -> set[str]:
+    """Fields of a job whose source a cell has to name."""
+    return set(type(job).model_fields) - {"size", "seed"} - set(parent_kinds(type(job)))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_cell_of_every_exhibit_resolves_to_jobs_with_sourced_settings(scale):
+    project = open_project({"scale": scale, "seeds": [0, 1]})
+    for name in project.exhibits:
+        exhibit = project.exhibit(name)[1]
+        for cell in project.cells(name):
+            if cell.sum_of_column:
+                assert not cell.jobs
+                continue
+            seeds = max(2, exhibit.seeds.get(scale, 0))
+            assert len(cell.jobs) == seeds, (name, cell.row, cell.column)
+            chain = {job.kind: job for job in (cell.jobs[0], *cell.jobs[0].ancestors())}
+            paper, _ = project.exhibit(name)
+            assert {paper.jobs[own].kind for own in cell.sources} == set(chain)
+            for own, settings in cell.sources.items():
+                assert set(settings) == own_settings(chain[paper.jobs[own].kind])
+                assert all(len(setting.source) > 2 for setting in settings.values())
+
+
+def jobs_of(name: str, **config: object) -> set[str]:
+    return {job.job_id for job in Project(config).jobs_of(name)}
+
+
+def test_table_one_has_sixteen_jobs_and_other_seeds_are_other_jobs():
+    assert len(jobs_of("mixln_table1", scale="tiny")) == 16
+    assert len(jobs_of("mixln_table1", scale="tiny", seeds=[0, 1, 2])) == 48
+
+
+def test_a_row_of_some_scales_only_is_made_at_those():
+    labels = {scale: {c.row for c in Project({"scale": scale}).cells("mixln_table1")} for scale in SCALES}
+    assert {scale for scale, rows in labels.items() if "DeepNorm (as defined)" in rows} == {"gpu", "paper"}
+
+
+def test_a_figure_that_needs_seeds_has_them_whatever_seeds_are_asked_for():
+    for scale, seeds in (("smoke", 2), ("tiny", 3), ("gpu", 3), ("paper", 5)):
+        assert len(jobs_of("cce_figure4", scale=scale)) == 4 * seeds
+    one_more = jobs_of("cce_figure4", scale="gpu", seeds=[0, 9]) - jobs_of("cce_figure4", scale="gpu")
+    assert one_more == {j for j in jobs_of("cce_figure4", scale="gpu", seeds=[9]) if "-s9-" in j}
+
+
+def test_the_paper_scale_changes_nothing_that_the_paper_says():
+    for cell in Project({"scale": "paper"}).cells("mixln_table1"):
+        for settings in cell.sources.values():
+            assert not any("scale paper" in setting.source for setting in settings.values())
+
+
+def test_what_a_source_says_is_what_the_job_has():
+    project = Project({"scale": "gpu"})
+    for cell in (*project.cells("mixln_table1"), *project.cells("cce_figure3")):
+        for job in cell.jobs:
+            names = {j.kind: j for j in (job, *job.ancestors())}
+            for own, settings in cell.sources.items():
+                made = names[project.exhibit(cell.exhibit)[0].jobs[own].kind]
+                for key, setting in settings.items():
+                    if key != "norm":  # the job's has its options written out
+                        value = getattr(made, key)
+                        assert (list(value) if isinstance(value, tuple) else value) == setting.value, (own, key)
+
+
+def test_at_paper_scale_the_models_have_the_specified_shapes():
+    runs = {job.size: job for job in Project({"scale": "paper"}).jobs_of("mixln_table1")}
+    shape = lambda r: (r.hidden_size, r.intermediate_size, r.n_heads, r.n_layers)  # noqa: E731
+    assert shape(runs["130M"]) == (768, 2048, 12, 12)
+    assert shape(runs["250M"]) == (768, 2560, 16, 24)
+    assert shape(runs["1B"]) == (2048, 5461, 32, 24)
+    assert (runs["1B"].steps, runs["1B"].peak_lr, runs["71M"].steps) == (50_000, 5e-4, 10_000)
+
+
+def test_a_stand_in_is_trained_in_place_of_a_size_and_says_so():
+    cell = Project({"scale": "gpu"}).cells("cce_figure4")[0]
+    assert cell.size == "phi3.5-mini" and {job.size for job in cell.jobs} == {"gpt2"}
+    assert "twelve runs take minutes" in cell.sources["pretrain"]["hidden_size"].source
+
+
+def test_what_children_need_of_a_parent_is_kept_by_it():
+    project = Project({"scale": "smoke"})
+    asked = {(p.job_id, job.snapshot(n)) for job in project.jobs.values() for n, p in job.parents().items()}
+    wanted = {pair for pair in asked if pair[1] is not None}
+    assert wanted == {(job_id, update) for job_id, updates in project.keep.items() for update in updates}
+    of_figure = {job.snapshot("of") for job in project.jobs_of("cce_figure3")}
+    assert of_figure == {None, 0}, "trained models, and random weights"
+
+
+def test_a_diverged_rule_of_a_scale_stands_in_for_the_tables():
+    assert Project({"scale": "paper"}).diverged_rule("mixln_table1").threshold(450.0) == 1000
+    assert Project({"scale": "tiny"}).diverged_rule("mixln_table1").threshold(450.0) == pytest.approx(405.0)
+    assert Project({"scale": "tiny"}).diverged_rule("cce_figure4") is None
+
+
+def test_what_is_told_to_a_job_is_what_the_declarations_say():
+    for job_id, job in Project({"scale": "smoke"}).jobs.items():
+        assert job_from(json.loads(json.dumps(job.canonical()))).job_id == job_id
+
+
+def test_every_committed_record_is_valid_and_still_asked_for_by_its_scale():
+    found = [p for p in sorted((ROOT / "paper_tables/records").glob("*/*/*.json")) if p.parts[-3] in SCALES]
+    assert found
+    jobs = {scale: Project({"scale": scale, "seeds": [0, 1, 2]}).jobs for scale in {p.parts[-3] for p in found}}
+    for path in found:
+        record = read_record(path, path.stem)
+        assert record.job_id in jobs[path.parts[-3]], path
+        assert record.kind == path.parts[-2]
+
+
+# -- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"scale": "tinny"}, r"unknown scale 'tinny'; did you mean 'tiny'"),
+        ({"sale": "tiny"}, r"unknown key 'sale'; did you mean 'scale'"),
+        ({"seeds": []}, "seeds"),
+        ({"seeds": ["a"]}, "seeds"),
+        ({"seeds": [-1]}, "seed: Input should be greater than or equal to 0"),
+        ({"run_missing": "maybe"}, "run_missing"),
+        ({"remake": "drifting"}, "remake"),
+        ({"checkpoint_seconds": -1}, "checkpoint_seconds"),
+        ({"editions": {"cce_tabel1": "ICLR"}}, "unknown table 'cce_tabel1'; did you mean 'cce_table1'"),
+        ({"editions": {"mixln_table1": "v1"}}, "has one edition only; leave it out"),
+    ],
+)
+def test_a_bad_configuration_is_refused(config, message):
+    with pytest.raises(SpecError, match=message):
+        _ = Project(config).jobs
+
+
+def test_a_bare_yes_or_no_means_what_it_says():
+    assert [Project({"run_missing": v}).config.run_missing for v in (True, False)] == ["yes", "no"]
+
+
+def test_an_unknown_exhibit_is_refused_with_the_nearest_name():
+    project = Project({})
+    with pytest.raises(SpecError, match="unknown table 'mixln_tabel1'; did you mean 'mixln_table1'"):
+        project.table("mixln_tabel1")
+    with pytest.raises(SpecError, match="unknown figure 'cce_figur3'; did you mean 'cce_figure3'"):
+        project.figure("cce_figur3")
+    with pytest.raises(SpecError, match="unknown table or figure 'cce_figur3'; did you mean 'cce_figure3'"):
+        project.exhibit("cce_figur3")
+
+
+def edited(path: Path, tmp_path: Path, edit) -> Path:
+    content = yaml.safe_load(path.read_text())
+    edit(content)
+    out = tmp_path / path.name
+    out.write_text(yaml.safe_dump(content, sort_keys=False))
+    return out
+
+
+def settings_of(paper: dict) -> dict:
+    return paper["jobs"]["pretrain"]["settings"]
+
+
+def first_table(paper: dict) -> dict:
+    return paper["tables"]["mixln_table1"]
+
+
+def add(paper: dict, section: str, name: str, value: object) -> None:
+    paper.setdefault(section, {})[name] = value
+
+
+SFT = {"kind": "sft", "of": "pretrain"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda p: settings_of(p).update(peak_lrr={"value": 1, "source": "Table 7"}), "did you mean 'peak_lr'"),
+        (lambda p: settings_of(p)["seq_len"].pop("source"), "settings.seq_len.source is missing"),
+        (lambda p: first_table(p).update(colums={}), "unknown key 'colums'; did you mean 'columns'"),
+        (lambda p: first_table(p)["columns"]["LLaMA-71M"].update(size="70M"), "did you mean '7.*M'"),
+        (lambda p: first_table(p).update(kind="job"), r"kind: unknown kind 'job'; did you mean 'jobs'"),
+        (lambda p: first_table(p).update(job="pretrian"), "unknown job 'pretrian'; did you mean 'pretrain'"),
+        (lambda p: p["deviations"][0].update(touches=["mixln_table9"]), "unknown exhibit 'mixln_table9'"),
+        (lambda p: first_table(p)["claims"][0].pop("expression"), "expression is missing"),
+        (
+            lambda p: p["jobs"]["pretrain"].update(kind="pretraining"),
+            "kind of job 'pretraining'; did you mean 'pretrain'",
+        ),
+        (lambda p: p["jobs"]["pretrain"].update(of="pretrain"), "unknown key 'of'"),
+        (lambda p: add(p, "jobs", "tuned", {"kind": "sft"}), "of is missing: name the job of this file"),
+        (lambda p: add(p, "jobs", "tuned", {"kind": "sft", "of": 3}), "of is the name of a job in this file, got 3"),
+        (lambda p: add(p, "jobs", "tuned", SFT | {"off": "pretrain"}), "unknown key 'off'; did you mean 'of'"),
+        (
+            lambda p: add(p, "jobs", "tuned", {"kind": "sft", "of": "pretran"}),
+            "unknown job 'pretran'; did you mean 'pretrain'",
+        ),
+        (
+            lambda p: p["jobs"].update(
+                tuned=SFT, judge={"kind": "reward_model", "of": "tuned"}, again={"kind": "sft", "of": "judge"}
+            ),
+            r"jobs.again.of: 'judge' is a reward_model job; it has to be pretrain or",
+        ),
+        (
+            lambda p: add(p, "tables", "x;rm", first_table(p)),
+            "'x;rm' becomes a file name: use letters, digits and _ only",
+        ),
+        (lambda p: add(p, "jobs", "x y", SFT), "'x y' becomes a file name"),
+        (lambda p: p["paper"].update(id="mix;ln"), "paper.id: String should match pattern"),
+        (
+            lambda p: p["scales"]["tiny"].update(jobs={"pretrain": {"stpes": {"value": 1, "why": "x y"}}}),
+            "did you mean 'steps'",
+        ),
+    ],
+)
+def test_a_paper_file_with_a_mistake_is_refused_with_place_and_fix(tmp_path, edit, message):
+    path = edited(PAPER, tmp_path, edit)
+    with pytest.raises(SpecError, match=message) as error:
+        load(path, PaperSpec)
+    assert str(path) in str(error.value)
+
+
+def test_a_key_written_twice_is_refused(tmp_path):
+    (tmp_path / "x.yaml").write_text("paper: 1\npaper: 2\n")
+    with pytest.raises(SpecError, match="key 'paper' is written twice"):
+        load(tmp_path / "x.yaml", PaperSpec)
+
+
+def test_yaml_cannot_construct_python_objects(tmp_path):
+    (tmp_path / "x.yaml").write_text("paper: !!python/object/apply:os.system ['true']\n")
+    with pytest.raises(SpecError, match="not valid YAML"):
+        load(tmp_path / "x.yaml", PaperSpec)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root whose declarations can be edited."""
+    shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
+    shutil.copytree(ROOT / "paper_tables/published", tmp_path / "paper_tables/published")
+    return tmp_path
+
+
+def rewrite(path: Path, edit) -> None:
+    edited(path, path.parent, edit)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("hidden_size", -64, "hidden_size: Input should be greater than 0"),
+        ("hidden_size", 63, "does not split into 2 heads"),
+        ("steps", 0, "steps: Input should be greater than 0"),
+        ("loss_group", 3, "loss_group 3 does not divide global_batch 4"),
+        ("vocab_size", 2000, "tokenizer 'bpe1024' has 1024 ids, the model vocab_size 2000"),
+        ("tokenizer", "bpe1025", "unknown tokenizer 'bpe1025'; did you mean 'bpe1024'"),
+        ("dataset", "bundled:c4_sampel", "unknown dataset 'c4_sampel'; did you mean 'c4_sample'"),
+        ("dataset", "bundled:c4_sample;rm", "dataset: String should match pattern"),
+        ("numerics", "bf16", "numerics"),
+    ],
+)
+def test_a_scale_with_an_impossible_setting_is_refused_naming_the_cell(root, setting, value, message):
+    change = {"value": value, "why": "a test"}
+    rewrite(root / "workflow/scales/tiny.yaml", lambda s: s["jobs"]["pretrain"].update({setting: change}))
+    with pytest.raises(SpecError, match=message) as error:
+        Project({"scale": "tiny"}, root).cells("mixln_table1")
+    assert "LLaMA-71M] at scale tiny" in str(error.value)
+
+
+def test_an_alpha_that_names_no_whole_number_of_blocks_is_refused_with_the_nearest_one(root):
+    path = root / "workflow/papers/mixln.yaml"
+    rewrite(path, lambda p: p["sizes"]["130M"]["norm"]["mix_ln"]["post_fraction"].update(value=0.3))
+    with pytest.raises(SpecError, match=r"0.3 of 12 blocks is 3.60.*post_layers: 4"):
+        _ = Project({"scale": "tiny"}, root).jobs
+
+
+def test_an_option_of_the_size_that_the_size_does_not_have_is_named(root):
+    rewrite(root / "workflow/papers/mixln.yaml", lambda p: p["sizes"]["130M"].pop("norm"))
+    with pytest.raises(SpecError, match=r"sizes.130M.norm.mix_ln.post_fraction is missing: add it"):
+        _ = Project({"scale": "tiny"}, root).jobs
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda s: s["norms"].update(deepnorm=s["norms"].pop("deep_norm")),
+            "norm method 'deepnorm'; did you mean 'deep_norm'",
+        ),
+        (lambda s: s["jobs"].update(pretrian={}), "kind of job 'pretrian'; did you mean 'pretrain'"),
+        (lambda s: s["jobs"]["pretrain"].update(seed={"value": 1, "why": "a test"}), "unknown setting 'seed'"),
+        (lambda s: s["sizes"].update({"70M": {}}), "unknown model size '70M'; did you mean '7.*M'"),
+        (
+            lambda s: s["resources"].update(jobs={"pretrain/1.5B": {"mem_mb": 1, "runtime": 1}}),
+            "unknown model size '1.5B'",
+        ),
+        (lambda s: s.update(scale="small"), "scale is 'small'; it must be the file's name, 'tiny'"),
+        (lambda s: s.update(claims={"judg": "none"}), "unknown key 'judg'; did you mean 'judge'"),
+    ],
+)
+def test_a_scale_file_with_a_mistake_is_refused(root, edit, message):
+    rewrite(root / "workflow/scales/tiny.yaml", edit)
+    with pytest.raises(SpecError, match=message):
+        Project({"scale": "tiny"}, root)
+
+
+@pytest.mark.parametrize(("at", "good"), [(0, True), (3, True), (4, False), (-1, False)])
+def test_a_child_may_ask_for_an_update_of_the_run_and_for_no_other(root, at, good):
+    change = {"ranks": {"at": {"value": at, "why": "a test"}}}
+    rewrite(root / "workflow/papers/cce.yaml", lambda p: p["scales"]["smoke"].update(jobs=change))
+    project = Project({"scale": "smoke"}, root)
+    if good:
+        assert {job.snapshot("of") for job in project.jobs_of("cce_figure3")} == {at}
+        return
+    with pytest.raises(SpecError, match=rf"ranks: at: {at} is no update of llama.* last, 4; write init, end, or"):
+        project.cells("cce_figure3")
+
+
+def test_a_row_and_a_column_that_both_name_a_size_are_refused(root):
+    path = root / "workflow/papers/mixln.yaml"
+    rewrite(path, lambda p: p["tables"]["mixln_table1"]["rows"]["Pre-LN"].update(size="1B"))
+    with pytest.raises(SpecError, match=r"\[Pre-LN, LLaMA-71M\].*both give a size: 1B and 71M; keep one"):
+        Project({"scale": "tiny"}, root).cells("mixln_table1")
+
+
+def test_a_cell_without_a_size_or_a_norm_says_where_to_give_one(root):
+    path = root / "workflow/papers/mixln.yaml"
+    rewrite(path, lambda p: p["tables"]["mixln_table1"]["rows"]["Pre-LN"].pop("norm"))
+    with pytest.raises(SpecError, match="no norm: give one in the row or the column"):
+        Project({"scale": "tiny"}, root).cells("mixln_table1")
+    rewrite(path, lambda p: p["tables"]["mixln_table1"]["columns"]["LLaMA-71M"].pop("size"))
+    with pytest.raises(SpecError, match="needs a size: give one in the row or the column"):
+        Project({"scale": "tiny"}, root).cells("mixln_table1")
+
+
+@pytest.mark.parametrize(
+    ("paper", "edit", "message"),
+    [
+        (
+            "mixln",
+            lambda p: p["tables"]["mixln_table1"].update(published="paper_tables/published/no.csv"),
+            "no file paper_tables/published/no.csv",
+        ),
+        ("mixln", lambda p: p["scales"].update(tini={}), "unknown scale 'tini'; did you mean 'tiny'"),
+        ("mixln", lambda p: p["scales"]["tiny"].update({"except": {"MIX-T1-99": "x"}}), "unknown claim 'MIX-T1-99'"),
+        ("mixln", lambda p: p["tables"]["mixln_table1"].update(seeds={"tinny": 3}), "unknown scale 'tinny'"),
+        (
+            "cce",
+            lambda p: p["tables"].update(
+                mixln_table1=p["tables"]["cce_tableA3"], cce_tableA3=p["tables"]["cce_tableA3"]
+            ),
+            "'mixln_table1' is declared twice; rename one",
+        ),
+        (
+            "cce",
+            lambda p: p["figures"]["cce_figure3"].update(draw="rank_probabilty"),
+            "unknown figure 'rank_probabilty'; did you mean 'rank_probability'",
+        ),
+    ],
+)
+def test_a_project_with_a_mistake_between_files_is_refused(root, paper, edit, message):
+    rewrite(root / f"workflow/papers/{paper}.yaml", edit)
+    with pytest.raises(SpecError, match=message):
+        open_project({"scale": "tiny"}, root)
+
+
+def test_a_missing_setting_is_named():
+    settings = smoke_run().fields()
+    del settings["peak_lr"]
+    with pytest.raises(SpecError, match="here: peak_lr is missing"):
+        parse(settings, Pretrain, "here")
+
+
+def test_a_sixth_paper_is_one_file_and_its_published_table(root):
+    (root / "paper_tables/published/toy_table1.csv").write_text(",Small\nA,30.0\nB,20.0\n")
+    paper = yaml.safe_load((root / "workflow/papers/mixln.yaml").read_text())
+    paper["paper"].update(id="toy", title="Toy")
+    paper |= {"deviations": [], "scales": {}, "figures": {}}
+    decay = {"value": 0.123, "source": "toy"}
+    paper["tables"] = {
+        "toy_table1": {
+            "title": "Toy", "number": "Table 1", "kind": "jobs", "job": "pretrain", "metric": "ppl_true",
+            "claims_name": "T1", "published": "paper_tables/published/toy_table1.csv",
+            "rows": {
+                "A": {"norm": {"name": "pre_ln"}, "source": "toy"},
+                "B": {"norm": {"name": "pre_ln"}, "settings": {"pretrain": {"weight_decay": decay}}, "source": "toy"},
+            },
+            "columns": {"Small": {"size": "130M"}},
+        }
+    }  # fmt: skip
+    (root / "workflow/papers/toy.yaml").write_text(yaml.safe_dump(paper))
+    project = open_project({"scale": "smoke"}, root)
+    shared, new = (cell.jobs[0].job_id for cell in project.cells("toy_table1"))
+    assert project.jobs.keys() - Project({"scale": "smoke"}).jobs.keys() == {new}
+    assert {"mixln_table1", "toy_table1"} <= set(project.exhibits_of(shared)), "A is Table 1's Pre-LN run of 130M"
+
+
+def test_every_error_class_is_one_that_the_command_line_prints():
+    from paperlm import errors
+
+    assert all(issubclass(getattr(errors, n), PaperLMError) for n in dir(errors) if n.endswith("Error"))

@@ -1,0 +1,32 @@
+# One rule text for every kind of job (src/paperlm/jobs/<kind>.py) of which this project has something to make. A record
+# is the declared result, and the manifest of the model if the kind leaves one; unfinished work is no output, so that a
+# killed job keeps its checkpoints.
+for kind, cls in plan.kinds.items():
+
+    rule:
+        name:
+            kind
+        input:
+            data=data_of_job,
+            models=models_of_job,
+        output:
+            **({"model": f"results/{SCALE}/models/{{job}}/manifest.json"} if cls.leaves_model else {}),
+            record=f"results/{SCALE}/{kind}/{{job}}.json",
+        log:
+            f"logs/{SCALE}/{kind}/{{job}}.log",
+        wildcard_constraints:
+            job=plan.pattern(kind),
+        threads: job_threads()
+        resources:
+            gpu=project.scale.resources.gpus,
+            mem_mb=job_memory,
+            runtime=job_minutes,
+        params:
+            job=job_settings,
+            keep=job_keep,
+            rules=job_rules,
+            scale=SCALE,
+            device=DEVICE,
+        shell:
+            "python -m paperlm run --job {params.job:q} --scale {params.scale} --keep={params.keep:q}"
+            " --device {params.device} > {log:q} 2>&1"
