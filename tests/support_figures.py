@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from support_cce_training import made_up
 from support_tables import record_of
@@ -70,4 +71,6 @@ def drawn(monkeypatch, project: Project, name: str, files: list[Path], folder: P
     with monkeypatch.context() as patch:
         patch.setattr(plt, "close", left.append)
         write_figure(project, name, files, folder / f"{name}.svg")
+    plt.close(left[0])
+    FigureCanvasAgg(left[0])  # closed, a figure has no canvas that can tell where things are
     return left[0]

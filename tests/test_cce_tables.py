@@ -14,7 +14,6 @@ from paperlm.errors import RecordError, SpecError
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.workflow import Workflow
 from paperlm.tables.build import table_contents, write_table
-from paperlm.tables.claims import CellValue, Expression
 from paperlm.tables.contents import Contents
 from paperlm.tables.verdicts import claim_rows, holds_in_print
 
@@ -200,6 +199,18 @@ def test_on_a_cpu_the_small_case_is_shown_with_its_shape_and_compared_with_nothi
     assert {d.regenerated for (row, _), d in further.items() if "Lower bound" not in row} == {"not run", ""}
 
 
+def test_on_a_cpu_claims_on_memory_alone_are_judged_and_those_that_read_a_time_are_not(project, paper, tmp_path):
+    bench = Bench(paper, "tiny_cpu", "cpu (a processor, 1 thread)")
+    for row in Bench(paper).printed(project, "cce_table1").rows:
+        bench.add(row["name"], row["metric"], row["value"], measure=row["measure"])
+    contents = table_contents(Project({"scale": "tiny"}), "cce_table1", bench.write(tmp_path))
+    found = verdicts(Project({"scale": "tiny"}), "cce_table1", contents)
+    judged = {claim for claim, verdict in found.items() if verdict != "not tested"}
+    claims = {c.id: c.expression for c in paper.tables["cce_table1"].claims}
+    assert judged and not [c for c in judged if "Time" in claims[c]]
+    assert all("Memory" in claims[c] for c in judged) and {found[c] for c in judged} <= {"holds", "fails"}
+
+
 @pytest.mark.parametrize(
     ("table", "case", "row", "proxy"),
     [
@@ -295,27 +306,6 @@ def test_an_unknown_edition_or_one_of_a_table_without_editions_is_refused():
         table_contents(project, "cce_table1", [])
     with pytest.raises(SpecError, match="'cce_tableA1' has one edition only"):
         Project({"editions": {"cce_tableA1": "arXiv v1"}})
-
-
-# -- the claim language ----
-
-
-def test_rank_correlation_is_spearmans():
-    from scipy.stats import spearmanr
-
-    for a, b in (([1, 2, 3, 4], [9, 7, 8, 1]), ([1.5, 1.5, 2, 0], [3, 1, 2, 2]), ([5, 6, 7], [1, 2, 3])):
-        found = Expression(f"rank_correlation({a}, {b})").evaluate({})
-        assert found == pytest.approx(spearmanr(a, b).statistic)
-    assert Expression("rank_correlation([1, 1], [1, 2])").evaluate({}) == 0
-
-
-def test_as_printed_compares_with_the_printed_digits_and_needs_them():
-    cells = {
-        "M": {"a": CellValue(1.164e6, printed="1.16M"), "b": CellValue(1.166e6, printed="1.16M"), "c": CellValue(1)}
-    }
-    assert [Expression(f"as_printed(M['{k}'])").evaluate(cells) for k in "ab"] == [True, False]
-    with pytest.raises(SpecError, match="a cell that the paper prints"):
-        Expression("as_printed(M['c'])").evaluate(cells)
 
 
 # -- the benchmark that makes the rows ----

@@ -1,6 +1,6 @@
 """On a CPU the loss with its gradients costs about what PyTorch's costs, which holds the logits.
 
-`pytest -m slow -s tests/test_cross_entropy_speed.py` prints the ratios that kernels/README.md quotes.
+`pytest -m slow -s tests/test_cross_entropy_speed.py` prints the ratios that kernels/MEASURED.md quotes.
 """
 
 import statistics

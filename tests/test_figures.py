@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
+from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.transforms import Bbox
 from support_figures import drawn, measured, records_of
 from support_tables import edited, pretrained, record_of, write_records
 
@@ -39,16 +45,38 @@ def files(tiny, tmp_path_factory):
     return {name: records_of(tiny, name, folder) for name in OF_JOBS}
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
+@dataclass(frozen=True)
+class Page:
+    """A drawn figure, its files, and where legend and notes were in the pictures that were saved."""
+
+    figure: Figure
+    folder: Path
+    saved: list[tuple[Bbox, Bbox, Bbox]]
+    "legend, notes, page"
 
 
-@pytest.fixture
-def figure(tiny, files, tmp_path, monkeypatch):
-    """Draw a figure by name, with records where it is drawn from jobs."""
-    return lambda name: drawn(monkeypatch, tiny, name, files.get(name, []), tmp_path)
+@pytest.fixture(scope="module")
+def page(tiny, files, tmp_path_factory):
+    """Draw a figure by name, once, with records where it is drawn from jobs."""
+
+    @functools.cache
+    def draw(name: str) -> Page:
+        folder, saved, original = tmp_path_factory.mktemp(name), [], Legend.draw
+
+        def watched(legend: Legend, renderer: object) -> None:
+            original(legend, renderer)
+            whole = legend.get_figure(root=True)
+            if legend in whole.legends:
+                boxes = [artist.get_window_extent(renderer) for artist in (legend, whole.texts[-1])]
+                saved.append((*boxes, whole.bbox.frozen()))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Legend, "draw", watched)
+            figure = drawn(patch, tiny, name, files.get(name, []), folder)
+        figure.canvas.draw()
+        return Page(figure, folder, saved)
+
+    return draw
 
 
 def extent(figure, artist):
@@ -61,35 +89,44 @@ def extent(figure, artist):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_legend_lies_inside_the_page_and_covers_no_panel(figure, name):
-    page = figure(name)
-    page.canvas.draw()
-    for legend in page.legends:
-        left, bottom, right, top = extent(page, legend)
+def test_the_legend_lies_inside_the_page_and_covers_no_panel(page, name):
+    figure = page(name).figure
+    for legend in figure.legends:
+        left, bottom, right, top = extent(figure, legend)
         assert left >= 0 and bottom >= 0 and right <= 1 and top <= 1, (left, bottom, right, top)
-        panels = [axis.get_tightbbox(page.canvas.get_renderer()) for axis in page.axes]
-        box = legend.get_window_extent(page.canvas.get_renderer())
+        panels = [axis.get_tightbbox(figure.canvas.get_renderer()) for axis in figure.axes]
+        box = legend.get_window_extent(figure.canvas.get_renderer())
         assert not any(panel.overlaps(box) for panel in panels if panel is not None)
 
 
 @pytest.mark.parametrize("name", FIGURES)
+def test_in_the_saved_picture_legend_and_notes_are_whole_and_apart(page, name):
+    """Saving enlarges the page so that the notes fit on it; a legend that hangs on the page's edge would move."""
+    saved = page(name).saved
+    assert bool(saved) == bool(page(name).figure.legends)
+    for legend, note, paper in saved[-1:]:
+        assert not legend.overlaps(note)
+        for box in (legend, note):
+            assert min(box.x0 - paper.x0, box.y0 - paper.y0, paper.x1 - box.x1, paper.y1 - box.y1) >= -1, box
+
+
+@pytest.mark.parametrize("name", FIGURES)
 def test_the_picture_has_at_most_three_lines_of_notes_below_everything_and_the_file_all_of_them(
-    figure, tiny, files, tmp_path, name
+    page, tiny, files, name
 ):
-    page = figure(name)
-    page.canvas.draw()
-    lines = (tmp_path / f"{name}.notes.txt").read_text().splitlines()
-    note = page.texts[-1]
+    figure, folder = page(name).figure, page(name).folder
+    lines = (folder / f"{name}.notes.txt").read_text().splitlines()
+    note = figure.texts[-1]
     shown = note.get_text().split("\n") if note.get_text() else []
     assert len(shown) == min(LINES, len(lines)) <= 3
     for line, whole in zip(shown, lines, strict=False):
         assert whole.startswith(line.split(" ...")[0].split(" (")[0][:40])
     if len(lines) > LINES:
         assert shown[-1].endswith(f"({len(lines) - LINES} more beside the CSV)")
-    left, _, right, top = extent(page, note)
+    left, _, right, top = extent(figure, note)
     assert left >= 0 and right <= 1.02, "no line is wider than the page"
-    others = [*page.axes, *page.legends]
-    assert all(top <= extent(page, other)[1] + 1e-6 for other in others)
+    others = [*figure.axes, *figure.legends]
+    assert all(top <= extent(figure, other)[1] + 1e-6 for other in others)
     expected = [*labels_of(tiny, name, files[name])] if name in files else []
     departures = [f"{d.what}: {d.why}" for d in tiny.deviations(name)]
     assert lines == [*expected, *tiny.figure(name)[1].notes, *departures]
@@ -97,14 +134,14 @@ def test_the_picture_has_at_most_three_lines_of_notes_below_everything_and_the_f
 
 @pytest.mark.parametrize(("labels", "width"), [(3, 4.0), (12, 9.6), (5, 5.2), (1, 3.0)])
 def test_a_legend_takes_as_many_lines_as_its_labels_need(labels, width):
-    page, axis = plt.subplots(figsize=(width, 3.5))
+    figure, axis = plt.subplots(figsize=(width, 3.5))
     handles = [axis.plot([0, 1], [i, i])[0] for i in range(labels)]
-    legend_below(page, handles, [f"a method with a long name {i}" for i in range(labels)])
-    page.canvas.draw()
-    left, bottom, right, _ = extent(page, page.legends[0])
+    legend_below(figure, handles, [f"a method with a long name {i}" for i in range(labels)])
+    figure.canvas.draw()
+    left, bottom, right, _ = extent(figure, figure.legends[0])
     assert left >= 0 and bottom >= 0 and right <= 1
-    box = page.legends[0].get_window_extent()
-    assert not axis.get_tightbbox(page.canvas.get_renderer()).overlaps(box)
+    box = figure.legends[0].get_window_extent()
+    assert not axis.get_tightbbox(figure.canvas.get_renderer()).overlaps(box)
 
 
 # -- colours ----
@@ -162,17 +199,15 @@ def test_every_method_with_a_place_in_the_palette_exists():
 
 
 @pytest.mark.parametrize("name", OF_JOBS)
-def test_a_figure_of_jobs_has_numbers_of_every_row_and_its_claims_read_what_it_computes(
-    figure, tiny, files, tmp_path, name
-):
-    figure(name)
+def test_a_figure_of_jobs_has_numbers_of_every_row_and_its_claims_read_what_it_computes(page, tiny, name):
+    folder = page(name).folder
     spec = tiny.figure(name)[1]
-    numbers = list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
+    numbers = list(csv.DictReader((folder / f"{name}.csv").read_text().splitlines()))
     assert {line["row"] for line in numbers} == set(spec.rows)
-    assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").is_file()
-    assert (tmp_path / f"{name}.claims.csv").is_file() == bool(spec.claims)
+    assert (folder / f"{name}.png").stat().st_size > 5000 and (folder / f"{name}.svg").is_file()
+    assert (folder / f"{name}.claims.csv").is_file() == bool(spec.claims)
     if spec.claims:
-        rows = list(csv.DictReader((tmp_path / f"{name}.claims.csv").read_text().splitlines()))
+        rows = list(csv.DictReader((folder / f"{name}.claims.csv").read_text().splitlines()))
         judged = {row["claim"]: row for row in rows}
         assert list(judged) == [claim.id for claim in spec.claims]
         excepted = tiny.changes(tiny.figure(name)[0]).except_
@@ -182,8 +217,8 @@ def test_a_figure_of_jobs_has_numbers_of_every_row_and_its_claims_read_what_it_c
 
 @pytest.mark.parametrize("name", OF_JOBS)
 def test_a_figure_without_records_says_so_and_judges_nothing(tiny, tmp_path, monkeypatch, name):
-    page = drawn(monkeypatch, tiny, name, [], tmp_path)
-    said = [text.get_text() for axis in page.axes for text in axis.texts]
+    figure = drawn(monkeypatch, tiny, name, [], tmp_path)
+    said = [text.get_text() for axis in figure.axes for text in axis.texts]
     assert any("yet" in text for text in said)
     assert len((tmp_path / f"{name}.csv").read_text().splitlines()) == 1
     if tiny.figure(name)[1].claims:
@@ -223,13 +258,13 @@ def test_curves_are_drawn_with_a_panel_a_column_and_a_legend_inside(tmp_path, mo
     project = Project({"scale": "gpu"})
     some = write_records(project, tmp_path, lambda r, c, s: 30.0 if c != "LLaMA-1B" else None)
     draw_curves(project, "mixln_table1", some, tmp_path / "curves.svg")
-    (page,) = left
-    page.canvas.draw()
-    assert [axis.get_title() for axis in page.axes] == ["LLaMA-71M", "LLaMA-130M", "LLaMA-250M"]
-    assert "(not run: LLaMA-1B)" in page.get_suptitle()
-    x0, y0, x1, y1 = extent(page, page.legends[0])
+    (figure,) = left
+    figure.canvas.draw()
+    assert [axis.get_title() for axis in figure.axes] == ["LLaMA-71M", "LLaMA-130M", "LLaMA-250M"]
+    assert "(not run: LLaMA-1B)" in figure.get_suptitle()
+    x0, y0, x1, y1 = extent(figure, figure.legends[0])
     assert min(x0, y0) >= 0 and max(x1, y1) <= 1
-    names = [text.get_text() for text in page.legends[0].get_texts()]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["Post-LN", "DeepNorm", "DeepNorm (as defined)", "Pre-LN", "Mix-LN", "unigram plateau"]
     monkeypatch.undo()
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))

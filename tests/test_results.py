@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from support_tables import edited, pretrained, record_of, write_records
 from paperlm.errors import SpecError
 from paperlm.plan.project import Project
 from paperlm.record.record import Record, write_record
-from paperlm.tables.build import table_contents
+from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.contents import Contents, DiffRow
 from paperlm.tables.results import collect
 
@@ -150,6 +151,21 @@ def test_an_unknown_metric_is_refused_with_the_nearest_one(tmp_path):
     project = Project({"scale": "paper"}, root)
     with pytest.raises(SpecError, match="unknown metric 'piqa/ac'; did you mean 'piqa/acc'"):
         table_contents(project, TABLE, evaluated(project, tmp_path))
+
+
+def test_columns_of_ours_stand_behind_the_printed_ones_and_are_compared_with_nothing(tmp_path):
+    project, name = Project({"scale": "paper"}), "mixln_table3"
+    metrics = {"final_reward": 1.32, "reward_before": -0.01, "reward_after": 1.2, "judge_after": 0.9, "kl": 12.5}
+    files = []
+    for job in project.jobs_of(name):
+        files.append(tmp_path / f"{job.job_id}.json")
+        write_record(files[-1], record_of(job, metrics))
+    write_table(project, name, files, tmp_path / f"{name}.csv")
+    lines = list(csv.reader((tmp_path / f"{name}.csv").read_text().splitlines()))
+    assert lines[0][:4] == ["scale", "Method", "Model", "Final Reward"] and len(lines[0]) == 8
+    assert lines[2] == ["paper", "Mix-LN", "LLaMA-1B", "1.32", "-0.01", "1.20", "0.90", "12.50"]
+    verdicts = {d.column: d.verdict for d in table_contents(project, name, files).diff if d.row == "Mix-LN, LLaMA-1B"}
+    assert verdicts.pop("Final Reward") == "match" and set(verdicts.values()) == {"not printed"}
 
 
 # -- outcomes ----

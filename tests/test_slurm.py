@@ -103,6 +103,28 @@ def test_table_1_is_made_from_sixteen_slurm_jobs_and_one_that_prepares_the_data(
 
 @pytest.mark.slow
 @pytest.mark.slurm
+@pytest.mark.timeout(1800)
+def test_tables_2_and_3_are_made_from_slurm_jobs_of_every_kind_of_their_chains(clone, cluster):
+    """Fine-tuning, evaluation, reward models and policy optimization, each job submitted once, after its parents."""
+    names = ("mixln_table2", "mixln_table3")
+    project = Project({"scale": "smoke"}, clone)
+    asked = [job for name in names for job in project.jobs_of(name)]
+    chain = {job.job_id: job for one in asked for job in (one, *one.ancestors())}
+    tables = [f"paper_tables/{name}.csv" for name in names]
+    snakemake(clone, cluster, *PROFILE, *tables, *ON_THE_NODE, "--config", "scale=smoke", timeout=1700)
+
+    jobs = slurm_jobs(clone, cluster)
+    assert {job["state"] for job in jobs} == {"COMPLETED"}
+    made = [job["job"].partition("_wildcards_")[2] for job in jobs if not job["job"].startswith("rule_prepare_data")]
+    assert sorted(made) == sorted(chain)
+    assert {job.kind for job in chain.values()} == {"pretrain", "sft", "lm_eval", "reward_model", "rloo"}
+    for table in tables:
+        with (clone / table).open(newline="") as file:
+            assert not any(cell in ("not run", "blocked") for row in csv.reader(file) for cell in row)
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
 def test_a_run_of_a_gpu_scale_is_granted_one_gpu_and_asks_inside_the_job_for_no_more_cores(clone, cluster, tmp_path):
     """A job sees other cards and cores than the login node does; it has to claim what was claimed when it was sent."""
     scale = clone / "workflow/scales/smoke.yaml"

@@ -105,6 +105,24 @@ def test_anything_else_is_refused_and_not_executed(text):
         Expression(text).evaluate(NAMES)
 
 
+def test_rank_correlation_is_spearmans():
+    from scipy.stats import spearmanr
+
+    for a, b in (([1, 2, 3, 4], [9, 7, 8, 1]), ([1.5, 1.5, 2, 0], [3, 1, 2, 2]), ([5, 6, 7], [1, 2, 3])):
+        found = Expression(f"rank_correlation({a}, {b})").evaluate({})
+        assert found == pytest.approx(spearmanr(a, b).statistic)
+    assert Expression("rank_correlation([1, 1], [1, 2])").evaluate({}) == 0
+
+
+def test_as_printed_compares_with_the_printed_digits_and_needs_them():
+    cells = {
+        "M": {"a": CellValue(1.164e6, printed="1.16M"), "b": CellValue(1.166e6, printed="1.16M"), "c": CellValue(1)}
+    }
+    assert [Expression(f"as_printed(M['{k}'])").evaluate(cells) for k in "ab"] == [True, False]
+    with pytest.raises(SpecError, match="a cell that the paper prints"):
+        Expression("as_printed(M['c'])").evaluate(cells)
+
+
 # -- verdicts on claims ----
 
 

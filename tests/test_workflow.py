@@ -349,15 +349,6 @@ def test_a_clone_works_in_a_folder_with_a_space_and_a_quote(tmp_path):
     assert (toy / "paper_tables/toy_table2.csv").is_file()
 
 
-def test_readmes_table_of_speed_is_generated_from_the_committed_rows():
-    from paperlm_kernels.bench.rows import read
-
-    from paperlm.bench import with_ours
-
-    table = with_ours().operation("pretrain").tables(read(ROOT / "paper_tables/records/bench/pretrain.jsonl"))
-    assert table in (ROOT / "README.md").read_text()
-
-
 # -- cards and threads ----
 
 

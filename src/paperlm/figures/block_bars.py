@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import depth_samples, depth_statistics, mean_over_seeds
+from paperlm.figures.depth import ONE_SEED, depth_samples, depth_statistics, mean_over_seeds
 from paperlm.figures.style import row_styles
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -43,7 +43,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for seed in seeds if len(seeds) > 1 else ():
             axis.plot(range(len(seed)), seed, ".", color="0.2", markersize=3)
         axis.axhline(0, color="0.4", linewidth=0.8)
-        axis.set(title=row, xlabel="block (from 0)", ylabel=options["label"] if axis is axes[0][0] else "")
+        axis.set(title=row, xlabel="block (from 0, as in print)", ylabel=options["label"] if axis is axes[0][0] else "")
         axis.grid(visible=False, axis="x")
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
@@ -53,7 +53,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     statistics = {row: [depth_statistics(curve) for curve in seeds] for row, seeds in curves.items()}
     samples = depth_samples(project, statistics, _errors(found, options))
     untested = "" if found else "no model has been measured"
-    return Drawing(figure, frame, samples, untested, labels_of(project, name, records))
+    one_seed = "" if options.get("error") else ONE_SEED
+    return Drawing(figure, frame, samples, untested, one_seed, labels_of(project, name, records))
 
 
 def values(record: Record, options: dict) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import CORRELATION, depth_samples, depth_statistics
+from paperlm.figures.depth import CORRELATION, ONE_SEED, depth_samples, depth_statistics
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
@@ -61,7 +61,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     statistics = {row: [curve_statistics(curve) for curve in seeds.values()] for row, seeds in curves.items()}
     untested = "" if curves else "no model has been measured"
     samples = depth_samples(project, statistics)
-    return Drawing(figure, frame, samples, untested, labels_of(project, name, records))
+    return Drawing(figure, frame, samples, untested, ONE_SEED, labels_of(project, name, records))
 
 
 def update_of(record: Record) -> int:

@@ -53,6 +53,9 @@ def depth_samples(
     return samples
 
 
+ONE_SEED = "one seed; how this number varies between seeds was not measured, the variation of perplexity stands in"
+
+
 def mean_over_seeds(curves: Sequence[Sequence[float]]) -> list[float]:
     """Mean of each block's value over seeds."""
     return [statistics.fmean(values) for values in zip(*curves, strict=True)]

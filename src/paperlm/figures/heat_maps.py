@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import depth_samples, depth_statistics
+from paperlm.figures.depth import ONE_SEED, depth_samples, depth_statistics
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
@@ -47,7 +47,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         depth = int(frame["block"].max())
         axis.set_xticks(range(0, depth, max(1, depth // 6)))
         axis.set_yticks(range(0, depth, max(1, depth // 6)), range(1, depth + 1, max(1, depth // 6)))
-        axis.set(title=row, xlabel="block (from 0)", ylabel="blocks further, n" if axis is axes[0][0] else "")
+        axis.set(
+            title=row, xlabel="block (from 0, as in print)", ylabel="blocks further, n" if axis is axes[0][0] else ""
+        )
         axis.grid(visible=False)
     if image is None:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
@@ -58,7 +60,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         figure.colorbar(image, ax=axes[0].tolist(), label=what, fraction=0.05, pad=0.02)
     statistics = {row: [depth_statistics(neighbours(record)) for record in seeds] for row, seeds in found.items()}
     untested = "" if found else "no model has been measured"
-    return Drawing(figure, frame, depth_samples(project, statistics), untested, labels_of(project, name, records))
+    return Drawing(
+        figure, frame, depth_samples(project, statistics), untested, ONE_SEED, labels_of(project, name, records)
+    )
 
 
 def neighbours(record: Record) -> list[float]:

@@ -65,4 +65,4 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for column, metric in COLUMNS.items()
     }
     untested = "" if found else "no model has been probed"
-    return Drawing(figure, frame, samples, untested, labels_of(project, name, records))
+    return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))

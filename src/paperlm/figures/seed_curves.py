@@ -102,4 +102,4 @@ def drawn(
 ) -> Drawing:
     """The drawing with what has to stand beside its numbers."""
     runs, every = runs_of(project, name, records)
-    return Drawing(figure, frame, samples, untested(runs, every), labels_of(project, name, records))
+    return Drawing(figure, frame, samples, untested(runs, every), labels=labels_of(project, name, records))

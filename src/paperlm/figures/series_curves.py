@@ -50,4 +50,4 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         legend_below(figure, *axis.get_legend_handles_labels())
     else:
         axis.text(0.5, 0.5, "no job has a record yet", ha="center", va="center", transform=axis.transAxes)
-    return Drawing(figure, frame, {}, "" if found else "no job has a record", labels_of(project, name, records))
+    return Drawing(figure, frame, {}, "" if found else "no job has a record", labels=labels_of(project, name, records))

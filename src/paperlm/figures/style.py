@@ -65,4 +65,6 @@ def legend_below(figure: Figure, handles: Iterable[Any], labels: Iterable[str]) 
     rows = -(-len(labels) // columns)
     room = (0.22 * rows + 0.06) / figure.get_figheight()
     figure.tight_layout(rect=(0, room, 1, 1))
-    figure.legend(handles, labels, loc="lower center", ncols=columns, frameon=False, fontsize=8, borderaxespad=0.1)
+    look = {"ncols": columns, "frameon": False, "fontsize": 8, "borderaxespad": 0.1}
+    # A place in the figure's own coordinates: without one the legend moves to the edge of the enlarged page of notes.
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)

@@ -149,7 +149,7 @@ class JobsTable(JobCells):
     kind: Literal["jobs"]
     published: str = ""
     "the printed table; empty if the paper prints none"
-    label_columns: int = Field(1, ge=1)
+    label_columns: int = Field(1, ge=0)
     "columns of the printed table that name its rows"
     header_lines: int = Field(1, ge=1)
     "lines of the printed table that name its columns"
@@ -173,7 +173,7 @@ class PrintedTable(Exhibit):
     published: str = ""
     edition: str = ""
     "value of the printed file's column Edition that is compared (config key `editions` overrides it)"
-    label_columns: int = Field(1, ge=1)
+    label_columns: int = Field(1, ge=0)
     header_lines: int = Field(1, ge=1)
 
 

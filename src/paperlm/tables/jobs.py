@@ -40,8 +40,13 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
         if result.cell.sum_of_column or not result.usable or result.out_of_memory:
             continue
         metric = result.cell.metric or table.metric
+        values, diverged = tuple(result.values(metric)), tuple(result.diverged)
+        if (error := result.standard_error(metric)) is not None:
+            # In the number's own unit: a reward or a gain may be near 0.
+            samples[key] = CellSamples(values, diverged, 0.0, error=max(error, result.spread(metric) or 0.0))
+            continue
         noise = result.noise(metric, project.scale.seed_noise.value)
-        samples[key] = CellSamples(tuple(result.values(metric)), tuple(result.diverged), noise)
+        samples[key] = CellSamples(values, diverged, noise)
     return samples
 
 

@@ -1,4 +1,4 @@
-"""Throughput as a Markdown table. README's table of speed is this of the committed rows (a test compares)."""
+"""Throughput as a Markdown table. docs/speed.md has this of the committed rows (a test compares)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,144 @@
+"""Figures of a quantity that each block has: the statistics that claims read, their noise, what is drawn where."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+import scipy.stats
+from support_figures import drawn, measured, records_of
+from support_tables import record_of
+
+from paperlm.figures.block_bars import values
+from paperlm.figures.block_curves import curve_statistics, update_of
+from paperlm.figures.depth import (
+    CORRELATION,
+    DEEP,
+    HIGH,
+    LARGEST,
+    LOW,
+    MEAN,
+    VARIATION,
+    depth_samples,
+    depth_statistics,
+)
+from paperlm.figures.heat_maps import grid, neighbours
+from paperlm.jobs.base import Series
+from paperlm.plan.project import Project
+from paperlm.record.record import Record, write_record
+from paperlm.tables.claims import judge
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Project:
+    return Project({"scale": "tiny"})
+
+
+def series_of(record: Record, name: str, columns: list[str], rows: list[list]) -> Record:
+    return record.model_copy(update={"series": {name: Series(columns=columns, rows=rows)}})
+
+
+# -- statistics ----
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5, 12, 24])
+def test_statistics_over_depth_are_those_of_numpy_and_scipy(depth):
+    found = np.random.default_rng(depth).normal(3, 1, depth)
+    statistics = depth_statistics(found.tolist())
+    deep = [v for block, v in enumerate(found, 1) if block > depth / 2] if depth > 1 else found
+    third = max(1, depth // 3)
+    assert statistics[MEAN] == pytest.approx(found.mean()) and statistics[LARGEST] == found.max()
+    if depth % 2 == 0 or depth == 1:
+        assert statistics[DEEP] == pytest.approx(np.mean(deep))
+    assert statistics[LOW] == pytest.approx(found[:third].mean())
+    assert statistics[HIGH] == pytest.approx(found[-third:].mean())
+    assert statistics[VARIATION] == pytest.approx(scipy.stats.variation(found))
+    if depth > 1:
+        assert statistics[CORRELATION] == pytest.approx(scipy.stats.spearmanr(range(depth), found).statistic)
+
+
+def test_the_deep_half_is_the_later_blocks():
+    assert depth_statistics([1.0, 1.0, 5.0, 7.0])[DEEP] == 6.0
+    assert depth_statistics([0.0, 0.0])[VARIATION] == 0.0, "no spread of nothing"
+
+
+def test_a_curve_is_read_at_a_fifth_of_its_axis_and_at_its_end():
+    curve = {0: [9.0, 1.0, 1.0], 100: [2.0, 3.0, 4.0], 250: [2.5, 3.0, 50.0], 500: [3.0, 5.0, 8.0]}
+    found = curve_statistics(curve)
+    assert (found["First Block, Fifth"], found["Last Block, Fifth"]) == (2.0, 4.0)
+    assert (found["First Block, End"], found["Last Block, End"]) == (3.0, 8.0)
+    assert found["Largest"] == 50.0 and found[f"{CORRELATION}, End"] == pytest.approx(1.0)
+
+
+# -- noise ----
+
+
+def test_one_seed_has_the_measurements_own_error_in_the_units_of_the_statistic_or_the_scales_noise(tiny):
+    one = {"a": [{"x": 2.0}], "b": [{"x": 5.0}]}
+    with_error = depth_samples(tiny, one, {"a": 0.5, "b": 1.5})
+    assert [(with_error[r, "x"].noise, with_error[r, "x"].error) for r in "ab"] == [(0.0, 0.5), (0.0, 1.5)]
+    without = depth_samples(tiny, one)
+    assert (without["a", "x"].noise, without["a", "x"].error) == (tiny.scale.seed_noise.value, 0.0)
+
+
+def test_several_seeds_have_the_noise_between_them(tiny):
+    sample = depth_samples(tiny, {"a": [{"x": 2.0}, {"x": 4.0}, {"x": 3.0}]}, {"a": 9.0})["a", "x"]
+    assert (sample.values, sample.error) == ((2.0, 4.0, 3.0), 0.0) and sample.noise == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.1, "holds"), (0.03, "undecided"), (-0.1, "fails")])
+def test_a_gap_of_drops_is_decided_by_the_error_of_the_accuracy(tiny, gap, verdict):
+    """A standard error of 0.02 of each accuracy, near zero, where a relative noise would decide everything."""
+    samples = depth_samples(tiny, {"Mix": [{"x": gap}], "Pre": [{"x": 0.0}]}, {"Mix": 0.02, "Pre": 0.02})
+    assert judge("F['Mix','x'] > F['Pre','x']", "F", samples).verdict == verdict
+
+
+# -- what is drawn where ----
+
+
+def test_the_number_of_a_block_is_found_whatever_the_order_of_the_rows(tiny):
+    job = tiny.jobs_of("mixln_figure6b")[0]
+    record = series_of(record_of(job), "removal", ["drop", "block"], [[0.03, 3], [0.01, 1], [0.02, 2]])
+    assert values(record, {"series": "removal", "column": "drop"}) == [0.01, 0.02, 0.03]
+    assert values(record, {"series": "removal", "column": "drop", "percent": True}) == pytest.approx([1, 2, 3])
+
+
+def test_an_angle_is_drawn_at_its_block_and_so_many_blocks_further(tiny):
+    job = tiny.jobs_of("mixln_figure5")[0]
+    rows = [[1, 1, 0.1, 0.5], [1, 2, 0.2, None], [1, 3, 0.3, 1.0], [2, 1, 0.4, 0.0], [2, 2, 0.5, 1.0], [3, 1, 0.6, 1.0]]
+    record = series_of(record_of(job), "angular", ["block", "n", "raw", "scaled"], rows)
+    array = grid(record, "raw")
+    np.testing.assert_array_equal(array, [[0.1, 0.4, 0.6], [0.2, 0.5, np.nan], [0.3, np.nan, np.nan]])
+    assert np.isnan(grid(record, "scaled")[1, 0]) and grid(record, "scaled")[0, 1] == 0.0
+    assert neighbours(record) == [0.1, 0.4, 0.6]
+
+
+def test_states_along_a_run_are_put_at_their_updates(tiny):
+    jobs = [cell.jobs[0] for cell in tiny.cells("lns_figure1") if cell.row == "Pre-LN"]
+    updates = [update_of(measured(job)) for job in jobs]
+    assert updates[0] == 0 and updates == sorted(set(updates))
+    assert updates[-1] == jobs[0].of.steps // 2, "the first half of the run"
+
+
+def test_the_drawn_numbers_and_the_statistics_of_a_figure_of_blocks_are_those_of_its_records(
+    tiny, tmp_path, monkeypatch
+):
+    name, drops = "mixln_figure6b", {}
+    for path in records_of(tiny, name, tmp_path / "records"):
+        path.unlink()
+    for index, cell in enumerate(tiny.cells(name)):
+        job = cell.jobs[0]
+        drops[cell.row] = [0.001 * (index + 1) * block for block in range(1, 13)]
+        rows = [[block, drop] for block, drop in enumerate(drops[cell.row], 1)]
+        record = series_of(measured(job), "removal", ["block", "drop"], rows)
+        write_record(tmp_path / f"records/{index}.json", record)
+    drawn(monkeypatch, tiny, name, sorted((tmp_path / "records").iterdir()), tmp_path)
+    lines = list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
+    for row, expected in drops.items():
+        assert [float(x["drop"]) for x in lines if x["row"] == row] == pytest.approx([100 * d for d in expected])
+    diff = {
+        (r["row"], r["column"]): float(r["judged_on"])
+        for r in csv.DictReader((tmp_path / f"{name}.diff.csv").read_text().splitlines())
+    }
+    assert diff["Post-LN", DEEP] == pytest.approx(100 * np.mean(drops["Post-LN"][6:]), rel=1e-6)
