@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from support import job_environment, smoke_run
 
 from paperlm.data.prepare import prepare
-from paperlm.errors import CheckpointError, DataError, Interrupted, PaperLMError
+from paperlm.errors import CheckpointError, DataError, Interrupted, JobError, PaperLMError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.files import write_json
 from paperlm.jobs.base import Inputs, Machine, Result
@@ -483,6 +483,12 @@ def test_all_but_the_leading_process_have_no_result(manifest, tmp_path, monkeypa
     monkeypatch.setattr("paperlm.train.language_model.start_world", lambda device: follower)
     monkeypatch.setattr(Engine, "train", lambda self: "trained")
     assert pretrain(smoke_run(), Inputs(data=(manifest,), work=tmp_path), QUIET) is None
+
+
+def test_a_card_that_is_not_there_is_named_before_anything_is_trained(manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(JobError, match="device cuda: this PyTorch sees no GPU; use --device cpu, or run the job where"):
+        trained(smoke_run(), manifest, tmp_path, Machine(device="cuda", progress=False))
 
 
 def test_tokens_prepared_for_other_settings_are_refused(manifest):

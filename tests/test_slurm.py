@@ -131,6 +131,9 @@ def test_a_run_of_a_gpu_scale_is_granted_one_gpu_and_asks_inside_the_job_for_no_
     text = scale.read_text()
     assert "\ndevice: cpu\n" in text and "\n  gpus: 0\n" in text
     scale.write_text(text.replace("\ndevice: cpu\n", "\ndevice: gpu\n").replace("\n  gpus: 0\n", "\n  gpus: 1\n"))
+    rules = clone / "workflow/rules/common.smk"
+    assert 'DEVICE = "cuda" if' in rules.read_text()
+    rules.write_text(rules.read_text().replace('DEVICE = "cuda" if', 'DEVICE = "cpu" if'))  # the card only pretends
     card = tmp_path / "bin/nvidia-smi"
     card.parent.mkdir()
     card.write_text("#!/bin/sh\necho 'GPU 0: pretend'\n")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paperlm.jobs.base import Machine
+
 
 @dataclass(frozen=True)
 class World:
@@ -38,9 +40,9 @@ class World:
 
 
 def start_world(device: str = "auto") -> World:
-    """Join torchrun's process group if there is one. `device`: auto, cpu or cuda."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    """Join torchrun's process group if there is one. `device`: auto, cpu or cuda. Raises JobError as
+    `Machine.torch_device` does."""
+    device = Machine(device=device).torch_device().type
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     chosen = torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
     if chosen.type == "cuda":
