@@ -34,6 +34,10 @@ class Interrupted(PaperLMError):
     """A job was asked to stop; it goes on where it was when it is started again."""
 
 
+LISTED = 40
+"So many known names are listed in an error; of more, the nearest ones."
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Message for an unknown name: the nearest known one first, then all of them.
 
@@ -43,4 +47,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     names = sorted(str(k) for k in known)
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = f"; did you mean {next(n for n in names if n.lower() == near[0])!r}?" if near else ";"
+    if len(names) > LISTED:
+        shown = difflib.get_close_matches(str(name), names, n=5, cutoff=0.0)
+        return f"unknown {kind} {str(name)!r}{hint} nearest of {len(names)}: {', '.join(shown)}"
     return f"unknown {kind} {str(name)!r}{hint} known: {', '.join(names) or 'none'}"

@@ -250,8 +250,9 @@ def run_named(project: Project, what: str, machine: Machine, with_parents: bool,
     """Make the job of that id, or those of a table or figure whose records are missing. SpecError for another name."""
     state = State(project)
     maker = Maker(project.places, machine, project.config.local_data, project.keep, state.makes_drifted)
-    if what in project.jobs:
-        job = project.jobs[what]
+    if with_parents and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise SpecError("--with-parents is for one process: make the parents first, then the job under torchrun")
+    if what not in project.exhibits and (job := project.job_named(what)):
         if not again and state.want(job) == "have":
             print(f"{what}: has a record, {state.stored(job).path}; --again makes it once more", file=sys.stderr)
             return

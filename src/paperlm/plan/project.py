@@ -256,6 +256,11 @@ class Project:
                     found |= {a.job_id: a for a in job.ancestors() if a.job_id not in found}
         return found
 
+    def job_named(self, name: str) -> Job | None:
+        """The job of an id, or of the beginning of one if a single job's begins so; None for another name."""
+        found = [job for job_id, job in self.jobs.items() if job_id.startswith(name)]
+        return self.jobs.get(name) or (found[0] if len(found) == 1 else None)
+
     @functools.cached_property
     def keep(self) -> dict[str, tuple[int, ...]]:
         """Job id -> updates after which some child needs its model: a job keeps the union."""

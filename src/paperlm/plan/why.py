@@ -34,9 +34,9 @@ def _side(project: Project, name: str) -> tuple[Job, Record | None]:
     if name.endswith(".json"):
         record = read_record(Path(name))
         return record.value(), record
-    if name not in project.jobs:
+    job = project.job_named(name)
+    if job is None:
         raise SpecError(unknown("job", name, project.jobs))
-    job = project.jobs[name]
     stored = State(project).stored(job)
     return job, read_record(project.root / stored.path) if stored else None
 

@@ -20,7 +20,7 @@ from paperlm.models.sizes import SIZES, Size
 
 OURS = "ours"
 PEER = "transformers"
-IN_README = ("71M", "130M", "250M", "350M", "1B")
+DOCUMENTED = ("71M", "130M", "250M", "350M", "1B")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Pretrain(Operation):
     summary = "tokens a second of pre-training, ours against transformers"
     measures = {"throughput": "tokens a second of whole updates"}
     packages = ("transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-    groups = {"readme": IN_README}
+    groups = {"documented": DOCUMENTED}
     in_turns = True
     limit = 1800.0
 
