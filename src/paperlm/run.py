@@ -73,11 +73,14 @@ class Maker:
 
     def prepare(self, settings: DataSettings) -> None:
         """Prepare data unless it is there."""
-        manifest = self.places.root / self.places.data(settings)
-        if not manifest.is_file():
-            from paperlm.data.items import prepare_any
+        from paperlm.data.items import prepare_any
 
-            prepare_any(settings, manifest.parent, self.local_data)
+        manifest = self.places.root / self.places.data(settings)
+        if manifest.is_file():
+            return
+        with self._locked(self.places.data_lock(settings), settings.data_id):
+            if not manifest.is_file():
+                prepare_any(settings, manifest.parent, self.local_data)
 
     def make(self, job: Job, remake: bool = False) -> None:
         """Do the job and store model and record; nothing if another process did it while we waited for its lock.
@@ -88,7 +91,7 @@ class Maker:
         folder = self.places.root / self.places.model(job)
         record_path = self.places.root / self.places.made(job)
         before = _stamp(record_path)
-        with self._locked(job):
+        with self._locked(self.places.lock(job), job.job_id):
             done_meanwhile = _stamp(record_path) not in (None, before)
             complete = not job.leaves_model or has_model(folder, job, {None, *self._keep(job)})
             if done_meanwhile and complete and not remake:
@@ -168,18 +171,18 @@ class Maker:
         return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors), blocked)
 
     @contextlib.contextmanager
-    def _locked(self, job: Job) -> Iterator[None]:
-        """Hold the job's lock: two processes never make the same job at once, the second waits."""
+    def _locked(self, path: str, name: str) -> Iterator[None]:
+        """Hold the lock of what is being made: two processes never make the same thing at once, the second waits."""
         if not _leads():
             yield  # the leading process of several holds it
             return
-        path = self.places.root / self.places.lock(job)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
+        lock = self.places.root / path
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print(f"{job.job_id}: another process is making it; waiting", file=sys.stderr, flush=True)
+                print(f"{name}: another process is making it; waiting", file=sys.stderr, flush=True)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
