@@ -21,7 +21,7 @@ test: setup
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup -k triton tests/test_cross_entropy*.py
 
 slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m slow
 
 lint: setup
 	$(BIN)/ruff check .
