@@ -17,6 +17,8 @@ from pathlib import Path
 from paperlm.errors import RecordError
 from paperlm.files import write_atomic, write_json
 from paperlm.plan.project import Project
+from paperlm.plan.state import State
+from paperlm.tables.jobs import proxies
 
 REFERENCE = "docs/reference"
 KINDS = ("diff", "claims")
@@ -32,28 +34,30 @@ def take_reference(project: Project) -> list[str]:
     folder = project.root / REFERENCE / project.scale.scale
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    taken, environments = [], Counter()
+    taken, state, places = [], State(project), {key: set() for key in ("machines", "dates", "commits", "torch")}
     for name in project.exhibits:
         paths = {kind: project.root / f"paper_tables/{name}.{kind}.csv" for kind in KINDS}
-        if not all(path.is_file() for path in paths.values()) or _scale(paths["diff"]) != project.scale.scale:
+        if not all(path.is_file() for path in paths.values()) or not _has_numbers(paths["diff"], project.scale.scale):
             continue
         for kind, path in paths.items():
             shutil.copyfile(path, folder / f"{name}.{kind}.csv")
         taken.append(name)
-        for path in (project.places.made(job) for job in project.jobs_of(name)):
-            if project.places.is_file(path):
-                found = json.loads((project.root / path).read_bytes())["environment"]
-                environments[json.dumps({k: found[k] for k in ("cpu", "device", "date", "commit", "packages")})] += 1
+        for stored in filter(None, map(state.stored, project.jobs_of(name))):
+            found = json.loads((project.root / stored.path).read_bytes())["environment"]
+            places["machines"].add(found["cpu"] if found["device"] == "CPU" else found["device"])
+            places["dates"].add(found["date"])
+            places["commits"].add(str(found["commit"])[:7])
+            places["torch"].add(found["packages"]["torch"])
     if not taken:
         raise RecordError(f"no exhibit of scale {project.scale.scale} has been built; run snakemake first")
-    machine, _ = environments.most_common(1)[0]
-    write_json(folder / "machine.json", json.loads(machine))
+    write_json(folder / "made.json", {key: sorted(values) for key, values in places.items()})
     return taken
 
 
-def _scale(diff: Path) -> str:
+def _has_numbers(diff: Path, scale: str) -> bool:
+    """Whether an exhibit was built at this scale and has a number of ours."""
     rows = _read(diff)
-    return rows[0]["scale"] if rows else ""
+    return any(row["scale"] == scale and row["regenerated"] not in ("", "not run") for row in rows)
 
 
 def page(project: Project, scales: tuple[str, ...] = ("tiny",)) -> str:
@@ -66,20 +70,23 @@ def page(project: Project, scales: tuple[str, ...] = ("tiny",)) -> str:
         "",
     ]
     for scale in scales:
-        lines += _of_scale(project, scale)
+        lines += _of_scale(Project({"scale": scale}, project.root))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _of_scale(project: Project, scale: str) -> Iterator[str]:
+def _of_scale(project: Project) -> Iterator[str]:
+    scale = project.scale.scale
     folder = project.root / REFERENCE / scale
-    machine = json.loads((folder / "machine.json").read_bytes())
-    versions = ", ".join(
-        f"{name} {version}" for name, version in machine["packages"].items() if name in ("torch", "trl", "lm_eval")
-    )
-    where = machine["cpu"] if machine["device"] == "CPU" else machine["device"]
+    made = json.loads((folder / "made.json").read_bytes())
     yield f"## Scale `{scale}`"
     yield ""
-    yield f"Made on {machine['date']} on one machine ({where}; {versions}), commit {str(machine['commit'])[:7]}."
+    yield project.scale.summary
+    yield ""
+    dates = " to ".join(dict.fromkeys((made["dates"][0], made["dates"][-1])))
+    yield (
+        f"Records of {dates}, made on {', '.join(made['machines'])} with torch {', '.join(made['torch'])}; "
+        f"commits {', '.join(made['commits'])}."
+    )
     yield ""
     yield from _verdicts(project, folder)
     for name in project.exhibits:
@@ -103,6 +110,8 @@ def _exhibit(project: Project, folder: Path, name: str) -> Iterator[str]:
     labels = Counter(label for row in diff for label in row["labels"].split("; ") if label)
     for label, count in labels.items():
         yield f"- {label}" + (f" ({count} cells)" if count > 1 else "")
+    said = [*proxies(project, name), *exhibit.notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))]
+    yield from (f"- {line}" for line in said)
     words = Counter(row["verdict"] for row in diff)
     yield "- cells: " + ", ".join(f"{count} {word}" for word, count in words.items())
     yield ""
@@ -110,7 +119,7 @@ def _exhibit(project: Project, folder: Path, name: str) -> Iterator[str]:
         yield "| claim | verdict | why |"
         yield "|---|---|---|"
         for row in sorted(claims, key=lambda row: ORDER.index(row["verdict"])):
-            yield f"| {_cell(row['says'])} | {row['verdict']} | {_cell(row['reason'])} |"
+            yield f"| {row['claim']}: {_cell(row['says'])} | {row['verdict']} | {_cell(row['reason'])} |"
         yield ""
 
 
@@ -152,7 +161,8 @@ def fill(text: str, project: Project) -> str:
                 raise RecordError(
                     f"{path}: no reference of {name}; python -m paperlm results --take --config scale={scale}"
                 )
-            found += ["", *grid(_read(path)), ""]
+            said = proxies(Project({"scale": scale}, project.root), name)
+            found += ["", *grid(_read(path)), "", *(f"{line[0].upper()}{line[1:]}." for line in said), ""]
             inside = True
     return "\n".join(found) + "\n"
 
