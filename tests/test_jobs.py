@@ -192,6 +192,30 @@ def paper_with(tmp_path: Path, jobs_: dict) -> Path:
     return path
 
 
+def test_a_job_like_another_has_its_settings_and_those_of_scales_but_for_its_own():
+    from paperlm.plan.project import Project
+
+    project = Project({"scale": "gpu"})
+    cells = {cell.column: cell for cell in project.cells("mixln_table2")}
+    zero, five = cells["MMLU"].jobs[0], cells["MMLU (5-shot)"].jobs[0]
+    assert (zero.few_shot, five.few_shot) == (0, 5)
+    assert five.tasks == zero.tasks and five.source == zero.source == "local" and five.of == zero.of
+    assert "MMLU (5-shot)" not in {cell.column for cell in Project({"scale": "tiny"}).cells("mixln_table2")}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ({"a": {"like": "b"}, "b": {"like": "a"}}, r"jobs\.a\.like: goes in a circle: a -> b -> a"),
+        ({"a": {"like": "c"}}, r"jobs\.a\.like: unknown job 'c'"),
+    ],
+)
+def test_likeness_in_a_circle_or_to_nothing_is_refused(toy_kinds, tmp_path, jobs, message):
+    spec = {name: {"kind": "toy_model", **job} for name, job in jobs.items()}
+    with pytest.raises(SpecError, match=message):
+        load(paper_with(tmp_path, spec), PaperSpec)
+
+
 def test_jobs_that_work_on_each_other_in_a_circle_are_refused(toy_kinds, tmp_path):
     circle = {name: {"kind": "toy_chain", "of": of} for name, of in (("a", "b"), ("b", "c"), ("c", "b"))}
     with pytest.raises(SpecError, match=r"jobs\.b: works on itself, by way of c"):

@@ -54,6 +54,8 @@ class JobSpec(Frozen):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     kind: str
+    like: str = ""
+    "another job of this file and kind, whose settings (its sizes' and scales' too) it has but for those given here"
     settings: Settings = {}
     with_: With = Field(With(), alias="with")
 
@@ -72,7 +74,7 @@ class JobSpec(Frozen):
         fields = parent_kinds(kind)
         for key, value in self.parents.items():
             if key not in fields:
-                raise ValueError(unknown("key", key, ["kind", "settings", "with", *fields]))
+                raise ValueError(unknown("key", key, ["kind", "like", "settings", "with", *fields]))
             if not isinstance(value, str):
                 raise ValueError(f"{key} is the name of a job in this file, got {value!r}")
         for key in fields:
@@ -159,6 +161,14 @@ class PaperSpec(Frozen):
     def _check_parents(self) -> None:
         """ValueError for a parent of the wrong kind and for a circle."""
         for name, job in self.jobs.items():
+            seen = [name]
+            while (like := self.jobs[seen[-1]].like) and like not in seen:
+                seen.append(like)
+            if like:
+                raise ValueError(f"jobs.{name}.like: goes in a circle: {' -> '.join([*seen, like])}")
+            if job.like and self.jobs[job.like].kind != job.kind:
+                other = self.jobs[job.like].kind
+                raise ValueError(f"jobs.{name}.like: {job.like!r} is a {other} job, not a {job.kind} one")
             kinds = parent_kinds(kind_of(job.kind))
             for field, other in job.parents.items():
                 if other in self.jobs and self.jobs[other].kind not in kinds[field]:
@@ -174,6 +184,11 @@ class PaperSpec(Frozen):
                 if other in self.jobs and other not in path:
                     path.append(other)
                     waiting += self.jobs[other].parents.values()
+
+    def lineage(self, name: str) -> list[str]:
+        """The jobs that a job takes settings from, itself last."""
+        like = self.jobs[name].like
+        return [*(self.lineage(like) if like else []), name]
 
     def shape(self, case: str) -> tuple[int, int, int]:
         """Tokens, vocabulary and width of a case."""
@@ -206,6 +221,8 @@ class PaperSpec(Frozen):
         """Every name used in one place and declared in another: (place, what it names, name, declared names)."""
         for name, job in self.jobs.items():
             yield from ((f"jobs.{name}.{field}", "job", other, self.jobs) for field, other in job.parents.items())
+            if job.like:
+                yield f"jobs.{name}.like", "job", job.like, self.jobs
             if job.with_.size:
                 yield f"jobs.{name}.with.size", "size", job.with_.size, self.sizes
         for place, name, _ in self._settings():

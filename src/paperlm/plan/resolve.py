@@ -131,7 +131,7 @@ class Resolver:
 
     def settings(self, name: str, context: Context) -> Settings:
         """Every setting of a job but size, norm and seed, with its source."""
-        spec, kind, size = self.paper.jobs[name], kind_of(self.paper.jobs[name].kind), context.size
+        kind, size = kind_of(self.paper.jobs[name].kind), context.size
         fields = {key: info for key, info in kind.model_fields.items() if key not in parent_kinds(kind)}
         found: Settings = {}
         for key, info in fields.items():
@@ -142,9 +142,11 @@ class Resolver:
             shape = SIZES[self.trained_size(size)]
             why = f"scale {self.scale.scale}: {self._own.stand_ins[size].why}; " if size in self._own.stand_ins else ""
             found |= {key: Setting(value=getattr(shape, key), source=why + shape.source) for key in SHAPE}
-        found |= spec.settings
-        if size in self.paper.sizes:
-            found |= self.paper.sizes[size].jobs.get(name, {})
+        lineage = self.paper.lineage(name)
+        for one in lineage:
+            found |= self.paper.jobs[one].settings
+        for one in lineage if size in self.paper.sizes else ():
+            found |= self.paper.sizes[size].jobs.get(one, {})
         changes = self.changes(name, size)
         own = {key: setting for key, setting in context.settings.get(name, {}).items() if key not in changes}
         found = found | own | changes
@@ -156,8 +158,8 @@ class Resolver:
         layers: list[Changes] = [
             self.scale.jobs.get(kind, {}),
             self.scale.sizes.get(size, {}).get(kind, {}),
-            self._own.jobs.get(name, {}),
-            self._own.sizes.get(size, {}).get(name, {}),
+            *(self._own.jobs.get(one, {}) for one in self.paper.lineage(name)),
+            *(self._own.sizes.get(size, {}).get(one, {}) for one in self.paper.lineage(name)),
         ]
         merged = {key: change for layer in layers for key, change in layer.items()}
         return {key: Setting(value=c.value, source=f"scale {self.scale.scale}: {c.why}") for key, c in merged.items()}
