@@ -162,7 +162,8 @@ def fill(text: str, project: Project) -> str:
                     f"{path}: no reference of {name}; python -m paperlm results --take --config scale={scale}"
                 )
             said = proxies(Project({"scale": scale}, project.root), name)
-            found += ["", *grid(_read(path)), "", *(f"{line[0].upper()}{line[1:]}." for line in said), ""]
+            found += ["", *grid(_read(path)), ""]
+            found += [f"{line[0].upper()}{line[1:]}." for line in said] + [""] * bool(said)
             inside = True
     return "\n".join(found) + "\n"
 
