@@ -45,4 +45,4 @@ $(VENV)/.complete: requirements.lock
 	@touch $@
 
 clean:
-	rm -rf results logs .snakemake paper_tables/*.csv paper_tables/*.svg paper_tables/*.png report.html
+	rm -rf results logs .snakemake paper_tables/*.csv paper_tables/*.svg paper_tables/*.png paper_tables/*.txt report.html

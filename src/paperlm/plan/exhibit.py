@@ -157,6 +157,8 @@ class JobsTable(JobCells):
     metric: str
     printed_metric: str = ""
     "what is compared with the print where it is another form of it (paperlm.tables.metrics)"
+    incomparable: str = ""
+    "why its numbers are never compared with the printed ones, at any scale"
     factor: float = 1.0
     "printed number / metric: 100 for percentages"
     diverged: DivergedRule | None = None

@@ -6,14 +6,16 @@ import functools
 import json
 import re
 import time
+from typing import Any
 
 from paperlm.data.settings import DataSettings
 from paperlm.data.sources import check_present
 from paperlm.files import write_json
 from paperlm.frozen import digest
 from paperlm.jobs import Job, job_kinds
-from paperlm.plan.exhibit import MeasurementsTable
-from paperlm.plan.measured import measured_methods
+from paperlm.plan.echo import our_settings
+from paperlm.plan.exhibit import ArithmeticTable, MeasurementsTable, SettingsTable
+from paperlm.plan.measured import measured_methods, places
 from paperlm.plan.project import Project
 from paperlm.plan.scale import JobSize
 from paperlm.plan.state import State
@@ -117,10 +119,8 @@ class Workflow:
                 "exhibit": exhibit.model_dump(mode="json"),
                 "table": self.exhibit_digest(table) if table else "",
                 "paper": paper.paper.model_dump(mode="json"),
-                "arithmetic": {
-                    key: paper.models[key].model_dump(mode="json") for key in getattr(exhibit, "models", [])
-                },
-                "cases": {key: paper.cases[key].model_dump(mode="json") for key in getattr(exhibit, "cases", [])},
+                "values": [cell.values for cell in self.project.cells(name)],
+                "computed": self._computed_from(name),
                 "departures": [d.model_dump(mode="json") for d in self.project.deviations(name)],
                 "scale": [
                     scale.scale,
@@ -136,6 +136,24 @@ class Workflow:
             },
             16,
         )
+
+    def _computed_from(self, name: str) -> Any:
+        """What a table that is no table of jobs is computed from, beside its own declaration."""
+        paper, exhibit = self.project.exhibit(name)
+        match exhibit:
+            case SettingsTable():
+                return [
+                    {key: setting.model_dump() for key, setting in our_settings(self.project, name, size).items()}
+                    for size in exhibit.sizes
+                ]
+            case ArithmeticTable():
+                return {key: paper.models[key].model_dump() for key in exhibit.models}
+            case MeasurementsTable():
+                cases = {case for place in places(self.project, name) for case in (place.case, place.measured) if case}
+                models = {paper.cases[case].model for case in cases} & set(paper.models)
+                measured = {key: paper.cases[key].model_dump() for key in sorted(cases)}
+                return [measured, {key: paper.models[key].model_dump() for key in sorted(models)}]
+        return None
 
     def _state_of(self, job: Job) -> list[str] | None:
         """What the exhibit will say of the record: nothing, that it is of earlier rules, or (also of one that is about

@@ -102,6 +102,8 @@ def _diff_row(
         return DiffRow(**common, **shown, verdict="differs", reason=reason)
     if reference is None:
         return DiffRow(**common, **shown, verdict=NOT_PRINTED, reason=table.rows[cell.row].source)
+    if table.incomparable:
+        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=table.incomparable)
     if not project.scale.comparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE)
     difference = value - reference

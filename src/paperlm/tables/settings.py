@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paperlm.errors import SpecError, unknown
+from paperlm.plan.echo import our_settings
 from paperlm.plan.exhibit import EchoColumn, Setting, SettingsTable
 from paperlm.plan.project import Project
-from paperlm.plan.resolve import Context, Resolver
 from paperlm.tables.contents import Contents, DiffRow, check_labels
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 
@@ -45,16 +45,6 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
                 )
             )  # fmt: skip
     return Contents(diff, depends_on_scale=False)
-
-
-def our_settings(project: Project, name: str, size: str) -> dict[str, Setting]:
-    """Settings of the table's job for a size at scale paper, the method's options as `norm.<option>`, and constants."""
-    paper, table = project.table(name)
-    resolver = Resolver(paper, project.load_scale("paper"))
-    context = Context(size=size, norm=table.norm, norm_source="the table's norm")
-    norm, source = resolver.norm(context, f"{name} [{size}]")
-    options = {f"norm.{key}": Setting(value=value, source=source) for key, value in norm.items()}
-    return {**resolver.settings(table.job, context), **options, **table.constants}
 
 
 def _value(name: str, table: SettingsTable, column: EchoColumn, settings: dict[str, Setting]) -> tuple[str, str]:
