@@ -206,7 +206,6 @@ def test_a_model_from_elsewhere_reads_a_text_with_its_own_tokenizer_cut_and_padd
     texts = read_documents(manifest)
     assert len(texts) == 6
     found = do(job, tmp_path, folder, [manifest])
-    assert found.labels == ["SmolLM2-135M: weights of 4 bits (Q4_1), dequantized"]
     tokenizer = load_tokenizer(folder)
     rows = [tokenizer.encode(text)[:16] for text in texts]
     model = load_model(folder).float()
