@@ -1,4 +1,4 @@
-"""A number that an exhibit shows changes its digest, so that Snakemake builds it again; one of another exhibit does not."""
+"""A number that an exhibit shows changes its digest, so that Snakemake builds it again; another one does not."""
 
 from __future__ import annotations
 
