@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 
+from paperlm.checks import open_project
 from paperlm.errors import RecordError
+from paperlm.figures.base import write_figure
 from paperlm.plan.project import ROOT, Project
+from paperlm.plan.workflow import Workflow
 from paperlm.results_page import REFERENCE, fill, page, take_reference
+from paperlm.tables.build import write_table
 
 SCALES = tuple(sorted(path.name for path in (ROOT / REFERENCE).iterdir() if path.is_dir()))
 
@@ -56,3 +61,17 @@ def test_an_exhibit_without_a_number_and_one_of_another_scale_are_no_reference(c
 def test_a_table_that_no_reference_has_is_named_with_the_command_that_makes_it(copy):
     with pytest.raises(RecordError, match="paperlm results --take --config scale=gpu"):
         fill("<!-- gpu: mixln_table2 -->\n<!-- end -->\n", copy)
+
+
+@pytest.mark.parametrize("name", ["mixln_table1", "cce_figure3"])
+def test_the_reference_of_the_committed_records_is_what_they_give_today(tmp_path, name):
+    folder = ROOT / REFERENCE / "gpu"
+    made = json.loads((folder / "made.json").read_text())
+    project = open_project({"scale": "gpu", "run_missing": "no", "seeds": made["seeds"]})
+    files = [ROOT / path for path in Workflow(project).inputs(name)]
+    if name in project.tables:
+        write_table(project, name, files, tmp_path / f"{name}.csv")
+    else:
+        write_figure(project, name, files, tmp_path / f"{name}.svg")
+    for kind in ("diff", "claims"):
+        assert (tmp_path / f"{name}.{kind}.csv").read_text() == (folder / f"{name}.{kind}.csv").read_text()

@@ -77,9 +77,7 @@ def test_a_parent_whose_model_is_there_is_not_made_again(tmp_path):
 
 
 def test_a_job_without_its_parents_model_is_refused_and_the_command_named(tmp_path):
-    message = (
-        rf"no finished model of {model().job_id}; run {model().job_id} again \(python -m paperlm run {model().job_id}\)"
-    )
+    message = rf"no finished model of {model().job_id}; make it again .*run {model().job_id} --again --with-parents"
     with pytest.raises(JobError, match=message):
         maker(tmp_path).make(number())
     assert not (tmp_path / "results/smoke/toy_number").exists()
@@ -125,8 +123,8 @@ def of_another_job(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, r"weights.bin: missing, truncated or altered; delete .*{job} and run {job} again"),
-        (alter, r"weights.bin: missing, truncated or altered; delete .*{job} and run {job} again"),
+        (truncate, r"weights.bin: missing, truncated or altered; delete .*{job} and make {job} again"),
+        (alter, r"weights.bin: missing, truncated or altered; delete .*{job} and make {job} again"),
         (lambda f: (f / "weights.bin").unlink(), r"weights.bin: missing, truncated or altered; delete .*{job}"),
         (
             lambda f: (f / "more.json").write_text("{}"),
@@ -134,14 +132,14 @@ def of_another_job(folder: Path) -> None:
         ),
         (
             lambda f: (f / "manifest.json").write_text("{"),
-            r"manifest.json: truncated or altered; delete .*{job} and run",
+            r"manifest.json: truncated or altered; delete .*{job} and make it again",
         ),
         (
             lambda f: (f / "manifest.json").write_text("{}"),
-            r"manifest.json: truncated or altered; delete .*{job} and run",
+            r"manifest.json: truncated or altered; delete .*{job} and make it again",
         ),
-        (lambda f: (f / "manifest.json").unlink(), r"no finished model of {job}; run {job} again"),
-        (of_another_job, r"is the model of toy-s9-00000000, not of {job}; delete it and run {job} again"),
+        (lambda f: (f / "manifest.json").unlink(), r"no finished model of {job}; make it again"),
+        (of_another_job, r"is the model of toy-s9-00000000, not of {job}; delete it and make it again"),
     ],
 )
 def test_a_damaged_or_foreign_model_is_refused_by_file_with_the_remedy(tmp_path, damage, message):

@@ -202,6 +202,8 @@ def _run(options: argparse.Namespace) -> None:
         raise SpecError("run takes the id of a job, the name of a table or figure, or --job JSON: give one of them")
     if options.what is not None:
         project = _project(options)
+        if options.keep:
+            raise SpecError("--keep is for --job; a job that is named keeps what its children need")
         run_named(project, options.what, machine, options.with_parents, options.again)
         return
     from paperlm.plan.project import ROOT
@@ -210,6 +212,8 @@ def _run(options: argparse.Namespace) -> None:
     if not options.scale:
         raise SpecError("--job needs --scale: the record goes to results/<scale>/")
     job = parse_job(options.job)
+    if not all(update.isdigit() for update in filter(None, options.keep.split(","))):
+        raise SpecError(f"--keep takes updates separated by commas, got {options.keep!r}")
     keep = tuple(int(update) for update in filter(None, options.keep.split(",")))
     maker = Maker(Places(ROOT, options.scale), machine, options.local_data, {job.job_id: keep})
     (maker.with_parents if options.with_parents else maker.make)(job, options.again)

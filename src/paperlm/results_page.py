@@ -32,15 +32,11 @@ def take_reference(project: Project) -> list[str]:
     Raises RecordError if nothing has been built at the scale.
     """
     folder = project.root / REFERENCE / project.scale.scale
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     taken, state, places = [], State(project), {key: set() for key in ("machines", "dates", "commits", "torch")}
     for name in project.exhibits:
         paths = {kind: project.root / f"paper_tables/{name}.{kind}.csv" for kind in KINDS}
         if not all(path.is_file() for path in paths.values()) or not _has_numbers(paths["diff"], project.scale.scale):
             continue
-        for kind, path in paths.items():
-            shutil.copyfile(path, folder / f"{name}.{kind}.csv")
         taken.append(name)
         for stored in filter(None, map(state.stored, project.jobs_of(name))):
             found = json.loads((project.root / stored.path).read_bytes())["environment"]
@@ -50,7 +46,14 @@ def take_reference(project: Project) -> list[str]:
             places["torch"].add(found["packages"]["torch"])
     if not taken:
         raise RecordError(f"no exhibit of scale {project.scale.scale} has been built; run snakemake first")
-    write_json(folder / "made.json", {key: sorted(values) for key, values in places.items()})
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in taken:
+        for kind in KINDS:
+            shutil.copyfile(project.root / f"paper_tables/{name}.{kind}.csv", folder / f"{name}.{kind}.csv")
+    write_json(
+        folder / "made.json", {"seeds": project.config.seeds} | {key: sorted(values) for key, values in places.items()}
+    )
     return taken
 
 

@@ -7,23 +7,23 @@ committed record if there is one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paperlm.data.settings import DataSettings
 from paperlm.data.shards import load_manifest
-from paperlm.errors import RecordError, SpecError, unknown
+from paperlm.errors import JobError, RecordError, SpecError, unknown
 from paperlm.files import write_json
 from paperlm.jobs import Inputs, Job, Machine, Result, run_job
 from paperlm.jobs.base import NO_MODEL, Cost
+from paperlm.locks import held
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model
@@ -76,11 +76,8 @@ class Maker:
         from paperlm.data.items import prepare_any
 
         manifest = self.places.root / self.places.data(settings)
-        if manifest.is_file():
-            return
-        with self._locked(self.places.data_lock(settings), settings.data_id):
-            if not manifest.is_file():
-                prepare_any(settings, manifest.parent, self.local_data)
+        if not manifest.is_file():
+            prepare_any(settings, manifest.parent, self.local_data)
 
     def make(self, job: Job, remake: bool = False) -> None:
         """Do the job and store model and record; nothing if another process did it while we waited for its lock.
@@ -91,7 +88,12 @@ class Maker:
         folder = self.places.root / self.places.model(job)
         record_path = self.places.root / self.places.made(job)
         before = _stamp(record_path)
-        with self._locked(self.places.lock(job), job.job_id):
+        several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        if several and not job.distributed:
+            raise JobError(f"a {job.kind} job knows one process only: run it without torchrun")
+        # Under torchrun the leading process holds the lock for all.
+        lock = held(self.places.root / self.places.lock(job), job.job_id) if _leads() else contextlib.nullcontext()
+        with lock:
             done_meanwhile = _stamp(record_path) not in (None, before)
             complete = not job.leaves_model or has_model(folder, job, {None, *self._keep(job)})
             if done_meanwhile and complete and not remake:
@@ -170,22 +172,6 @@ class Maker:
                 found[name] = checked_model(folder, parent, job.snapshot(name))
         return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors), blocked)
 
-    @contextlib.contextmanager
-    def _locked(self, path: str, name: str) -> Iterator[None]:
-        """Hold the lock of what is being made: two processes never make the same thing at once, the second waits."""
-        if not _leads():
-            yield  # the leading process of several holds it
-            return
-        lock = self.places.root / path
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with lock.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"{name}: another process is making it; waiting", file=sys.stderr, flush=True)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
     def _compare(self, job: Job, record: Record) -> None:
         """RecordError if a committed record of the same rules says something else."""
         path = self.places.root / self.places.committed(job)
@@ -261,8 +247,12 @@ def run_named(project: Project, what: str, machine: Machine, with_parents: bool,
             return
         (maker.with_parents if with_parents else maker.make)(job, again)
         return
+    if again and what in project.exhibits:
+        raise SpecError("--again is for one job: give its id")
     if what not in project.exhibits:
         raise SpecError(unknown("job, table or figure", what, [*project.exhibits, *project.jobs]))
+    if not project.jobs_of(what):
+        raise SpecError(f"{what} is built from no job; snakemake measures or computes it: snakemake -n shows how")
     for job in project.jobs_of(what):
         stored = state.stored(job)
         if stored is None or (stored.drifted and state.makes_drifted):

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from paperlm.errors import SpecError
+from paperlm.locks import held
 
 
 def with_ours() -> ModuleType:
@@ -30,7 +31,10 @@ def main(arguments: list[str]) -> int:
 
 
 def measure_case(op: str, case: str, methods: str, device: str, size: str, out: Path) -> int:
-    """Append the rows of methods on a case to `out`, with the measures that tables show; returns the exit status.
+    """Write the rows of methods on a case to `out`, with the measures that tables show; returns the exit status.
+
+    The file is there when all were measured, not before; while another process measures it, this one waits and leaves
+    that one's rows.
 
     methods: names separated by commas; empty: all. device: cpu or cuda. size: full, or small to try it. A method that
     fails or is absent leaves a row that says so, and the table prints `not run` with its reason: that is no failure
@@ -43,5 +47,14 @@ def measure_case(op: str, case: str, methods: str, device: str, size: str, out: 
     usual = operation.defaults(device, for_tables=True)
     arguments = [op, "--cases", case, "--methods", methods or usual.methods, "--measure", usual.measures]
     arguments += ["--repeats", str(usual.repeats), "--warmup", str(usual.warmup), "--seconds", str(usual.seconds)]
-    status = main([*arguments, "--device", device, "--scale", size, "--out", str(out)])
-    return 0 if status == 1 and out.is_file() else status
+    partial = out.with_name(f".{out.name}.partial")
+    before = out.stat().st_mtime_ns if out.is_file() else None
+    with held(out.with_name(f".{out.name}.lock"), f"{op}, {case}"):
+        if out.is_file() and out.stat().st_mtime_ns != before:
+            return 0
+        partial.unlink(missing_ok=True)
+        status = main([*arguments, "--device", device, "--scale", size, "--out", str(partial)])
+        if partial.is_file() and status in (0, 1):
+            partial.replace(out)
+            return 0
+        return status

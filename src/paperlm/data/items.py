@@ -21,10 +21,20 @@ from paperlm.data.sources import items
 from paperlm.data.texts import TextData, prepare_text
 from paperlm.errors import DataError
 from paperlm.files import sha256_of, write_atomic, write_json
+from paperlm.locks import held
 
 
 def prepare_any(settings: DataSettings, folder: Path, local_data: str = "") -> Path:
-    """What the settings describe, in `folder`; returns the manifest's path. Raises DataError as each kind does."""
+    """What the settings describe, in `folder`; returns the manifest's path. Raises DataError as each kind does.
+
+    Two processes never prepare one set at once; the second waits, and finds it done.
+    """
+    with held(folder.parent / "locks" / folder.name, folder.name):
+        manifest = folder / "manifest.json"
+        return manifest if manifest.is_file() else _prepare(settings, folder, local_data)
+
+
+def _prepare(settings: DataSettings, folder: Path, local_data: str) -> Path:
     if isinstance(settings, TokenData):
         return prepare(settings.model_dump(mode="json"), folder, local_data)
     if isinstance(settings, TextData):

@@ -39,8 +39,6 @@ class Drawing:
     samples: Mapping[Key, CellSamples] = field(default_factory=dict)
     untested: str = ""
     "why no claim can be judged; empty: they are judged"
-    one_sample: str = ""
-    "added to the reason of a verdict that rests on one seed"
     labels: tuple[str, ...] = ()
     "what has to stand beside its numbers: a proxy, earlier rules, seeds without a record"
 
@@ -72,7 +70,6 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
             diff=statistics_rows(project, name, drawing),
             samples=drawing.samples,
             untested=drawing.untested,
-            one_sample=drawing.one_sample,
         )
         write_diff(sibling(out.with_suffix(".csv"), "diff"), contents.diff)
         write_claims(sibling(out.with_suffix(".csv"), "claims"), claim_rows(project, name, contents))

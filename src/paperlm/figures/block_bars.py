@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import ONE_SEED, depth_samples, depth_statistics, mean_over_seeds
+from paperlm.figures.depth import depth_samples, depth_statistics, mean_over_seeds
 from paperlm.figures.style import row_styles
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -51,10 +51,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
     figure.tight_layout()
     statistics = {row: [depth_statistics(curve) for curve in seeds] for row, seeds in curves.items()}
-    samples = depth_samples(project, statistics, _errors(found, options))
+    samples = depth_samples(statistics, _errors(found, options))
     untested = "" if found else "no model has been measured"
-    one_seed = "" if options.get("error") else ONE_SEED
-    return Drawing(figure, frame, samples, untested, one_seed, labels_of(project, name, records))
+    return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
 
 
 def values(record: Record, options: dict) -> list[float]:

@@ -5,11 +5,12 @@ The columns of the figure are states along a run (`along`). Options: `series` an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import CORRELATION, ONE_SEED, depth_samples, depth_statistics
+from paperlm.figures.depth import CORRELATION, depth_samples, depth_statistics
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
@@ -33,7 +34,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             series = record.series[options["series"]]
             pairs = sorted(zip(series.column("block"), series.column(options["column"]), strict=True))
             seeds = curves.setdefault(row, {})
-            seeds.setdefault(record.job["of"]["seed"], {})[update_of(record)] = [value for _, value in pairs]
+            seeds.setdefault(record.job["of"].get("seed", 0), {})[update_of(record)] = [value for _, value in pairs]
     rows = [
         [row, seed, update, block, value]
         for row, seeds in curves.items()
@@ -58,10 +59,12 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
-    statistics = {row: [curve_statistics(curve) for curve in seeds.values()] for row, seeds in curves.items()}
+    wanted = Counter(row for row, _ in results.cells)
+    whole = {row: [c for c in seeds.values() if len(c) == wanted[row]] for row, seeds in curves.items()}
+    statistics = {row: [curve_statistics(curve) for curve in found] for row, found in whole.items() if found}
     untested = "" if curves else "no model has been measured"
-    samples = depth_samples(project, statistics)
-    return Drawing(figure, frame, samples, untested, ONE_SEED, labels_of(project, name, records))
+    samples = depth_samples(statistics)
+    return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
 
 
 def update_of(record: Record) -> int:

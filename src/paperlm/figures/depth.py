@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paperlm.figures.paired import relative_spread
-from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples, rank_correlation
 from paperlm.tables.contents import Key
 
@@ -33,27 +31,23 @@ def depth_statistics(values: Sequence[float]) -> dict[str, float]:
 
 
 def depth_samples(
-    project: Project, rows: Mapping[str, Sequence[Mapping[str, float]]], errors: Mapping[str, float] | None = None
+    rows: Mapping[str, Sequence[Mapping[str, float]]], errors: Mapping[str, float] | None = None
 ) -> dict[Key, CellSamples]:
     """(row, statistic) -> its value for each seed.
 
-    Noise is that between the seeds; with one seed the standard error that the measurement has of itself (`errors`, of a
-    row), or else the scale's noise of perplexity, which stands in for one that was not measured.
+    The error is in the number's own unit, for it may be near 0: the deviation between seeds, and at least the standard
+    error that the measurement has of itself (`errors`, of a row). One seed without such an error decides nothing.
     """
     samples = {}
     for row, seeds in rows.items():
+        own = errors[row] if errors else 0.0
         for statistic in seeds[0]:
             values = tuple(found[statistic] for found in seeds)
-            if len(values) > 1:
-                samples[row, statistic] = CellSamples(values, (False,) * len(values), relative_spread(values))
-            elif errors is not None:
-                samples[row, statistic] = CellSamples(values, (False,), 0.0, error=errors[row])
-            else:
-                samples[row, statistic] = CellSamples(values, (False,), project.scale.seed_noise.value)
+            between = statistics.stdev(values) if len(values) > 1 else 0.0
+            known = len(values) > 1 or errors is not None
+            error = max(own, between)
+            samples[row, statistic] = CellSamples(values, (False,) * len(values), 0.0, measured=known, error=error)
     return samples
-
-
-ONE_SEED = "one seed; how this number varies between seeds was not measured, the variation of perplexity stands in"
 
 
 def mean_over_seeds(curves: Sequence[Sequence[float]]) -> list[float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import ONE_SEED, depth_samples, depth_statistics
+from paperlm.figures.depth import depth_samples, depth_statistics
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
@@ -28,7 +28,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     rows = [
-        [row, record.job["of"]["seed"], *values]
+        [row, record.job["of"].get("seed", 0), *values]
         for row, seeds in found.items()
         for record in seeds
         for values in record.series["angular"].rows
@@ -60,9 +60,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         figure.colorbar(image, ax=axes[0].tolist(), label=what, fraction=0.05, pad=0.02)
     statistics = {row: [depth_statistics(neighbours(record)) for record in seeds] for row, seeds in found.items()}
     untested = "" if found else "no model has been measured"
-    return Drawing(
-        figure, frame, depth_samples(project, statistics), untested, ONE_SEED, labels_of(project, name, records)
-    )
+    return Drawing(figure, frame, depth_samples(statistics), untested, labels=labels_of(project, name, records))
 
 
 def neighbours(record: Record) -> list[float]:

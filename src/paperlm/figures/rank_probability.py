@@ -32,7 +32,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     _, spec = project.figure(name)
     records = list(records)
     results = collect(project, name, records)
-    found = {row: cell.records[0] for (row, _), cell in results.cells.items() if cell.records}
+    found = {row: cell.usable[0] for (row, _), cell in results.cells.items() if cell.usable}
     rows = [
         [label, record.job["of"]["seed"], rank, value]
         for label, record in found.items()
@@ -58,9 +58,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.text(0.5, 0.5, "no model has been probed yet", ha="center", va="center", transform=axis.transAxes)
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}{about}", fontsize=10)
     legend_below(figure, *axis.get_legend_handles_labels())
-    noise = project.scale.seed_noise.value
     samples: dict[Key, CellSamples] = {
-        (label, column): CellSamples((float(record.metrics[metric]),), (False,), noise)
+        (label, column): CellSamples((float(record.metrics[metric]),), (False,), 0.0, measured=False)
         for label, record in found.items()
         for column, metric in COLUMNS.items()
     }

@@ -50,6 +50,8 @@ class Job(Frozen):
     behaviour it was made, and one of an earlier behaviour is marked or made again."""
     leaves_model: ClassVar[bool] = False
     "whether a folder that transformers can load is left for other jobs"
+    distributed: ClassVar[bool] = False
+    "whether several processes under torchrun can share the work of one job"
     has_curve: ClassVar[bool] = False
     "whether its record has the series `train` and `eval` that training curves are drawn from"
 

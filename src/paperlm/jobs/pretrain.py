@@ -29,6 +29,7 @@ class Pretrain(Job):
     summary: ClassVar[str] = "train one language model from random weights"
     behaviour: ClassVar[int] = 1
     leaves_model: ClassVar[bool] = True
+    distributed: ClassVar[bool] = True
     has_curve: ClassVar[bool] = True
 
     size: str

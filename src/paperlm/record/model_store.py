@@ -61,7 +61,7 @@ def store_model(building: Path, folder: Path, job: Job, outcome: str, origin: Or
 
 def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     """What a model folder says it holds. Raises JobError if it is missing, unreadable, or another job's."""
-    again = f"run {job.job_id} again (python -m paperlm run {job.job_id})"
+    again = f"make it again (python -m paperlm run {job.job_id} --again --with-parents)"
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         _ = (manifest["job_id"], manifest["outcome"], [*manifest["labels"]])

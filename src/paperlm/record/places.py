@@ -55,10 +55,6 @@ class Places:
         """Manifest of prepared data; scales share it."""
         return f"results/data/{settings.data_id}/manifest.json"
 
-    def data_lock(self, settings: DataSettings) -> str:
-        """File that the process which prepares data holds."""
-        return f"results/data/locks/{settings.data_id}"
-
     def measurements(self, op: str, case: str) -> str:
         """Rows of an operation that is measured here."""
         return f"results/{self.scale}/bench/{op}/{case}.jsonl"

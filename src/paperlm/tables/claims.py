@@ -217,6 +217,8 @@ class CellSamples:
     diverged: tuple[bool, ...]
     noise: float
     printed: str = ""
+    measured: bool = True
+    "whether its noise was measured; nothing is decided on one value without it"
     error: float = 0.0
     "standard error of one run's number where it is known in the number's own unit; in place of `noise`"
 
@@ -259,6 +261,9 @@ def judge(expression: str, name: str, cells: Mapping[Any, CellSamples]) -> Verdi
         bool(claim.evaluate({name: Cells({k: _redraw(c, rng) for k, c in cells.items()})})) for _ in range(SAMPLES)
     )
     support = hits / SAMPLES
+    if n_seeds == 1 and not all(cells[key].measured for key in reads):
+        reason = "one seed; how this number varies between seeds was not measured"
+        return Verdict("undecided", support, per_seed, reason)
     about_outcomes = "div(" in expression or any(any(cells[key].diverged) for key in reads)
     if about_outcomes and n_seeds < OUTCOME_SEEDS:
         reason = f"whether a run diverges depends on the seed: {OUTCOME_SEEDS} seeds decide, {n_seeds} ran"

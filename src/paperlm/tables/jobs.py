@@ -22,13 +22,16 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         rows, columns = ({k: v.printed for k, v in part.items()} for part in (table.rows, table.columns))
         check_labels(name, rows, columns, published)
     results = collect(project, name, records)
-    noise = project.scale.seed_noise
+    noise, samples = project.scale.seed_noise, cell_samples(project, table, results)
+    one_seed = f"one seed; seed noise {noise.value:.1%} ({noise.source})"
+    if any(sample.error for sample in samples.values()):
+        one_seed = "one seed; standard errors are of the items, seeds of training are not in them"
     return Contents(
         diff=[_diff_row(project, table, results, result, published) for result in results.cells.values()],
-        samples=cell_samples(project, table, results),
+        samples=samples,
         printed=published_cells(table, published),
         print_noise=table.print_noise.value if table.print_noise else 0.0,
-        one_sample=f"one seed; seed noise {noise.value:.1%} ({noise.source})",
+        one_sample=one_seed,
         notes=tuple(_notes(project, name)),
     )
 
