@@ -123,8 +123,8 @@ def of_another_job(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, r"weights.bin: missing, truncated or altered; delete .*{job} and make {job} again"),
-        (alter, r"weights.bin: missing, truncated or altered; delete .*{job} and make {job} again"),
+        (truncate, r"weights.bin: missing, truncated or altered; delete .*{job} and run {job} again"),
+        (alter, r"weights.bin: missing, truncated or altered; delete .*{job} and run {job} again"),
         (lambda f: (f / "weights.bin").unlink(), r"weights.bin: missing, truncated or altered; delete .*{job}"),
         (
             lambda f: (f / "more.json").write_text("{}"),
