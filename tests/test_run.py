@@ -15,7 +15,7 @@ from support_jobs import maker, write_paper
 
 from paperlm.errors import JobError, RecordError, SpecError
 from paperlm.files import write_json
-from paperlm.jobs import Job, job_kinds, parse_job
+from paperlm.jobs import Job, Machine, job_kinds, parse_job
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.state import State
 from paperlm.record import model_store
@@ -411,3 +411,26 @@ def test_a_table_is_made_by_name_and_what_is_there_is_left(project, capsys):
 def test_an_unknown_name_is_refused_with_the_nearest(project):
     with pytest.raises(SpecError, match="unknown job, table or figure 'toy_tabel1'; did you mean 'toy_table1'"):
         run_named(project, "toy_tabel1", maker(project.root).machine, with_parents=False, again=False)
+
+
+# -- what is refused ----
+
+
+def test_a_kind_that_knows_one_process_is_refused_under_torchrun(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(JobError, match="knows one process only: run it without torchrun"):
+        maker(tmp_path).make(model())
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        ("mixln_table1", {"again": True}, "--again is for one job"),
+        ("cce_tableA3", {}, "is built from no job"),
+        ("mixln_tabel1", {}, "did you mean 'mixln_table1'"),
+    ],
+)
+def test_what_cannot_be_run_by_name_is_refused(what, options, message):
+
+    with pytest.raises(SpecError, match=message):
+        run_named(Project({"scale": "smoke"}), what, Machine(device="cpu"), False, options.get("again", False))
