@@ -115,7 +115,7 @@ def test_tables_and_figures_of_arithmetic_are_made_without_a_job(clone):
     out = snakemake(clone, "paper_tables/cce_tableA3.csv", "paper_tables/cce_figure2.svg")
     assert steps(out).keys() <= {"table", "figure", "judged_figure", "total"}
     made = {p.name for p in (clone / "paper_tables").glob("cce_*")}
-    assert made > {f"cce_tableA3{s}.csv" for s in ("", ".diff", ".claims")} | {
+    assert made >= {f"cce_tableA3{s}.csv" for s in ("", ".diff", ".claims")} | {
         f"cce_figure2.{s}" for s in ("svg", "png", "csv", "notes.txt")
     }
     assert "holds" in out and "CCE-TA3-1" in out, "the verdicts are shown at the end"
