@@ -1,7 +1,7 @@
 """A number for each block as bars, a panel for each row: gradient norms, what a model loses without a block.
 
 Options: `series` and `column` of the records, `label` of the axis, `error`: metric whose standard error one number has,
-`percent`: shares are shown as points.
+`percent`: shares are shown as points; `log`: the axis is logarithmic.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.bar(range(len(mean)), mean, color=styles[row]["color"], width=0.75)
         for seed in seeds if len(seeds) > 1 else ():
             axis.plot(range(len(seed)), seed, ".", color="0.2", markersize=3)
-        axis.axhline(0, color="0.4", linewidth=0.8)
+        if options.get("log"):
+            axis.set_yscale("log")
+        else:
+            axis.axhline(0, color="0.4", linewidth=0.8)
         axis.set(title=row, xlabel="block (from 0, as in print)", ylabel=options["label"] if axis is axes[0][0] else "")
         axis.grid(visible=False, axis="x")
     if not found:
