@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from paperlm.errors import SpecError
 from paperlm.frozen import Frozen
 
 
@@ -117,9 +118,18 @@ class Along(Frozen):
     points: dict[str, int] = Field(min_length=1)
     "scale -> how many there are behind the start; `default` for the others"
 
+    @model_validator(mode="after")
+    def part_of_a_run(self) -> Along:
+        if self.share.endswith("/0") or not 0 < Fraction(self.share) <= 1:
+            raise ValueError(f"share {self.share} is no part of a run: write one above 0 and up to 1, e.g. 1/2")
+        if any(count < 1 for count in self.points.values()):
+            raise ValueError("points: give at least one for each scale")
+        return self
+
     def columns(self, scale: str) -> dict[str, Part]:
         """Label -> what the column contributes: `at` as a share of the run, which the plan turns into an update."""
-        points = self.points.get(scale) or self.points["default"]
+        if not (points := self.points.get(scale) or self.points.get("default")):
+            raise SpecError(f"along.points: neither {scale} nor default is there: add one of them")
         shares = [Fraction(self.share) * index / points for index in range(points + 1)]
         source = f"{points} equal steps over {self.share} of the run"
         return {

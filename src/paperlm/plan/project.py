@@ -205,6 +205,8 @@ class Project:
         if counted := next((part.sum_of_column for part in parts if part.sum_of_column), ""):
             return Cell(**common, sum_of_column=counted)
         if averaged := next((part.mean_of for part in parts if part.mean_of), []):
+            if nested := next((c for c in averaged if exhibit.columns[c].mean_of), ""):
+                raise SpecError(f"{where}: mean_of names {nested!r}, which is a mean itself: name the columns it is of")
             others = [self._cell(name, paper, exhibit, row, (c, exhibit.columns[c])) for c in averaged]
             jobs = tuple(dict.fromkeys(job for cell in others for job in cell.jobs))
             return Cell(
