@@ -57,4 +57,4 @@ class Bench:
 
 
 def verdicts(project: Project, table: str, contents: Contents) -> dict[str, str]:
-    return {row["claim"]: row["verdict"] for row in claim_rows(project, table, contents)}
+    return {row["claim"]: row["verdict"] for row in claim_rows(project, table, contents) if not row["part"]}

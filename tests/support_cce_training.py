@@ -66,4 +66,4 @@ def records(folder: Path, above: dict[str, list[float]], between: float = 0.02, 
 def verdicts(folder: Path, figure: str, files: list[Path], scale: str = "gpu") -> dict[str, dict[str, str]]:
     write_figure(Project({"scale": scale}), figure, files, folder / f"{figure}.svg")
     rows = csv.DictReader((folder / f"{figure}.claims.csv").read_text().splitlines())
-    return {row["claim"]: row for row in rows}
+    return {row["claim"]: row for row in rows if not row["part"]}

@@ -125,7 +125,8 @@ def test_the_claims_of_figure_3_are_about_every_trained_model_and_the_random_one
         files.append(tmp_path / f"{job.job_id}.json")
         write_record(files[-1], record_of(job, *(initial if job.at == "init" else trained_curve)))
     found = verdicts(tmp_path, "cce_figure3", files)
-    assert " ".join(row["per_seed"] for row in found.values()) == expected
+    true = [{"1 of 1": "true", "0 of 1": "false"}[row["true_in_seeds"]] for row in found.values()]
+    assert " ".join(true) == expected
     assert {row["verdict"] for row in found.values()} == {"undecided"}, "one seed does not tell how seeds differ"
     lines = list(csv.DictReader((tmp_path / "cce_figure3.csv").read_text().splitlines()))
     assert {line["row"] for line in lines} == {*ROWS, "random weights"} and len(lines) == 15

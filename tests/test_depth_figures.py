@@ -7,6 +7,7 @@ import csv
 import numpy as np
 import pytest
 import scipy.stats
+from support_claims import verdict
 from support_figures import drawn, measured, records_of
 from support_tables import record_of
 
@@ -27,7 +28,6 @@ from paperlm.figures.heat_maps import grid, neighbours
 from paperlm.jobs.base import Series
 from paperlm.plan.project import Project
 from paperlm.record.record import Record, write_record
-from paperlm.tables.claims import judge
 
 
 @pytest.fixture(scope="module")
@@ -77,30 +77,30 @@ def test_a_curve_is_read_at_a_fifth_of_its_axis_and_at_its_end():
 def test_one_seed_has_the_measurements_own_error_in_the_units_of_the_statistic_or_decides_nothing():
     one = {"a": [{"x": 2.0}], "b": [{"x": 5.0}]}
     with_error = depth_samples(one, {"a": 0.5, "b": 1.5})
-    assert [(with_error[r, "x"].noise, with_error[r, "x"].error) for r in "ab"] == [(0.0, 0.5), (0.0, 1.5)]
+    assert [with_error[r, "x"].deviation for r in "ab"] == [0.5, 1.5]
     assert with_error["a", "x"].measured
     without = depth_samples(one)
-    found = judge("F['b','x'] > F['a','x']", "F", without)
+    found = verdict("M['b','x'] > M['a','x']", without)
     assert (found.verdict, found.per_seed) == ("undecided", (True,)) and "was not measured" in found.reason
 
 
 def test_several_seeds_have_the_deviation_between_them_and_at_least_the_measurements_own_error():
     seeds = {"a": [{"x": 2.0}, {"x": 4.0}, {"x": 3.0}]}
     sample = depth_samples(seeds)["a", "x"]
-    assert (sample.values, sample.noise, sample.error) == ((2.0, 4.0, 3.0), 0.0, 1.0) and sample.measured
-    assert depth_samples(seeds, {"a": 9.0})["a", "x"].error == 9.0
+    assert (sample.values, sample.deviation) == ((2.0, 4.0, 3.0), 0.0) and sample.measured
+    assert depth_samples(seeds, {"a": 9.0})["a", "x"].deviation == 9.0
 
 
-def test_gaps_near_zero_of_several_seeds_can_change_their_sign_in_the_redraws():
+def test_a_gap_of_several_seeds_near_zero_is_open():
     drops = depth_samples({"Mix": [{"x": 0.5}, {"x": 0.3}, {"x": 0.1}], "Pre": [{"x": 0.0}] * 3})
-    assert judge("F['Mix','x'] > F['Pre','x']", "F", drops).verdict == "undecided"
+    assert verdict("M['Mix','x'] > M['Pre','x']", drops).verdict == "undecided"
 
 
-@pytest.mark.parametrize(("gap", "verdict"), [(0.1, "holds"), (0.03, "undecided"), (-0.1, "fails")])
-def test_a_gap_of_drops_is_decided_by_the_error_of_the_accuracy(gap, verdict):
+@pytest.mark.parametrize(("gap", "word"), [(0.1, "holds"), (0.03, "undecided"), (-0.1, "fails")])
+def test_a_gap_of_drops_is_decided_by_the_error_of_the_accuracy(gap, word):
     """A standard error of 0.02 of each accuracy, near zero, where a relative noise would decide everything."""
     samples = depth_samples({"Mix": [{"x": gap}], "Pre": [{"x": 0.0}]}, {"Mix": 0.02, "Pre": 0.02})
-    assert judge("F['Mix','x'] > F['Pre','x']", "F", samples).verdict == verdict
+    assert verdict("M['Mix','x'] > M['Pre','x']", samples).verdict == word
 
 
 # -- what is drawn where ----

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paperlm.errors import Interrupted, PaperLMError, SpecError
 from paperlm.files import FULL_DISK
@@ -33,6 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: no space left ({error}); free some and start the same command again", file=sys.stderr)
         return 2
 
+
+if TYPE_CHECKING:
+    from paperlm.jobs import Machine
 
 PASSED_ON = ("bench", "lm-eval")
 "Verbs whose arguments another command line reads."
@@ -71,6 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("plan", _plan, "jobs to make for tables and figures, by kind, and how long they take by recorded costs")
     p.add_argument("names", nargs="*", help="tables, figures or papers; none: everything")
     _common(p)
+
+    p = verb("evidence", _evidence, "missing jobs by the claims that they would decide per hour, by recorded costs")
+    p.add_argument("--hours", type=float, default=3.0, help="time to spend (default: %(default)s)")
+    p.add_argument("--scale", help="as --config scale=...")
+    p.add_argument("--run", action="store_true", help="make them, in this order, with their parents")
+    _common(p)
+    _machine(p)
+    _local_data(p)
 
     p = verb("watch", _watch, "a line for each job that is being made, with its progress and time left")
     p.add_argument("--seconds", type=float, default=2.0, help="between two looks")
@@ -187,17 +199,23 @@ def _prepare_data(options: argparse.Namespace) -> None:
     prepare_any(data_settings(options.settings), options.out, options.local_data)
 
 
-def _run(options: argparse.Namespace) -> None:
-    from paperlm.jobs import Machine, parse_job
-    from paperlm.run import Maker, run_named
+def _machine_of(options: argparse.Namespace) -> Machine:
+    from paperlm.jobs import Machine
 
-    machine = Machine(
+    return Machine(
         device=options.device,
         micro_batch=options.micro_batch,
         compile=options.compile,
         checkpoint_seconds=options.checkpoint_seconds,
         checkpoint_updates=options.checkpoint_updates,
     )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from paperlm.jobs import parse_job
+    from paperlm.run import Maker, run_named
+
+    machine = _machine_of(options)
     if (options.job is None) == (options.what is None):
         raise SpecError("run takes the id of a job, the name of a table or figure, or --job JSON: give one of them")
     if options.what is not None:
@@ -229,6 +247,15 @@ def _plan(options: argparse.Namespace) -> None:
     from paperlm.plan.estimate import print_plan
 
     print_plan(_project(options), options.names)
+
+
+def _evidence(options: argparse.Namespace) -> None:
+    from paperlm.evidence import print_evidence, run_evidence
+
+    project = _project(options)
+    print_evidence(project, options.hours)
+    if options.run:
+        run_evidence(project, options.hours, _machine_of(options))
 
 
 def _watch(options: argparse.Namespace) -> None:

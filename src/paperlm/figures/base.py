@@ -15,7 +15,7 @@ from paperlm.errors import SpecError, unknown
 from paperlm.figures import figure_kinds
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
-from paperlm.tables.build import sibling, write_claims, write_diff
+from paperlm.tables.build import sibling, table_contents, write_claims, write_diff
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import Contents, DiffRow, Key
 from paperlm.tables.jobs import labels, proxies
@@ -52,6 +52,7 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
     import seaborn as sns
 
     _, spec = project.figure(name)
+    records = list(records)
     sns.set_theme(style="whitegrid", context="paper")
     plt.rcParams["svg.hashsalt"] = name  # the same numbers give the same file
     drawing: Drawing = figure_kinds()[spec.draw](project, name, records)
@@ -71,8 +72,9 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
             samples=drawing.samples,
             untested=drawing.untested,
         )
+        claims = claim_rows(project, name, contents, lambda other: table_contents(project, other, records))
         write_diff(sibling(out.with_suffix(".csv"), "diff"), contents.diff)
-        write_claims(sibling(out.with_suffix(".csv"), "claims"), claim_rows(project, name, contents))
+        write_claims(sibling(out.with_suffix(".csv"), "claims"), claims)
 
 
 def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str, ...]:

@@ -35,18 +35,17 @@ def depth_samples(
 ) -> dict[Key, CellSamples]:
     """(row, statistic) -> its value for each seed.
 
-    The error is in the number's own unit, for it may be near 0: the deviation between seeds, and at least the standard
-    error that the measurement has of itself (`errors`, of a row). One seed without such an error decides nothing.
+    A run varies by the deviation between seeds, and by at least the standard error that the measurement has of itself
+    (`errors`, of a row; in the number's own unit, for it may be near 0). One seed without such an error decides
+    nothing.
     """
     samples = {}
     for row, seeds in rows.items():
         own = errors[row] if errors else 0.0
         for statistic in seeds[0]:
             values = tuple(found[statistic] for found in seeds)
-            between = statistics.stdev(values) if len(values) > 1 else 0.0
             known = len(values) > 1 or errors is not None
-            error = max(own, between)
-            samples[row, statistic] = CellSamples(values, (False,) * len(values), 0.0, measured=known, error=error)
+            samples[row, statistic] = CellSamples(values, deviation=own, measured=known)
     return samples
 
 

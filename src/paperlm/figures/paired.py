@@ -32,12 +32,6 @@ def band(curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, t.ppf((1 + CONFIDENCE) / 2, n - 1) * curves.std(0, ddof=1) / math.sqrt(n)
 
 
-def relative_spread(values: Sequence[float]) -> float:
-    """Sample standard deviation over the mean's size; 0 with fewer than two values or a mean of 0."""
-    mean = abs(statistics.fmean(values))
-    return statistics.stdev(values) / mean if len(values) > 1 and mean > 0 else 0.0
-
-
 def p_greater(differences: Sequence[float], bound: float = 0.0) -> float:
     """p of the paired one-sided t test that the mean difference is above `bound`. Needs two seeds."""
     from scipy.stats import t

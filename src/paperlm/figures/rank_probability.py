@@ -59,7 +59,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}{about}", fontsize=10)
     legend_below(figure, *axis.get_legend_handles_labels())
     samples: dict[Key, CellSamples] = {
-        (label, column): CellSamples((float(record.metrics[metric]),), (False,), 0.0, measured=False)
+        (label, column): CellSamples((float(record.metrics[metric]),), measured=False)
         for label, record in found.items()
         for column, metric in COLUMNS.items()
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.paired import band, relative_spread
+from paperlm.figures.paired import band
 from paperlm.figures.style import legend_below
 from paperlm.models.sizes import parameter_count
 from paperlm.plan.project import Project
@@ -44,14 +44,14 @@ def shared(runs: Runs, first: str, second: str) -> list[int]:
     return sorted(set(runs.get(first, {})) & set(runs.get(second, {})))
 
 
-def samples_of(values: list[float]) -> CellSamples:
-    """A statistic with one value a seed, as the judge sees it."""
-    return CellSamples(tuple(values), (False,) * len(values), relative_spread(values))
+def samples_of(values: list[float], seeds: list[int], statistic: str) -> CellSamples:
+    """A statistic with one value a seed, as the judge sees it: rows are pooled, for they differ in the loss alone."""
+    return CellSamples(tuple(values), seeds=tuple(seeds), pool=statistic)
 
 
 def same_for_all(value: float, seeds: int) -> CellSamples:
     """A statistic of all seeds together."""
-    return CellSamples((value,) * seeds, (False,) * seeds, 0.0)
+    return CellSamples((value,) * seeds)
 
 
 def untested(runs: Runs, every: list[str]) -> str:

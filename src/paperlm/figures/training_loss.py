@@ -5,6 +5,7 @@ Option `reference` names the row that the others are compared with.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -84,9 +85,8 @@ def loss_samples(runs: Runs, reference: str, window: int, margin: float, last: f
         deviation = float(np.sqrt(half.var(0, ddof=1).mean()))
         # The sampling error of a standard deviation; windows that do not overlap count as one draw each.
         draws = (len(half) - 1) * max(1, half.shape[1] // window)
-        samples[reference, DEVIATION] = CellSamples(
-            (deviation,) * len(half), (False,) * len(half), float((2 * draws) ** -0.5)
-        )
+        error = deviation * (2 * draws) ** -0.5
+        samples[reference, DEVIATION] = CellSamples((deviation,) * len(half), deviation=error * math.sqrt(len(half)))
     for row in runs:
         seeds = shared(runs, row, reference) if row != reference else []
         if len(seeds) < 2:
@@ -94,7 +94,7 @@ def loss_samples(runs: Runs, reference: str, window: int, margin: float, last: f
         pairs = [(runs[row][seed], references[seed]) for seed in seeds]
         gaps = [float(np.abs(_last_half(a, window) - _last_half(b, window)).mean()) for a, b in pairs]
         ends = [_end(a, last) - _end(b, last) for a, b in pairs]
-        samples[row, DIFFERENCE] = samples_of(gaps)
+        samples[row, DIFFERENCE] = samples_of(gaps, seeds, DIFFERENCE)
         beyond = min(p_greater(ends, margin), p_greater([-d for d in ends], margin))
         samples[row, EQUIVALENCE] = same_for_all(p_equivalent(ends, margin), len(seeds))
         samples[row, BEYOND] = same_for_all(min(1.0, 2 * beyond), len(seeds))

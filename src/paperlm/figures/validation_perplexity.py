@@ -76,7 +76,7 @@ def perplexity_samples(runs: Runs, reference: str, exact: str) -> dict[Key, Cell
         seeds = shared(runs, row, reference) if row != reference else []
         for metric, column in RATIOS.items() if len(seeds) > 1 else ():
             ratios = [_metric(runs[row][s], metric) / _metric(runs[reference][s], metric) for s in seeds]
-            samples[row, column] = samples_of(ratios)
+            samples[row, column] = samples_of(ratios, seeds, column)
         seeds = shared(runs, row, exact) if row not in (reference, exact) else []
         if len(seeds) > 1:
             above = [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from paperlm.errors import SpecError
 from paperlm.frozen import Frozen
@@ -34,14 +35,37 @@ class Condition(Frozen):
 class ClaimSpec(Frozen):
     """A statement about an exhibit, as an expression over its cells (paperlm.tables.claims)."""
 
-    id: str
+    id: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
     says: str
     expression: str
+    for_each: dict[str, list[str | int | float | bool]] = {}
+    "loop variables of the expression -> their values: the claim is judged for each, and as a whole for all"
+    expression_in_print: str = ""
+    "where the print says it with other rows than those that say the same here"
+    of_print: str = ""
+    "why it is about the print alone, so that nothing that is made here can test it"
     published: bool | None
     "whether the printed numbers satisfy it; False documents a contradiction inside the paper; null: they do not say"
     given: Condition | None = None
     note: str = ""
     "added to the verdict's reason"
+
+    @field_validator("for_each")
+    @classmethod
+    def loops_are_not_empty(cls, value: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """A loop over nothing would hold without a comparison."""
+        for name, values in value.items():
+            if not name.isidentifier():
+                raise ValueError(f"for_each: {name!r} is no name of a variable")
+            if not values or len(set(map(str, values))) != len(values):
+                raise ValueError(f"for_each.{name}: give different values, at least one")
+        return value
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names, as exhibits call themselves in claims, that its expressions read."""
+        text = self.expression + (f" {self.given.expression}" if self.given else "")
+        return tuple(dict.fromkeys(re.findall(r"\b([A-Za-z]\w*)\[", text)))
 
 
 class DivergedRule(Frozen):

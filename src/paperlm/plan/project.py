@@ -247,6 +247,16 @@ class Project:
         table = getattr(exhibit, "table", "")
         return own + (self.jobs_of(table) if table else ())
 
+    @functools.cache  # noqa: B019
+    def reads(self, name: str) -> tuple[str, ...]:
+        """The exhibit itself, and the others whose cells its claims read."""
+        named = {
+            exhibit.claims_name: other for other in self.exhibits if (exhibit := self.exhibit(other)[1]).claims_name
+        }
+        claims = self.exhibit(name)[1].claims
+        found = [named[short] for claim in claims for short in claim.reads if short in named]
+        return tuple(dict.fromkeys([name, *found]))
+
     @functools.cached_property
     def jobs(self) -> dict[str, Job]:
         """Job id -> job, over all exhibits, ancestors included; exhibits and papers that ask for one job share it."""

@@ -81,7 +81,10 @@ class State:
 
     def records(self, name: str) -> list[str]:
         """Records that an exhibit is built from, in order, without those that are absent and will not be made."""
-        return list(dict.fromkeys(p for job in self.project.jobs_of(name) if (p := self.record(job))))
+        own = [p for job in self.project.jobs_of(name) if (p := self.record(job))]
+        # A claim that reads another exhibit is judged on what is at hand of it: nothing is made for it alone.
+        others = [job for other in self.project.reads(name)[1:] for job in self.project.jobs_of(other)]
+        return list(dict.fromkeys([*own, *(s.path for job in others if (s := self.stored(job)))]))
 
     def todo(self, *names: str) -> dict[str, Job]:
         """Jobs to make for these exhibits (none: for all): records that are asked for and missing, closed over the

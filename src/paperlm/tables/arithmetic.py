@@ -16,7 +16,7 @@ from paperlm.load import parse
 from paperlm.plan.exhibit import ArithmeticTable
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
-from paperlm.tables.claims import CellSamples, CellValue
+from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 
@@ -37,8 +37,8 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
             value, printed = values[column.quantity], published.cell(model, label)
             diff.append(_diff_row(paper, table, name, model, label, value, printed))
             if value is not None:
-                samples[model, label] = CellSamples((value,), (False,), 0.0, printed)
-    printed_cells = {key: CellValue(v, printed=published.cell(*key)) for key, v in published.values.items()}
+                samples[model, label] = CellSamples((value,), printed=printed)
+    printed_cells = {key: PrintedCell(v, text=published.cell(*key)) for key, v in published.values.items()}
     return Contents(diff, samples, printed_cells, depends_on_scale=False)
 
 

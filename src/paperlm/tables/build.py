@@ -41,8 +41,9 @@ def printed_table(project: Project, name: str) -> PublishedTable:
 
 def write_table(project: Project, name: str, records: Iterable[Path], out: Path, html: Path | None = None) -> None:
     """Build a table from records and write its three CSV files. Raises RecordError and SpecError."""
+    records = list(records)
     contents = table_contents(project, name, records)
-    claims = claim_rows(project, name, contents)
+    claims = claim_rows(project, name, contents, lambda other: table_contents(project, other, records))
     _write_csv(out, *_layout(contents, printed_table(project, name)))
     write_diff(sibling(out, "diff"), contents.diff)
     write_claims(sibling(out, "claims"), claims)

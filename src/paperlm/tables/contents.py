@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from paperlm.errors import SpecError
 from paperlm.plan.exhibit import Printed
-from paperlm.tables.claims import CellSamples, CellValue
+from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.published import PublishedTable
 from paperlm.tables.vocabulary import NOT_FOUND, NOT_PRINTED
 
@@ -53,7 +53,7 @@ class Contents:
     "a row per cell, in the order of the table"
     samples: Mapping[Key, CellSamples] = field(default_factory=dict)
     "cells that have a number, printed columns or not"
-    printed: Mapping[Key, CellValue] = field(default_factory=dict)
+    printed: Mapping[Key, PrintedCell] = field(default_factory=dict)
     print_noise: float = 0.0
     "relative difference between two printed cells that says nothing"
     one_sample: str = ""
@@ -64,6 +64,8 @@ class Contents:
     "columns that claims are judged on although the table is `untested`"
     depends_on_scale: bool = True
     "False: the same at every scale, so that no scale's rule about claims applies"
+    drifted_cells: frozenset[Key] = frozenset()
+    "cells whose records are of earlier rules: claims on them say so"
     proxies: Mapping[str, str] = field(default_factory=dict)
     "row -> what was measured in place of the paper's inputs; stands beside the scale in the table"
     notes: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.tables.contents import Contents, DiffRow
-from paperlm.tables.vocabulary import NOT_COMPARABLE, mood
+from paperlm.tables.vocabulary import NOT_COMPARABLE, mood, why
 
 
 def write_page(path: Path, project: Project, name: str, contents: Contents, claims: list[dict[str, Any]]) -> None:
@@ -32,6 +32,7 @@ def write_page(path: Path, project: Project, name: str, contents: Contents, clai
         cells=contents.cells,
         scale=project.scale,
         mood=mood,
+        why=why,
         said=[*contents.notes, *shared],
         said_once=(NOT_COMPARABLE,) if contents.notes else (),
         own_labels=lambda cell: [label for label in _labels(cell) if label not in shared],

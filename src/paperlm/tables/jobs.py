@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.plan.exhibit import DivergedRule, JobCells, JobsTable
 from paperlm.plan.project import Project
-from paperlm.tables.claims import CellSamples, CellValue
+from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, Key, check_labels, format_count, format_value, relative
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 from paperlm.tables.results import CellResult, Results, collect
@@ -24,7 +25,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
     results = collect(project, name, records)
     noise, samples = project.scale.seed_noise, cell_samples(project, table, results)
     one_seed = f"one seed; seed noise {noise.value:.1%} ({noise.source})"
-    if any(sample.error for sample in samples.values()):
+    if any(result.standard_error(result.cell.metric or table.metric) for result in results.cells.values()):
         one_seed = "one seed; standard errors are of the items, seeds of training are not in them"
     return Contents(
         diff=[_diff_row(project, table, results, result, published) for result in results.cells.values()],
@@ -32,31 +33,34 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         printed=published_cells(table, published),
         print_noise=table.print_noise.value if table.print_noise else 0.0,
         one_sample=one_seed,
+        drifted_cells=frozenset(key for key, result in results.cells.items() if result.drifted),
         notes=tuple(_notes(project, name)),
     )
 
 
 def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Key, CellSamples]:
-    """Judge's view of the finished cells. Their noise: CellResult.noise."""
+    """Judge's view of the finished cells: a run varies by at least the measurement's own standard error, or else the
+    scale's measured seed noise. Seeds are pooled over the cells of a metric."""
     samples = {}
     for key, result in results.cells.items():
         if result.cell.sum_of_column or not result.usable or result.out_of_memory:
             continue
         metric = result.cell.metric or table.metric
-        values, diverged = tuple(result.values(metric)), tuple(result.diverged)
+        values, diverged, seeds = tuple(result.values(metric)), tuple(result.diverged), result.seeds
         if (error := result.standard_error(metric)) is not None:
             # In the number's own unit: a reward or a gain may be near 0.
-            samples[key] = CellSamples(values, diverged, 0.0, error=max(error, result.spread(metric) or 0.0))
+            samples[key] = CellSamples(values, diverged, seeds, error, pool=metric)
             continue
-        noise = result.noise(metric, project.scale.seed_noise.value)
-        samples[key] = CellSamples(values, diverged, noise)
+        mean = result.mean(metric)
+        deviation = project.scale.seed_noise.value * abs(mean) if math.isfinite(mean) else 0.0
+        samples[key] = CellSamples(values, diverged, seeds, deviation, pool=metric)
     return samples
 
 
-def published_cells(table: JobsTable, published: PublishedTable) -> dict[Key, CellValue]:
+def published_cells(table: JobsTable, published: PublishedTable) -> dict[Key, PrintedCell]:
     """The printed numbers as an expression sees them."""
     return {
-        key: CellValue(value, printed_diverged(table.diverged, value), published.cell(*key))
+        key: PrintedCell(value, printed_diverged(table.diverged, value), published.cell(*key))
         for key, value in published.values.items()
     }
 

@@ -20,7 +20,7 @@ from paperlm.plan.exhibit import MeasuredColumn, MeasurementsTable
 from paperlm.plan.measured import Place, places
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
-from paperlm.tables.claims import CellSamples, CellValue
+from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, NOT_COMPARABLE, NOT_RUN, OUT_OF_MEMORY
@@ -80,15 +80,15 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         printed = published.cell(place.row, place.column)
         diff.append(_diff_row(project, name, place, measured, printed))
         if measured.values:
-            outcomes = (False,) * len(measured.values)
-            samples[place.row, place.column] = CellSamples(measured.values, outcomes, measured.noise, printed)
+            deviation = measured.noise * abs(statistics.fmean(measured.values))
+            samples[place.row, place.column] = CellSamples(measured.values, deviation=deviation, printed=printed)
     untested = ""
     if project.scale.device == "cpu":
         untested = "measured on a CPU at a small shape: of its claims only those on memory alone are judged there"
     return Contents(
         diff,
         samples,
-        {key: CellValue(v, printed=published.cell(*key)) for key, v in published.values.items()},
+        {key: PrintedCell(v, text=published.cell(*key)) for key, v in published.values.items()},
         one_sample="one set of inputs; noise of a cell: the spread of its repetitions",
         untested=untested,
         judged_columns=frozenset(label for label, c in table.columns.items() if c.metric == "peak_memory"),

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paperlm.errors import RecordError, SpecError
 from paperlm.plan.exhibit import DivergedRule
@@ -88,6 +89,11 @@ class CellResult:
         return own if len(self._alike(metric)) >= 5 else max(own, least)
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seed of each usable record: that of the model it is about, where the job has none of its own."""
+        return tuple(_seed_of(record.job) for record in self.usable)
+
+    @property
     def diverged(self) -> list[bool]:
         """Per seed: a loss was no number, or the table's rule calls the perplexity one of a model that learned nothing.
 
@@ -165,6 +171,14 @@ def _averaged(project: Project, name: str, cell: Cell) -> tuple[str, ...]:
             "has another job or is a mean itself: leave it out"
         )
     return tuple(columns[column].metric for column in cell.mean_of)
+
+
+def _seed_of(job: Mapping[str, Any]) -> int:
+    """A job's seed, or that of the job it works on."""
+    if "seed" in job:
+        return job["seed"]
+    parents = [value for value in job.values() if isinstance(value, Mapping)]
+    return next((_seed_of(parent) for parent in parents), 0)
 
 
 def _pairs(records: tuple[Record, ...], cell: Cell):

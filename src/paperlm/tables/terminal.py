@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paperlm.errors import RecordError
-from paperlm.tables.vocabulary import painted
+from paperlm.tables.vocabulary import painted, why
 
 
 def print_summary(table_csv: Path) -> None:
@@ -27,10 +27,11 @@ def print_summary(table_csv: Path) -> None:
     claims = _read(files["claims"]) if "claims" in files else []
     if claims:
         table = Table(title=f"claims of {table_csv.stem}, scale {claims[0]['scale']}", title_justify="left")
-        for name in ("claim", "says", "verdict", "support", "why"):
+        for name in ("claim", "says", "verdict", "why"):
             table.add_column(name)
         for c in claims:
-            table.add_row(c["claim"], escape(c["says"]), painted(c["verdict"]), c["support"], escape(c["reason"]))
+            says = f"  {c['part']}" if c["part"] else c["says"]
+            table.add_row("" if c["part"] else c["claim"], escape(says), painted(c["verdict"]), escape(why(c)))
         console.print(table)
     console.print("files: " + "  ".join(str(p) for p in (table_csv, *files.values())), soft_wrap=True)
 

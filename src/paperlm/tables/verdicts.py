@@ -1,115 +1,188 @@
-"""Rows of <table or figure>.claims.csv: the verdict on each claim, and whether the printed numbers satisfy it."""
+"""Rows of <table or figure>.claims.csv: the verdict on each claim and each part of it, what would decide an open one,
+and whether the printed numbers satisfy it."""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paperlm.plan.exhibit import ClaimSpec
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
-from paperlm.tables.claims import Cells, CellValue, Expression, MissingCell, Verdict, judge
+from paperlm.tables.claims import CellSamples, Key, Point, PrintedCell, Verdict, judge, parts_of, read
+from paperlm.tables.claims.formula import Formula
+from paperlm.tables.claims.judge import NOT_TESTED, label_of
 from paperlm.tables.contents import Contents
+from paperlm.tables.needs import Evidence
 
 CLAIM_COLUMNS = [
-    "claim", "says", "scale", "verdict", "support", "seeds", "per_seed", "reason", "holds_in_print",
-    "print_within_evaluation_noise", "expression",
+    "claim", "part", "says", "scale", "verdict", "margin", "detectable", "hardest", "comparisons", "true_in_seeds",
+    "reason", "would_decide", "holds_in_print", "print_within_evaluation_noise", "expression",
 ]  # fmt: skip
 
+Others = Callable[[str], Contents]
+"Contents of another exhibit that a claim reads."
 
-def claim_rows(project: Project, name: str, contents: Contents) -> list[dict[str, Any]]:
-    """A line of <name>.claims.csv for each claim of a table or figure; those of a figure say what numbers they read."""
-    paper, table = project.exhibit(name)
+
+class Reading:
+    """What the claims of an exhibit read: its own cells, and those of other exhibits."""
+
+    def __init__(self, project: Project, name: str, contents: Contents, others: Others | None = None) -> None:
+        self.project, self.name, self.own = project, name, contents
+        self.exhibits = {project.exhibit(name)[1].claims_name: name}
+        self.contents = {name: contents}
+        for other in project.reads(name)[1:]:
+            self.exhibits[project.exhibit(other)[1].claims_name] = other
+            if others is not None:
+                self.contents[other] = others(other)
+        self.cells: dict[Key, CellSamples] = {}
+        self.printed: dict[Key, PrintedCell] = {}
+        self.tables: dict[str, dict[Any, str]] = {}
+        for short, exhibit in self.exhibits.items():
+            found = self.contents.get(exhibit)
+            self.cells |= {(short, key): sample for key, sample in (found.samples if found else {}).items()}
+            self.printed |= {(short, key): cell for key, cell in (found.printed if found else {}).items()}
+            self.tables[short] = {key: cell.text for key, cell in (found.printed if found else {}).items()}
+
+    def formula(self, claim: ClaimSpec, names: Mapping[str, Any] | None = None) -> Formula:
+        """Of a claim, or of one of its parts. Raises SpecError."""
+        return read(claim.expression, self.tables, names)
+
+
+def claim_rows(project: Project, name: str, contents: Contents, others: Others | None = None) -> list[dict[str, Any]]:
+    """Lines of <name>.claims.csv: one for each claim, and one for each part of it."""
+    paper, exhibit = project.exhibit(name)
+    reading, evidence = Reading(project, name, contents, others), Evidence(project)
+    scale = contents.scale if contents.diff else project.scale.scale
     rows = []
-    for claim in table.claims:
-        verdict = _judged(project, paper, claim, table.claims_name, contents)
-        tested = verdict.verdict != "not tested"
-        numbers = numbers_read(claim, table.claims_name, contents) if tested and name in project.figures else ""
-        reason = "; ".join(filter(None, (verdict.reason, numbers, claim.note if tested else "")))
-        rows.append(
-            {
-                "claim": claim.id,
-                "says": claim.says,
-                "scale": contents.scale if contents.diff else project.scale.scale,
-                "verdict": verdict.verdict,
-                "support": "" if verdict.support is None else f"{verdict.support:.3f}",
-                "seeds": len(verdict.per_seed),
-                "per_seed": " ".join(str(v).lower() for v in verdict.per_seed),
-                "reason": reason,
-                "holds_in_print": _word(holds_in_print(claim, table.claims_name, contents.printed)),
-                "print_within_evaluation_noise": _word(
-                    fragile_in_print(claim, table.claims_name, contents.printed, contents.print_noise)
-                ),
-                "expression": claim.expression,
-            }
-        )
+    for claim in exhibit.claims:
+        whole = judged(reading, paper, claim)
+        named = [({}, whole), *zip(parts_of(claim.for_each), whole.parts, strict=False)]
+        for names, verdict in named:
+            rows.append(
+                {
+                    "claim": claim.id,
+                    "part": verdict.part,
+                    "says": claim.says,
+                    "scale": scale,
+                    "verdict": verdict.verdict,
+                    "margin": "" if verdict.margin is None else f"{verdict.margin:+.4g}",
+                    "detectable": "" if verdict.detectable is None else f"{verdict.detectable:.3g}",
+                    "hardest": verdict.hardest,
+                    "comparisons": verdict.comparisons or "",
+                    "true_in_seeds": f"{sum(verdict.per_seed)} of {len(verdict.per_seed)}" if verdict.per_seed else "",
+                    "reason": _reason(reading, claim, verdict, names),
+                    "would_decide": evidence.sentence(reading.exhibits, verdict),
+                    "holds_in_print": _word(holds_in_print(reading, claim, names)),
+                    "print_within_evaluation_noise": _word(fragile_in_print(reading, claim, names)),
+                    "expression": claim.expression,
+                }
+            )
     return rows
 
 
-def numbers_read(claim: ClaimSpec, table_name: str, contents: Contents) -> str:
-    """`row, column: value` of each cell that a claim reads, with the mean over the seeds."""
-    means = {key: CellValue(statistics.fmean(cell.values)) for key, cell in contents.samples.items()}
-    read = sorted(key for _, key in Expression(claim.expression).cells({table_name: Cells(means)}))
-    return "; ".join(f"{row}, {column}: {means[row, column]:.4g}" for row, column in read)
+def judged(reading: Reading, paper: PaperSpec, claim: ClaimSpec) -> Verdict:
+    """The verdict on a claim, unless its scale or its exhibit says why it cannot be judged."""
+    project, contents = reading.project, reading.own
+    rule, exceptions = project.scale.claims, project.changes(paper).except_
+
+    def not_tested(reason: str) -> Verdict:
+        parts = tuple(Verdict(NOT_TESTED, label_of(names), reason) for names in parts_of(claim.for_each) if names)
+        return Verdict(NOT_TESTED, reason=reason, parts=parts)
+
+    if claim.of_print:
+        return not_tested(f"about the print: {claim.of_print}")
+    if contents.untested and not _within(reading, claim):
+        return not_tested(contents.untested)
+    if contents.depends_on_scale:
+        if rule.judge == "none":
+            return not_tested(f"scale {project.scale.scale}: {rule.why}")
+        if claim.id in exceptions:
+            return not_tested(f"scale {project.scale.scale}: {exceptions[claim.id]}")
+    if claim.given is not None:
+        condition = judge(claim.given.expression, reading.cells, reading.tables, seed=f"{claim.id} given")
+        if condition.verdict != "holds":
+            return not_tested(condition.reason or claim.given.why)
+    return judge(claim.expression, reading.cells, reading.tables, claim.for_each, seed=claim.id)
+
+
+def _reason(reading: Reading, claim: ClaimSpec, verdict: Verdict, names: Mapping[str, Any]) -> str:
+    """Why it is open, what one seed rests on, earlier rules, numbers that a figure's claim reads, the claim's note."""
+    if verdict.verdict == NOT_TESTED:
+        return verdict.reason
+    formula = _formula(reading, claim, names)
+    keys = sorted(key for key in formula.cells if key in reading.cells)
+    said = [verdict.reason]
+    if not verdict.part and any(
+        len(reading.cells[key].values) == 1 and not reading.cells[key].constant for key in keys
+    ):
+        said.append(reading.own.one_sample)
+    drifted = {row for row, _ in reading.own.drifted_cells} & {key[1][0] for key in keys if isinstance(key[1], tuple)}
+    if drifted:
+        said.append(f"rests on records of earlier rules: {', '.join(sorted(drifted))}")
+    if reading.name in reading.project.figures and not verdict.parts:
+        said.append("; ".join(f"{_cell_of(key)}: {statistics.fmean(reading.cells[key].values):.4g}" for key in keys))
+    return "; ".join(filter(None, [*said, "" if verdict.part else claim.note]))
+
+
+def _formula(reading: Reading, claim: ClaimSpec, names: Mapping[str, Any]) -> Formula:
+    """Of a part, or of all parts together."""
+    from paperlm.tables.claims.formula import every
+
+    if names or not claim.for_each:
+        return reading.formula(claim, names)
+    return every([reading.formula(claim, each) for each in parts_of(claim.for_each)])
+
+
+def _printed_formula(reading: Reading, claim: ClaimSpec, names: Mapping[str, Any]) -> Formula:
+    if claim.expression_in_print:
+        return read(claim.expression_in_print, reading.tables)
+    return _formula(reading, claim, names)
+
+
+def _cell_of(key: Key) -> str:
+    return ", ".join(key[1]) if isinstance(key[1], tuple) else str(key[1])
 
 
 def _word(truth: bool | None) -> str:
     return "" if truth is None else str(truth).lower()
 
 
-def _judged(project: Project, paper: PaperSpec, claim: ClaimSpec, table_name: str, contents: Contents) -> Verdict:
-    rule, exceptions = project.scale.claims, project.changes(paper).except_
-    if contents.untested and not _within(claim, table_name, contents):
-        return Verdict("not tested", reason=contents.untested)
-    if contents.depends_on_scale:
-        if rule.judge == "none":
-            return Verdict("not tested", reason=f"scale {project.scale.scale}: {rule.why}")
-        if claim.id in exceptions:
-            return Verdict("not tested", reason=f"scale {project.scale.scale}: {exceptions[claim.id]}")
-    if claim.given is not None:
-        condition = judge(claim.given.expression, table_name, contents.samples)
-        if condition.verdict != "holds":
-            return Verdict("not tested", reason=condition.reason or claim.given.why)
-    verdict = judge(claim.expression, table_name, contents.samples)
-    decided = verdict.verdict in ("holds", "fails", "undecided")
-    if contents.one_sample and decided and len(verdict.per_seed) == 1 and "div" not in verdict.reason:
-        reason = f"{verdict.reason}; {contents.one_sample}".removeprefix("; ")
-        return Verdict(verdict.verdict, verdict.support, verdict.per_seed, reason)
-    return verdict
-
-
-def _within(claim: ClaimSpec, table_name: str, contents: Contents) -> bool:
+def _within(reading: Reading, claim: ClaimSpec) -> bool:
     """Whether a claim reads nothing but columns that can be judged in a table which is otherwise untested."""
-    cells = {key: CellValue(statistics.fmean(sample.values)) for key, sample in contents.samples.items()}
-    try:
-        read = Expression(claim.expression).cells({table_name: Cells(cells)})
-    except MissingCell:
-        return False
-    return bool(read) and all(column in contents.judged_columns for _, (_, column) in read)
+    keys = _formula(reading, claim, {}).cells
+    found = all(key in reading.cells for key in keys)
+    return found and all(key[1][1] in reading.own.judged_columns for key in keys)
 
 
-def holds_in_print(claim: ClaimSpec, table_name: str, printed: Mapping[Any, CellValue]) -> bool | None:
-    """Whether the printed numbers satisfy the claim; None if it reads a cell that is not printed."""
-    try:
-        return bool(Expression(claim.expression).evaluate({table_name: Cells(printed)}))
-    except MissingCell:
+def holds_in_print(reading: Reading, claim: ClaimSpec, names: Mapping[str, Any] | None = None) -> bool | None:
+    """Whether the printed numbers satisfy a claim or a part of it; None if it reads a cell that is not printed."""
+    formula = _printed_formula(reading, claim, names or {})
+    if any(key not in reading.printed for key in formula.cells):
         return None
+    return formula.at(_printed_point(reading.printed))
 
 
-def fragile_in_print(claim: ClaimSpec, table_name: str, printed: Mapping[Any, CellValue], noise: float) -> bool | None:
-    """True if moving printed cells by `noise` (relative) changes the claim's truth in the print; None if it has none.
+def fragile_in_print(reading: Reading, claim: ClaimSpec, names: Mapping[str, Any] | None = None) -> bool | None:
+    """True if moving printed cells by what the evaluation alone can change (`print_noise`, relative) changes the
+    claim's truth in the print; None if it has none.
 
     Each cell the claim reads is moved alone, up and down, so that a gap changes by the whole noise.
     """
-    truth = holds_in_print(claim, table_name, printed)
+    truth, noise = holds_in_print(reading, claim, names), reading.own.print_noise
     if truth is None or not noise:
         return None
-    expression = Expression(claim.expression)
-    for _, key in expression.cells({table_name: printed}):
-        cell = printed[key]
+    formula = _printed_formula(reading, claim, names or {})
+    for key in formula.cells:
+        cell = reading.printed[key]
         for factor in (1 - noise, 1 + noise):
-            moved = {**printed, key: CellValue(cell * factor, cell.diverged, cell.printed)}
-            if bool(expression.evaluate({table_name: Cells(moved)})) != truth:
+            moved = dataclasses.replace(cell, value=cell.value * factor)
+            if formula.at(_printed_point({**reading.printed, key: moved})) != truth:
                 return True
     return False
+
+
+def _printed_point(printed: Mapping[Key, PrintedCell]) -> Point:
+    return Point({k: c.value for k, c in printed.items()}, {k: c.diverged for k, c in printed.items()})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 Mood = Literal["good", "bad", "open", ""]
 
@@ -40,6 +41,21 @@ TERMINAL = {"good": "green", "bad": "red", "open": "yellow", "": ""}
 def mood(verdict: str) -> Mood:
     """good, bad, open, or empty. `within 1 %` and its like are good."""
     return "good" if verdict.startswith("within ") else MOODS.get(verdict, "")
+
+
+def why(claim: Mapping[str, Any]) -> str:
+    """What stands beside a verdict of <exhibit>.claims.csv: its reason, how clear it is, and what would decide it."""
+    said = [claim["reason"]]
+    if claim["margin"] and claim["detectable"] not in ("", "0") and claim["verdict"] != NOT_TESTED:
+        said.append(f"gap {claim['margin']}, detectable {claim['detectable']}")
+    if claim["would_decide"]:
+        said.append(f"would decide it: {claim['would_decide']}")
+    return "; ".join(filter(None, said))
+
+
+def named(claim: Mapping[str, Any]) -> str:
+    """Id of a claim, and which part of it."""
+    return f"{claim['claim']} [{claim['part']}]" if claim["part"] else claim["claim"]
 
 
 def painted(verdict: str, text: str | None = None) -> str:
