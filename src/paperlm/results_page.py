@@ -144,6 +144,7 @@ def grid(diff: list[dict[str, str]]) -> Iterator[str]:
     """Regenerated numbers in the layout of the exhibit, the published ones in brackets, as a Markdown table."""
     rows, columns = (list(dict.fromkeys(row[key] for row in diff)) for key in ("row", "column"))
     cells = {(row["row"], row["column"]): row for row in diff}
+    makers = {row["row"]: row["made_by"] for row in diff if row.get("made_by")}
     yield "| | " + " | ".join(map(_cell, columns)) + " |"
     yield "|" + "---|" * (len(columns) + 1)
     for row in rows:
@@ -152,7 +153,8 @@ def grid(diff: list[dict[str, str]]) -> Iterator[str]:
             cell = cells.get((row, column), {"regenerated": "", "published": ""})
             published = f" ({cell['published']})" if cell["published"] else ""
             shown.append(_cell(cell["regenerated"] + published))
-        yield f"| {_cell(row)} | " + " | ".join(shown) + " |"
+        maker = f" ({makers[row]})" if row in makers else ""
+        yield f"| {_cell(row + maker)} | " + " | ".join(shown) + " |"
 
 
 def _cell(text: str) -> str:

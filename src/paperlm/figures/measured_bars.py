@@ -31,7 +31,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     columns = ["case", "row", "quantity", "value", "labels"]
     frame = pd.DataFrame(bars(project, name, contents), columns=columns)
     cases = list(frame["case"].unique())
-    heights = [0.3 * frame[frame["case"] == case]["row"].nunique() + 0.9 for case in cases] or [1.2]
+    heights = [0.42 * frame[frame["case"] == case]["row"].nunique() + 0.9 for case in cases] or [1.2]
     figure, axes = plt.subplots(
         max(1, len(cases)), 2, figsize=(10, sum(heights) + 0.8), squeeze=False, height_ratios=heights
     )
@@ -79,5 +79,6 @@ def bars(project: Project, name: str, contents: Contents) -> list[list[object]]:
                 if sample is not None:
                     over = bound.values[0] if key == "memory" else 1.0
                     labels = contents.cells[place, spec.options[key]].labels
-                    found.append([model, row, key, sum(sample.values) / len(sample.values) / over, labels])
+                    label = f"{row}\n{contents.made_by[place]}" if place in contents.made_by else row
+                    found.append([model, label, key, sum(sample.values) / len(sample.values) / over, labels])
     return found

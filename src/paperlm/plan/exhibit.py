@@ -301,6 +301,8 @@ class MeasuredRow(Frozen):
     printed: Printed = True
     remarks: dict[str, str] = {}
     "column -> what has to be known about this cell; its reason in the diff"
+    misprints: dict[str, str] = {}
+    "column -> why the printed number is not what it says; it is then not compared"
 
 
 class MeasuredColumn(Frozen):

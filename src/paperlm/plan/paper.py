@@ -136,6 +136,8 @@ class PaperSpec(Frozen):
     "published models that tables of arithmetic and of measurements are about"
     cases: dict[str, CaseSpec] = {}
     "inputs of measured operations; the names are those of the measurement rows"
+    made_by: dict[str, str] = {}
+    "method of a measurement row -> whose code it is, said beside the row wherever it stands"
     tables: dict[str, TableSpec] = {}
     figures: dict[str, FigureSpec] = {}
     scales: dict[str, ScaleChanges] = {}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
@@ -31,6 +34,7 @@ def capture(device: torch.device) -> Environment:
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         commit=commit,
         modified=modified,
+        source=source_digest(),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu(),
@@ -39,6 +43,18 @@ def capture(device: torch.device) -> Environment:
         threads=torch.get_num_threads(),
         packages={name: version for name in PACKAGES if (version := _version(name))},
     )
+
+
+@functools.cache
+def source_digest() -> str:
+    """Digest of every module of both packages: what a commit alone does not say of a copy without history."""
+    found = hashlib.sha256()
+    for package in ("paperlm", "paperlm_kernels"):
+        spec = importlib.util.find_spec(package)
+        folder = Path(spec.submodule_search_locations[0]) if spec else None
+        for path in sorted(folder.rglob("*.py")) if folder else ():
+            found.update(f"{package}/{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def commit_id() -> str | None:

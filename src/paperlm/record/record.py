@@ -23,6 +23,8 @@ class Environment(Frozen):
     commit: str | None
     modified: bool | None
     "True if the tree had changes that are not in the commit; None: not known"
+    source: str | None = None
+    "digest of both packages' modules; None: the record is older than this field"
     python: str
     platform: str
     cpu: str

@@ -39,6 +39,8 @@ class DiffRow:
     jobs: str = ""
     "ids of the jobs, or operation/case/method of a measurement"
     labels: str = ""
+    made_by: str = ""
+    "whose code the row is, where rows of several stand in one table"
 
     def as_dict(self) -> dict[str, object]:
         """Column name -> value, in file order."""
@@ -79,6 +81,11 @@ class Contents:
     def scale_of(self, row: str) -> str:
         """First column of a row: the scale, and what its numbers are a proxy with."""
         return f"{self.scale}: {self.proxies[row]}" if row in self.proxies else self.scale
+
+    @property
+    def made_by(self) -> dict[str, str]:
+        """Row -> whose code it is, of those that say."""
+        return {d.row: d.made_by for d in self.diff if d.made_by}
 
     @property
     def rows(self) -> list[str]:

@@ -23,7 +23,7 @@ from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
-from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, NOT_COMPARABLE, NOT_RUN, OUT_OF_MEMORY
+from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, MISPRINT, NOT_COMPARABLE, NOT_RUN, OUT_OF_MEMORY
 
 LOWER_BOUND = "lower_bound"
 UNITS = {"peak_memory": "MiB", "time": "ms"}
@@ -188,6 +188,7 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
     common = {
         "table": name, "row": place.row, "column": place.column, "scale": project.scale.scale, "published": printed,
         "metric": " ".join([place.quantity.metric, *place.quantity.where.values()]),
+        "made_by": project.table(name)[0].made_by.get(place.method.method, ""),
     }  # fmt: skip
     remark = place.method.remarks.get(place.column, "")
     printed_as = (place.method.printed, place.quantity.printed)
@@ -215,6 +216,8 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
     if place.measured != place.case:
         reason = f"case {place.measured} on a CPU in place of {place.case} on {table.printed_on}"
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=reason)
+    if misprint := place.method.misprints.get(place.column):
+        return DiffRow(**common, **shown, verdict=MISPRINT, reason=misprint)
     if place.quantity.metric != "peak_memory" or not place.method.by_value:
         reason = f"printed on {table.printed_on}; times count as ratios, in the claims"
         if place.quantity.metric == "peak_memory":

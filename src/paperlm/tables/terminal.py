@@ -45,8 +45,10 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     columns = [c for c in columns if any(_said(cells[row, c]) for row in rows if (row, c) in cells)]
     for column in columns:
         grid.add_column(escape(column), justify="right")
+    makers = {d["row"]: d["made_by"] for d in diff if d.get("made_by")}
     for row in rows:
-        grid.add_row(escape(row), *(_cell(cells[row, column]) if (row, column) in cells else "" for column in columns))
+        label = escape(row) + (f"\n[dim]{escape(makers[row])}[/]" if row in makers else "")
+        grid.add_row(label, *(_cell(cells[row, column]) if (row, column) in cells else "" for column in columns))
     console.print(grid)
     counts: dict[str, int] = {}
     for d in diff:

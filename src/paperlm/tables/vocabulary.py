@@ -16,6 +16,8 @@ SEE_CLAIMS = "see claims"
 OUT_OF_MEMORY = "OOM"
 "How tables print that a method did not fit."
 ENVIRONMENT_BOUND = "environment-bound"
+MISPRINT = "misprint"
+"The printed number is not what its column says; the reason stands beside it."
 EARLIER_RULES = "earlier rules"
 "Label of a number whose record was made when the same settings gave another number."
 
@@ -32,7 +34,7 @@ MOODS: dict[str, Mood] = {
 }
 "Verdicts on cells and claims that are coloured."
 
-UNCOLOURED = (NOT_COMPARABLE, NOT_FOUND, NOT_PRINTED, NOT_RUN, NOT_TESTED, ENVIRONMENT_BOUND, SEE_CLAIMS)
+UNCOLOURED = (NOT_COMPARABLE, NOT_FOUND, NOT_PRINTED, NOT_RUN, NOT_TESTED, ENVIRONMENT_BOUND, MISPRINT, SEE_CLAIMS)
 "Verdicts that say that nothing was compared."
 
 TERMINAL = {"good": "green", "bad": "red", "open": "yellow", "": ""}
