@@ -47,6 +47,8 @@ class Step:
 
 def open_claims(project: Project) -> Iterator[Open]:
     """Every open part of every claim at this scale that jobs would decide. Raises RecordError and SpecError."""
+    import matplotlib.pyplot as plt
+
     evidence = Evidence(project)
 
     def contents_of(name: str) -> Contents:
@@ -54,6 +56,8 @@ def open_claims(project: Project) -> Iterator[Open]:
         if name in project.tables:
             return table_contents(project, name, records)
         drawing = figure_kinds()[project.figure(name)[1].draw](project, name, records)
+        drawing.figure.clear()
+        plt.close(drawing.figure)
         return Contents(diff=[], samples=drawing.samples, untested=drawing.untested)
 
     def at_hand(name: str) -> list[str]:
