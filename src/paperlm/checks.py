@@ -34,10 +34,8 @@ def open_project(config: dict[str, Any] | None = None, root: Path = ROOT) -> Pro
 def check_claims(project: Project, name: str) -> None:
     """Claims can be read, part by part, and name rows and columns that exist. Raises SpecError."""
     paper, exhibit = project.exhibit(name)
-    known = {}
-    for other in project.exhibits:
-        if short := project.exhibit(other)[1].claims_name:
-            known[short] = dict.fromkeys(cells_of(project, other), "0")
+    called = project.called(name)
+    known = {short: dict.fromkeys(cells_of(project, other), "0") for short, other in called.items()}
     for claim in exhibit.claims:
         where = f"{paper.paper.id}: {name}: claim {claim.id}"
         expressions = [(claim.expression, names) for names in parts_of(claim.for_each)]

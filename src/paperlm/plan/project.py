@@ -248,12 +248,19 @@ class Project:
         return own + (self.jobs_of(table) if table else ())
 
     @functools.cache  # noqa: B019
+    def called(self, name: str) -> dict[str, str]:
+        """Name in the claims of an exhibit -> exhibit: its own before those of its paper before those of others."""
+        mine, found = self.exhibit(name)[0], {}
+        nearest_last = sorted(self.exhibits, key=lambda other: (other == name, self.exhibit(other)[0] is mine))
+        for other in nearest_last:
+            if short := self.exhibit(other)[1].claims_name:
+                found[short] = other
+        return found
+
+    @functools.cache  # noqa: B019
     def reads(self, name: str) -> tuple[str, ...]:
         """The exhibit itself, and the others whose cells its claims read."""
-        named = {
-            exhibit.claims_name: other for other in self.exhibits if (exhibit := self.exhibit(other)[1]).claims_name
-        }
-        claims = self.exhibit(name)[1].claims
+        named, claims = self.called(name), self.exhibit(name)[1].claims
         found = [named[short] for claim in claims for short in claim.reads if short in named]
         return tuple(dict.fromkeys([name, *found]))
 

@@ -31,12 +31,11 @@ class Reading:
 
     def __init__(self, project: Project, name: str, contents: Contents, others: Others | None = None) -> None:
         self.project, self.name, self.own = project, name, contents
-        self.exhibits = {project.exhibit(name)[1].claims_name: name}
+        read_ = project.reads(name)
+        self.exhibits = {short: other for short, other in project.called(name).items() if other in read_}
         self.contents = {name: contents}
-        for other in project.reads(name)[1:]:
-            self.exhibits[project.exhibit(other)[1].claims_name] = other
-            if others is not None:
-                self.contents[other] = others(other)
+        if others is not None:
+            self.contents |= {other: others(other) for other in read_[1:]}
         self.cells: dict[Key, CellSamples] = {}
         self.printed: dict[Key, PrintedCell] = {}
         self.tables: dict[str, dict[Any, str]] = {}
