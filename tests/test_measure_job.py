@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,12 @@ import pytest
 import paperlm.bench
 from paperlm.bench import measure_case
 from paperlm.locks import held
+
+HALF, WHOLE = '{"name": "ha', '{"name": "whole"}\n'
+
+
+def names(out: Path) -> list[str]:
+    return [json.loads(line)["name"] for line in out.read_text().splitlines()]
 
 
 def measure(out: Path) -> int:
@@ -31,24 +39,24 @@ def writes(text: str, status: int = 0, then: type[BaseException] | None = None):
 
 def test_a_killed_measurement_leaves_no_file_and_the_next_one_starts_anew(tmp_path, monkeypatch):
     out = tmp_path / "case.jsonl"
-    monkeypatch.setattr(paperlm.bench, "main", writes("half\n", then=KeyboardInterrupt))
+    monkeypatch.setattr(paperlm.bench, "main", writes(HALF, then=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         measure(out)
     assert not out.exists()
-    monkeypatch.setattr(paperlm.bench, "main", writes("whole\n"))
-    assert measure(out) == 0 and out.read_text() == "whole\n"
+    monkeypatch.setattr(paperlm.bench, "main", writes(WHOLE))
+    assert measure(out) == 0 and names(out) == ["whole"]
 
 
 @pytest.mark.parametrize(("status", "returned"), [(0, 0), (1, 0), (2, 2)])
 def test_a_method_that_failed_is_a_row_and_an_unknown_name_is_a_failure(tmp_path, monkeypatch, status, returned):
     out = tmp_path / "case.jsonl"
-    monkeypatch.setattr(paperlm.bench, "main", writes("row\n", status))
+    monkeypatch.setattr(paperlm.bench, "main", writes(WHOLE, status))
     assert measure(out) == returned and out.exists() == (returned == 0)
 
 
 def test_the_second_process_waits_and_keeps_the_rows_of_the_first(tmp_path, monkeypatch):
     out = tmp_path / "case.jsonl"
-    monkeypatch.setattr(paperlm.bench, "main", writes("second\n"))
+    monkeypatch.setattr(paperlm.bench, "main", writes(WHOLE))
     with held(tmp_path / ".case.jsonl.lock", "the first"):
         second = threading.Thread(target=measure, args=(out,))
         second.start()
@@ -57,3 +65,10 @@ def test_the_second_process_waits_and_keeps_the_rows_of_the_first(tmp_path, monk
         out.write_text("first\n")
     second.join(10.0)
     assert out.read_text() == "first\n"
+
+
+def test_every_row_says_how_long_the_case_took_with_all_its_methods(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", iter([100.0, 142.5]).__next__)
+    monkeypatch.setattr(paperlm.bench, "main", writes(WHOLE * 2))
+    assert measure(out := tmp_path / "case.jsonl") == 0
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [{"name": "whole", "case_seconds": 42.5}] * 2

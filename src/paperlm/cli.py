@@ -72,8 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("second")
     _common(p)
 
-    p = verb("plan", _plan, "jobs to make for tables and figures, by kind, and how long they take by recorded costs")
+    p = verb("plan", _plan, "jobs to make for tables and figures, by kind, and how long such jobs took")
     p.add_argument("names", nargs="*", help="tables, figures or papers; none: everything")
+    p.add_argument("--cores", type=_positive, help="jobs at a time on a CPU; left out: the cores of this machine")
     _common(p)
 
     p = verb("evidence", _evidence, "missing jobs by the claims that they would decide per hour, by recorded costs")
@@ -246,7 +247,7 @@ def _why(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from paperlm.plan.estimate import print_plan
 
-    print_plan(_project(options), options.names)
+    print_plan(_project(options), options.names, options.cores)
 
 
 def _evidence(options: argparse.Namespace) -> None:

@@ -16,19 +16,21 @@ from pathlib import Path
 
 from paperlm.errors import RecordError
 from paperlm.files import write_atomic, write_json
+from paperlm.plan.costs import write_costs
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
+from paperlm.record.places import REFERENCE
 from paperlm.tables.jobs import proxies
 from paperlm.tables.vocabulary import why
 
-REFERENCE = "docs/reference"
 KINDS = ("diff", "claims")
 ORDER = ("fails", "undecided", "holds", "not tested")
 "What failed stands as visibly as what held: first."
 
 
 def take_reference(project: Project) -> list[str]:
-    """Copy diffs and claims of every built exhibit of this scale into the reference; returns their names.
+    """Copy diffs and claims of every built exhibit of this scale into the reference, and what its jobs cost on this
+    machine; returns the exhibits' names.
 
     Raises RecordError if nothing has been built at the scale.
     """
@@ -55,6 +57,7 @@ def take_reference(project: Project) -> list[str]:
     write_json(
         folder / "made.json", {"seeds": project.config.seeds} | {key: sorted(values) for key, values in places.items()}
     )
+    write_costs(project)
     return taken
 
 

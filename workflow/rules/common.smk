@@ -12,7 +12,7 @@ sys.path = list(dict.fromkeys(sys.path))
 
 from paperlm.checks import open_project
 from paperlm.errors import PaperLMError
-from paperlm.plan.estimate import expectation
+from paperlm.plan.estimate import expectation, stated_cores
 from paperlm.plan.stale_lock import break_stale_lock
 from paperlm.plan.workflow import NOTHING, Workflow
 
@@ -25,9 +25,20 @@ except PaperLMError as error:
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
     plan.ask_again()
+
+
+def show_expectation():
+    "How long it would take: behind Snakemake's own table of jobs."
+    settings = workflow.resource_settings
+    cores = stated_cores(sys.argv, settings.cores)
+    try:
+        print(expectation(plan, plan.asked(sys.argv), cores, settings.nodes), file=sys.stderr)
+    except PaperLMError as error:
+        print(f"no estimate of the time: {error}", file=sys.stderr)
+
+
 if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
-    # Behind Snakemake's own table of jobs.
-    atexit.register(lambda: print(expectation(project, plan.asked(sys.argv)), file=sys.stderr))
+    atexit.register(show_expectation)
 
 SCALE = project.scale.scale
 DEVICE = "cuda" if project.scale.device == "gpu" else "cpu"

@@ -5,6 +5,8 @@ They are modules of `paperlm_kernels.bench.ops`, which `with_ours` extends by th
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -33,8 +35,8 @@ def main(arguments: list[str]) -> int:
 def measure_case(op: str, case: str, methods: str, device: str, size: str, out: Path) -> int:
     """Write the rows of methods on a case to `out`, with the measures that tables show; returns the exit status.
 
-    The file is there when all were measured, not before; while another process measures it, this one waits and leaves
-    that one's rows.
+    The file is there when all were measured, not before, and every row says as `case_seconds` how long all took; while
+    another process measures it, this one waits and leaves that one's rows.
 
     methods: names separated by commas; empty: all. device: cpu or cuda. size: full, or small to try it. A method that
     fails or is absent leaves a row that says so, and the table prints `not run` with its reason: that is no failure
@@ -53,8 +55,12 @@ def measure_case(op: str, case: str, methods: str, device: str, size: str, out: 
         if out.is_file() and out.stat().st_mtime_ns != before:
             return 0
         partial.unlink(missing_ok=True)
+        started = time.monotonic()
         status = main([*arguments, "--device", device, "--scale", size, "--out", str(partial)])
         if partial.is_file() and status in (0, 1):
+            took = {"case_seconds": round(time.monotonic() - started, 2)}
+            rows = [{**json.loads(line), **took} for line in partial.read_text(encoding="utf-8").splitlines()]
+            partial.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
             partial.replace(out)
             return 0
         return status

@@ -1,22 +1,47 @@
-"""`paperlm plan`: which jobs are to be made, by kind, and how long that takes by recorded costs."""
+"""`paperlm plan`: which jobs are to be made, by kind, and how long that takes by what such jobs took before."""
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from paperlm.errors import SpecError, unknown
 from paperlm.jobs import Job
+from paperlm.plan.costs import MEASURE, Costs
 from paperlm.plan.project import Project
-from paperlm.plan.state import State
+from paperlm.plan.workflow import Workflow
 
-Costs = dict[str, list[tuple[str, float]]]
-"Kind -> (slug without seed, seconds) of every record at hand."
+
+@dataclass(frozen=True)
+class Estimate:
+    """Jobs to make, and the seconds they are expected to take."""
+
+    kinds: dict[str, list[float | None]]
+    "kind -> seconds of each of its jobs; None where nothing says"
+    longest: float
+    "seconds of the longest chain of jobs that wait for one another: more cores do not shorten it"
+    basis: str
+    "what the seconds rest on"
+
+    def minutes(self, kind: str) -> float | None:
+        """Minutes of the jobs of a kind, one after the other; None where nothing says how long it takes."""
+        return None if None in self.kinds[kind] else sum(self.kinds[kind]) / 60
+
+    def line(self, at_once: int, how: str) -> str:
+        """How many jobs, and how long with so many at a time; `how` says it in words."""
+        count = sum(map(len, self.kinds.values()))
+        known = [seconds for each in self.kinds.values() for seconds in each if seconds is not None]
+        silent = [kind for kind in self.kinds if self.minutes(kind) is None]
+        minutes = max(sum(known) / at_once, self.longest) / 60
+        shown = f"{minutes:.0f} minutes" if minutes >= 1.5 else "a minute"
+        time = f"about {shown} {how} {self.basis}" if known else ""
+        rest = f"no record says how long {', '.join(silent)} takes" if silent else ""
+        return f"{count} jobs to make; " + "; ".join(filter(None, (time, rest)))
 
 
 def chosen(project: Project, names: Sequence[str]) -> list[str]:
@@ -32,73 +57,63 @@ def chosen(project: Project, names: Sequence[str]) -> list[str]:
     return list(found) or project.exhibits
 
 
-def recorded_costs(project: Project) -> Costs:
-    """Wall seconds of the records at this scale, made here before committed ones."""
-    found: Costs = {}
-    for folder in (f"results/{project.scale.scale}", f"paper_tables/records/{project.scale.scale}"):
-        for path in sorted((project.root / folder).glob("*/*.json")):
-            try:
-                head = json.loads(path.read_bytes())
-                seconds = head["cost"]["wall_seconds"]
-                if seconds:
-                    found.setdefault(head["kind"], []).append((_like(head["job_id"]), seconds))
-            except (ValueError, KeyError, TypeError):
-                continue
-    return found
+def estimate(plan: Workflow, names: Sequence[str], calibrate: bool) -> Estimate:
+    """What these exhibits, or those of these papers, still need. `calibrate`: as for `Costs`."""
+    asked, costs = chosen(plan.project, names), Costs(plan.project, calibrate)
+    jobs, measurements = plan.state.todo(*asked), plan.to_measure(*asked)
+    seconds = {job_id: costs.of_job(job) for job_id, job in jobs.items()}
+    kinds: dict[str, list[float | None]] = {}
+    for job_id, job in jobs.items():
+        kinds.setdefault(job.kind, []).append(seconds[job_id])
+    if measurements:
+        kinds[MEASURE] = [costs.of_measurement(*one) for one in measurements]
+
+    def ends(job: Job) -> float:
+        """Seconds from the start to the job's end, each of its ancestors that is to be made before it."""
+        before = [ends(parent) for parent in job.parents().values() if parent.job_id in jobs]
+        return max(before, default=0.0) + (seconds[job.job_id] or 0.0)
+
+    longest = max([*map(ends, jobs.values()), *(value or 0.0 for value in kinds.get(MEASURE, ()))], default=0.0)
+    return Estimate(kinds, longest, costs.basis)
 
 
-def _like(job_id: str) -> str:
-    """A job's name without hash and seed: jobs of one such name take about as long."""
-    parts = job_id.split("-")[:-1]
-    return "-".join(part for part in parts if not (part.startswith("s") and part[1:].isdigit()))
-
-
-def seconds_of(job: Job, costs: Costs) -> float | None:
-    """Seconds a job is expected to take: those of its like, else of its kind; None if no record says."""
-    known = costs.get(job.kind, [])
-    alike = [seconds for like, seconds in known if like == _like(job.job_id)]
-    values = alike or [seconds for _, seconds in known]
-    return statistics.median(values) if values else None
-
-
-def lines(project: Project, names: Sequence[str]) -> list[tuple[str, int, float | None]]:
-    """(kind, jobs to make, expected seconds) for each kind; None where no record of the kind says how long."""
-    jobs = State(project).todo(*chosen(project, names)).values()
-    costs = recorded_costs(project)
-    found = []
-    for kind in dict.fromkeys(job.kind for job in jobs):
-        each = [seconds_of(job, costs) for job in jobs if job.kind == kind]
-        found.append((kind, len(each), None if None in each else sum(each)))
-    return found
-
-
-def print_plan(project: Project, names: Sequence[str]) -> None:
-    """The table of jobs to make, and the time they take on as many cores as there are, one job a core."""
-    console, found = Console(), lines(project, names)
-    if not found:
+def print_plan(project: Project, names: Sequence[str], cores: int | None) -> None:
+    """The table of jobs to make, and the time they take on so many cores (None: all of this machine)."""
+    console, plan = Console(), Workflow(project)
+    found = estimate(plan, names, calibrate=True)
+    if not found.kinds:
         console.print(f"nothing to make at scale {project.scale.scale}: every record is there, or needs a GPU")
         return
     grid = Table(title=f"jobs to make at scale {project.scale.scale}", title_justify="left")
     for column in ("kind", "jobs", "minutes, one after the other"):
         grid.add_column(column, justify="left" if column == "kind" else "right")
-    for kind, count, seconds in found:
-        grid.add_row(kind, str(count), "no record says" if seconds is None else f"{seconds / 60:.1f}")
+    for kind, each in found.kinds.items():
+        minutes = found.minutes(kind)
+        grid.add_row(kind, str(len(each)), "no record says" if minutes is None else f"{minutes:.1f}")
     console.print(grid)
-    console.print(summary(found, os.cpu_count() or 1))
+    console.print(found.line(*_side_by_side(plan, cores)), highlight=False)
 
 
-def expectation(project: Project, names: Sequence[str]) -> str:
-    """What `snakemake -n` ends with: jobs to make for exhibits (none: for all), by kind, and how long they take."""
-    found = lines(project, names)
-    kinds = ", ".join(f"{count} {kind}" for kind, count, _ in found)
-    return summary(found, os.cpu_count() or 1) + (f" ({kinds})" if kinds else "")
+def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: int | None) -> str:
+    """What `snakemake -n` ends with: jobs to make for exhibits (none: for all), by kind, and how long they take.
+
+    cores: None for those of this machine. nodes: jobs at a time of a cluster, None without one. RecordError for a
+    damaged file of the reference.
+    """
+    found = estimate(plan, names, calibrate=False)
+    side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, cores)
+    kinds = ", ".join(f"{len(each)} {kind}" for kind, each in found.kinds.items())
+    return found.line(*side_by_side) + (f" ({kinds})" if kinds else "")
 
 
-def summary(found: Iterable[tuple[str, int, float | None]], cores: int) -> str:
-    """One line: how many jobs, and how long on so many cores if every kind has a recorded cost."""
-    found = list(found)
-    jobs, known = sum(count for _, count, _ in found), [seconds for *_, seconds in found if seconds is not None]
-    unknown_kinds = [kind for kind, _, seconds in found if seconds is None]
-    time = f"about {sum(known) / 60 / cores:.0f} minutes on {cores} cores by recorded costs" if known else ""
-    rest = f"no record says how long {', '.join(unknown_kinds)} takes" if unknown_kinds else ""
-    return f"{jobs} jobs to make; " + "; ".join(filter(None, (time, rest)))
+def stated_cores(arguments: Sequence[str], cores: int | None) -> int | None:
+    """The cores that a command line of Snakemake states; None if it states none, which counts as 1 in a dry run."""
+    stated = any(re.fullmatch(r"-c.*|--cores(=.*)?", argument) for argument in arguments)
+    return cores if stated or (cores or 1) > 1 else None
+
+
+def _side_by_side(plan: Workflow, cores: int | None) -> tuple[int, str]:
+    """How many jobs run at a time, and in words."""
+    count = plan.jobs_at_once(cores or os.cpu_count() or 1)
+    what = "GPU" if plan.project.scale.resources.gpus else "core"
+    return count, f"on {count} {what}{'s' if count > 1 else ''}"

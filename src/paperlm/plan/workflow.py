@@ -95,6 +95,11 @@ class Workflow:
             return 1
         return max(1, cores // len(self.state.gpus))
 
+    def jobs_at_once(self, cores: int) -> int:
+        """Jobs that run side by side on so many cores: as many, or as this machine has cards for."""
+        each = self.project.scale.resources.gpus
+        return max(1, min(cores, len(self.state.gpus) // each)) if each else cores
+
     # -- exhibits --
 
     def inputs(self, name: str) -> list[str]:
@@ -239,6 +244,19 @@ class Workflow:
                     known = found.setdefault((table.op, case), [])
                     known += [method for method in methods if method not in known]
         return found
+
+    def to_measure(self, *names: str) -> list[tuple[str, str]]:
+        """(operation, case) that exhibits (none: all) need and that are not measured yet."""
+        found: dict[tuple[str, str], None] = {}
+        for name in names or self.project.exhibits:
+            table = getattr(self.project.exhibit(name)[1], "table", "") or name
+            _, spec = self.project.exhibit(table)
+            if isinstance(spec, MeasurementsTable):
+                for case in measured_methods(self.project, table):
+                    path = self.measurement(spec.op, case)
+                    if path and not self.places.is_file(path):
+                        found[spec.op, case] = None
+        return list(found)
 
     def asked(self, arguments: list[str]) -> list[str]:
         """Exhibits that a command line names: `paper_tables/x.csv`, or a paper."""

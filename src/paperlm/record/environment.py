@@ -37,7 +37,7 @@ def capture(device: torch.device) -> Environment:
         source=source_digest(),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        cpu=_cpu(),
+        cpu=cpu_name(),
         device=torch.cuda.get_device_name() if on_gpu else "CPU",
         cuda=torch.version.cuda if on_gpu else None,
         threads=torch.get_num_threads(),
@@ -82,7 +82,8 @@ def _git() -> tuple[str | None, bool | None]:
         return None, None
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """Model of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -10,6 +10,10 @@ from paperlm.jobs.base import Job
 
 BENCH = "paper_tables/records/bench"
 "Committed measurements, one file of JSON lines an operation."
+REFERENCE = "docs/reference"
+"What one named machine made at each scale: for reading and comparing, never an input of a table."
+CALIBRATION = "results/calibration.json"
+"How fast this machine is."
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class Places:
     def data(self, settings: DataSettings) -> str:
         """Manifest of prepared data; scales share it."""
         return f"results/data/{settings.data_id}/manifest.json"
+
+    @property
+    def costs(self) -> str:
+        """What jobs took on the machine of the reference."""
+        return f"{REFERENCE}/{self.scale}/costs.json"
 
     def measurements(self, op: str, case: str) -> str:
         """Rows of an operation that is measured here."""

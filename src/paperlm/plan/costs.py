@@ -1,0 +1,173 @@
+"""What jobs took, here or on the machine that made the reference: for estimates only, never an input of a table."""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from paperlm.errors import RecordError
+from paperlm.files import write_json
+from paperlm.frozen import Frozen
+from paperlm.jobs import Job
+from paperlm.plan.project import Project
+from paperlm.record.calibration import Calibration, calibrated, stored
+from paperlm.record.environment import cpu_name
+
+MEASURE = "measure"
+"What measurements are called among the kinds of jobs: the name of their rule."
+
+Known = dict[str, dict[str, list[tuple[str, float]]]]
+"Kind -> name without seed and hash -> (CPU or card, wall seconds) of each record."
+
+
+class ReferenceCosts(Frozen):
+    """The file docs/reference/<scale>/costs.json."""
+
+    machine: Calibration
+    seconds: dict[str, dict[str, float]] = Field(min_length=1)
+    "kind -> name without seed and hash -> median wall seconds"
+
+
+class Costs:
+    """Seconds that jobs are expected to take at a project's scale.
+
+    Records at hand come before the reference; jobs of the same name but for seed and hash before others of the kind.
+    Seconds of this model of CPU and of GPUs are taken as they are, those of the reference's CPU times the ratio of the
+    two calibrations. Those of a third CPU, of which no calibration is known, are taken as they are.
+    """
+
+    def __init__(self, project: Project, calibrate: bool) -> None:
+        """calibrate: whether this machine may be measured where that has not been done, which loads torch. RecordError
+        for a damaged file of the reference."""
+        self._root, self._calibrate = project.root, calibrate
+        self._reference = _read(project.root / project.places.costs)
+        self._here = _records(project)
+        self._carried = False
+
+    def of_job(self, job: Job) -> float | None:
+        """Seconds of a job; None if nothing says."""
+        return self._of(job.kind, like(job.job_id))
+
+    def of_measurement(self, op: str, case: str) -> float | None:
+        """Seconds of a measured case with all its methods; None if nothing says."""
+        return self._of(MEASURE, f"{op}/{case}")
+
+    def _of(self, kind: str, name: str) -> float | None:
+        here, there = self._here.get(kind, {}), self._there.get(kind, {})
+        for found in (here.get(name), there.get(name), [*chain(*here.values())], [*chain(*there.values())]):
+            if found:
+                return statistics.median(seconds * self._factor(cpu) for cpu, seconds in found)
+        return None
+
+    @functools.cached_property
+    def _there(self) -> Known:
+        if self._reference is None:
+            return {}
+        cpu = self._reference.machine.cpu
+        return {
+            kind: {name: [(cpu, seconds)] for name, seconds in names.items()}
+            for kind, names in self._reference.seconds.items()
+        }
+
+    def _factor(self, device: str) -> float:
+        if self._reference is None or device != self._reference.machine.cpu or device == cpu_name():
+            return 1.0
+        self._carried = True
+        return 1.0 if self._own is None else self._own.step_seconds / self._reference.machine.step_seconds
+
+    @functools.cached_property
+    def _own(self) -> Calibration | None:
+        if (known := stored(self._root)) is not None or not self._calibrate:
+            return known
+        print("measuring how fast this machine is, once: a few seconds", file=sys.stderr)
+        return calibrated(self._root)
+
+    @property
+    def basis(self) -> str:
+        """What the seconds that were asked for so far rest on."""
+        if not self._carried:
+            return "by recorded costs"
+        there = f"those of {self._reference.machine.cpu} on {self._reference.machine.date}"
+        if self._own is None:
+            return f"by {there}, as they are: python -m paperlm plan measures how fast this machine is"
+        return f"by {there}, times {self._factor(self._reference.machine.cpu):.2g} for this machine"
+
+
+def like(job_id: str) -> str:
+    """A job's name without hash and seed: jobs of one such name take about as long."""
+    parts = job_id.split("-")[:-1]
+    return "-".join(part for part in parts if not (part.startswith("s") and part[1:].isdigit()))
+
+
+def write_costs(project: Project) -> None:
+    """Write the reference's file from the records that this model of CPU made, and its calibration.
+
+    None is written where there is no such record; committed records of GPUs say themselves what they cost.
+    """
+    mine = {
+        kind: {name: [seconds for cpu, seconds in found if cpu == cpu_name()] for name, found in names.items()}
+        for kind, names in _records(project).items()
+    }
+    seconds = {
+        kind: {name: round(statistics.median(values), 2) for name, values in sorted(names.items()) if values}
+        for kind, names in sorted(mine.items())
+        if any(names.values())
+    }
+    if seconds:
+        costs = ReferenceCosts(machine=calibrated(project.root), seconds=seconds)
+        write_json(project.root / project.places.costs, costs.model_dump())
+
+
+def _read(path: Path) -> ReferenceCosts | None:
+    try:
+        return ReferenceCosts.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "the file"
+        raise RecordError(
+            f"{path}: no costs of a reference ({where}: {error.errors()[0]['msg']}); restore it with git checkout, or "
+            "delete it: then only records made here say how long jobs take"
+        ) from None
+
+
+def _records(project: Project) -> Known:
+    """Every record at this scale, and every case that was measured here."""
+    found: Known = {}
+    for kind, name, device, seconds in (*_of_jobs(project), *_of_measurements(project)):
+        found.setdefault(kind, {}).setdefault(name, []).append((device, seconds))
+    return found
+
+
+def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:
+    for folder in (f"results/{project.scale.scale}", f"paper_tables/records/{project.scale.scale}"):
+        for path in sorted((project.root / folder).glob("*/*.json")):
+            try:
+                head = json.loads(path.read_bytes())
+                seconds, made = head["cost"]["wall_seconds"], head["environment"]
+                device = made["cpu"] if made["device"] == "CPU" else made["device"]
+                kind, name = head["kind"], like(head["job_id"])
+            except (ValueError, KeyError, TypeError):  # who reads it for its numbers names it
+                continue
+            if seconds and head.get("outcome") != "blocked":
+                yield kind, name, device, seconds
+
+
+def _of_measurements(project: Project) -> Iterator[tuple[str, str, str, float]]:
+    """Of each case one row: all of them hold the seconds of the whole case (`paperlm.bench.measure_case`)."""
+    for path in sorted(project.root.glob(f"results/{project.scale.scale}/bench/*/*.jsonl")):
+        try:
+            row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+            name, device, seconds = f"{row['op']}/{row['case']}", row["device"], row["case_seconds"]
+        except (ValueError, LookupError, TypeError):
+            continue
+        if device.startswith("cpu ("):  # `cpu (AMD EPYC, 1 thread)`
+            device = device.removeprefix("cpu (").rpartition(", ")[0]
+        yield MEASURE, name, device, seconds
