@@ -49,8 +49,11 @@ def calibrated(root: Path) -> Calibration:
 
 def step_seconds() -> float:
     """Median seconds of an update of 12 blocks of width 64 on 4 x 128 tokens, float32, one thread: the shape of scale
-    tiny, written with PyTorch's own blocks so that no change of this project's model changes it. Keep it as it is: the
-    committed costs (docs/reference/<scale>/costs.json) were made beside it."""
+    tiny, written with PyTorch's own blocks so that no change of this project's model changes it. Of processor time, so
+    that other work on the machine does not count.
+
+    Keep it as it is: the committed costs (docs/reference/<scale>/costs.json) were made beside it.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -66,11 +69,11 @@ def step_seconds() -> float:
             ids = torch.randint(1024, (4, 128))
         seconds = []
         for _ in range(WARMUP + STEPS):
-            started = time.perf_counter()
+            started = time.process_time()
             torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
             optimizer.step()
             optimizer.zero_grad()
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.process_time() - started)
     finally:
         torch.set_num_threads(threads)
     return statistics.median(seconds[WARMUP:])
