@@ -81,6 +81,7 @@ def test_a_probe_sees_the_trained_model_and_the_weights_that_it_started_from(tra
     end = run_job(RankProbability(of=job, tokens=10**6), inputs, CPU)
     assert (end.metrics["tokens"], end.outcome) == (result.metrics["validation_tokens"], "measured")
     assert end.metrics["threshold"] == THRESHOLD == 2.0**-12
+    assert isinstance(end.metrics["first_rank_below"], float), "measured: whole numbers of a record are counts"
     assert end.metrics["loss"] == pytest.approx(result.metrics["loss_true"], rel=1e-5)
     begin = RankProbability(of=job, at="init", tokens=10**6)
     assert begin.snapshot("of") == 0

@@ -21,7 +21,7 @@ from paperlm.plan.state import State
 from paperlm.record import model_store
 from paperlm.record.places import Places
 from paperlm.record.record import Record, drift, read_record, write_record
-from paperlm.run import disagreements, run_named
+from paperlm.run import run_named
 
 
 @pytest.fixture(autouse=True)
@@ -285,25 +285,6 @@ def test_a_child_of_a_committed_parent_has_the_parent_made_again_and_compared(tm
     monkeypatch.setenv("TOY_ERROR", "2")
     with pytest.raises(RecordError, match="contradicts"):
         maker(tmp_path).with_parents(number())
-
-
-def elsewhere(record: Record, **metrics: float) -> Record:
-    environment = record.environment.model_copy(update={"cpu": "another"})
-    return record.model_copy(update={"environment": environment, "metrics": {**record.metrics, **metrics}})
-
-
-def test_another_machine_may_round_otherwise_and_no_more(tmp_path):
-    maker(tmp_path).make(model())
-    record = made(tmp_path, model())
-    assert disagreements(record, record) == []
-    assert disagreements(record, elsewhere(record, count=3.1)) == []
-    assert disagreements(record, elsewhere(record, count=3.3)) == ["count 3.0, now 3.3"]
-    assert disagreements(record, elsewhere(record, lost=1.0)) == ["lost None, now 1.0"]
-    assert disagreements(record, record.model_copy(update={"outcome": "not_finite"})) == [
-        "outcome trained, now not_finite"
-    ]
-    less = record.model_copy(update={"metrics": {"count": 3.0}})
-    assert disagreements(elsewhere(record, count=3.0), less) == [] and disagreements(record, elsewhere(record)) == []
 
 
 def test_a_committed_record_that_is_damaged_is_named(tmp_path):

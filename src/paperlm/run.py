@@ -26,13 +26,11 @@ from paperlm.jobs.base import NO_MODEL, Cost
 from paperlm.locks import held
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
+from paperlm.record.agreement import disagreements
 from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model
 from paperlm.record.places import Places
 from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
 from paperlm.train.gpu_lock import one_gpu
-
-AGREEMENT = 0.05
-"Relative difference of a metric up to which a job that is made again on other hardware agrees with its record."
 
 
 @dataclass(frozen=True)
@@ -188,32 +186,6 @@ class Maker:
                 f"{job.job_id}: made again, and it contradicts {path}: {'; '.join(wrong)}. The new record is "
                 f"{rejected}; python -m paperlm why tells what changed; if it is meant, raise the kind's `behaviour`"
             )
-
-
-def disagreements(committed: Record, made: Record) -> list[str]:
-    """Metrics in which a job that was made again differs from its record: at all on the same kind of machine with the
-    same packages, by more than AGREEMENT elsewhere, where sums are taken in another order."""
-    if committed.outcome != made.outcome:
-        return [f"outcome {committed.outcome}, now {made.outcome}"]
-    ours, theirs = made.environment, committed.environment
-    same = (ours.device, ours.cpu, ours.packages, ours.threads) == (
-        theirs.device,
-        theirs.cpu,
-        theirs.packages,
-        theirs.threads,
-    )
-    exact = same and ours.device == "CPU"
-    found = []
-    for key, then in committed.metrics.items():
-        now = made.metrics.get(key)
-        if then == now or (then is not None and now is not None and not exact and _close(then, now)):
-            continue
-        found.append(f"{key} {then}, now {now}")
-    return found
-
-
-def _close(then: float, now: float) -> bool:
-    return abs(now - then) <= AGREEMENT * max(abs(then), abs(now))
 
 
 def _finite(value: float | int | None) -> float | int | None:

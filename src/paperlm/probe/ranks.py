@@ -41,8 +41,10 @@ def rank_probability(job: RankProbability, inputs: Inputs, machine: Machine) -> 
     shards = TokenShards(inputs.data[0], "validation")
     curve, counted = rank_curve(_hidden(model, shards, job.tokens, job.of.numerics), model.lm_head.weight)
     rows = [list(pair) for pair in zip(curve.ranks, curve.mean_probability, strict=True)]
+    # a rank is measured, no count that every machine finds alike: float, as `record.agreement` tells the two apart
     metrics = {
-        key: getattr(curve, key) for key in ("share_above", "mass_above", "first_rank_below", "alive_tiles", "loss")
+        key: float(getattr(curve, key))
+        for key in ("share_above", "mass_above", "first_rank_below", "alive_tiles", "loss")
     }
     return Result(
         outcome="measured",
