@@ -234,6 +234,15 @@ def test_a_long_curve_is_averaged_over_bins_and_keeps_its_last_update():
     assert Trained(None, True, history[:7], 7, 0, trained.cost).series(loss="loss").column("loss") == list(range(1, 8))
 
 
+def test_the_error_of_a_final_mean_counts_its_updates_and_is_none_where_a_deviation_is_none():
+    history = [{"step": i, "loss": 1.0, "deviation": 3.0} for i in range(1, 101)]
+    trained = Trained(None, True, history, 100, 0, Cost(wall_seconds=0.0))
+    assert trained.error("deviation", 0.05, count=4) == pytest.approx(3.0 / 20**0.5)
+    for gap in ({"deviation": math.nan}, {"deviation": None}, {}):
+        broken = [*history[:-1], {"step": 100, "loss": 1.0, **gap}]
+        assert Trained(None, True, broken, 100, 0, trained.cost).error("deviation", 0.05, count=4) is None
+
+
 def test_training_leaves_a_model_that_loads_and_has_the_measured_loss(unbroken, tmp_path, parent, data):
     result, _ = unbroken
     assert result.outcome == "trained"

@@ -324,16 +324,52 @@ def test_a_scale_file_with_a_mistake_is_refused(root, edit, message):
         Project({"scale": "tiny"}, root)
 
 
-@pytest.mark.parametrize(("at", "good"), [(0, True), (3, True), (4, False), (-1, False)])
-def test_a_child_may_ask_for_an_update_of_the_run_and_for_no_other(root, at, good):
+def states(root: Path, at: object) -> set[int | None]:
+    """Updates of its parent that the jobs of a figure ask for where their `at` is this."""
     change = {"ranks": {"at": {"value": at, "why": "a test"}}}
     rewrite(root / "workflow/papers/cce.yaml", lambda p: p["scales"]["smoke"].update(jobs=change))
-    project = Project({"scale": "smoke"}, root)
-    if good:
-        assert {job.snapshot("of") for job in project.jobs_of("cce_figure3")} == {at}
-        return
-    with pytest.raises(SpecError, match=rf"ranks: at: {at} is no update of llama.* last, 4; write init, end, or"):
-        project.cells("cce_figure3")
+    return {job.snapshot("of") for job in Project({"scale": "smoke"}, root).jobs_of("cce_figure3")}
+
+
+@pytest.mark.parametrize(
+    ("at", "update"),
+    [(0, 0), (3, 3), ("init", 0), ("end", None), ("share 0", 0), ("share 1/3", 1), ("share 0.5", 2), ("share 1", None)],
+)
+def test_a_child_may_ask_for_an_update_of_the_run_or_a_part_of_it(root, at, update):
+    assert states(root, at) == {update}
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        4,
+        -1,
+        0.5,
+        True,
+        None,
+        [1],
+        "start",
+        "50%",
+        "share",
+        "share x",
+        "share 1/0",
+        "share 3/2",
+        "share -1/2",
+        "share nan",
+    ],
+)
+def test_a_child_that_asks_for_no_state_of_the_run_is_refused_with_the_states_there_are(root, at):
+    remedy = "write init, end, an update from 0 to 3, or a part of the run, e.g. share 1/2"
+    with pytest.raises(SpecError, match=r"ranks: at: .* is no state of llama.*: ") as error:
+        states(root, at)
+    assert remedy in str(error.value) and repr(at) in str(error.value)
+
+
+def test_a_state_of_a_model_that_has_one_alone_is_refused(root):
+    path = root / "workflow/papers/mixln.yaml"
+    rewrite(path, lambda p: p["jobs"]["gradients"].update(of="sft"))
+    with pytest.raises(SpecError, match=r"at: 'init' is no state of sft.*: it keeps its last state alone: leave `at`"):
+        Project({"scale": "smoke"}, root).jobs_of("mixln_figure6a")
 
 
 def test_a_row_and_a_column_that_both_name_a_size_are_refused(root):

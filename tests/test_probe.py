@@ -236,6 +236,17 @@ def test_gradient_norms_are_autograds_of_the_whole_batch_however_it_is_cut(famil
     assert found.loss == pytest.approx(loss.item(), rel=1e-5)
 
 
+def test_a_matrix_that_the_loss_does_not_use_has_a_gradient_of_zero_and_a_frozen_one_that_of_the_others():
+    net, (ids, mask) = model("llama").double(), text()
+    plain = gradient_norms(net, [[(ids, mask)]])
+    net.requires_grad_(False)
+    anatomy(net).blocks[1].unused = nn.Parameter(torch.ones(3, 3, dtype=torch.float64), requires_grad=False)
+    found = gradient_norms(net, [[(ids, mask)]])
+    assert found.tensors[1].pop("unused") == 0.0
+    assert found.tensors == [pytest.approx(norms, rel=1e-12) for norms in plain.tensors]
+    assert found.blocks == pytest.approx(plain.blocks, rel=1e-12) and min(plain.blocks) > 0
+
+
 def test_gradient_norms_of_two_linear_blocks_are_those_of_the_chain_rule_by_hand():
     rng = np.random.default_rng(0)
     weights = [ortho_group.rvs(4, random_state=seed) * 1.5 for seed in (1, 2)]

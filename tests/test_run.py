@@ -66,7 +66,9 @@ def test_a_job_and_its_parent_are_made_in_order_and_recorded(tmp_path):
     assert (record.kind, record.behaviour) == ("toy_number", {"toy_number": 1})
     assert record.ancestors == {model().job_id: {"toy_model": 1}}
     assert record.environment.device == "CPU" and record.cost.wall_seconds >= 0
-    assert made(tmp_path, model()).metrics == {"count": 3.0, "lost": None}, "what is no finite number is none"
+    record = made(tmp_path, model())
+    assert record.metrics == {"count": 3.0, "lost": None}, "what is no finite number is none"
+    assert record.standard_errors == {"count": 0.5}, "and has no standard error"
 
 
 def test_a_parent_whose_model_is_there_is_not_made_again(tmp_path):

@@ -146,7 +146,7 @@ class Maker:
             outcome=result.outcome,
             reason=result.reason,
             metrics={key: _finite(value) for key, value in result.metrics.items()},
-            standard_errors=result.standard_errors,
+            standard_errors={key: e for key, e in result.standard_errors.items() if _finite(e) is not None},
             series=result.series,
             labels=list(dict.fromkeys([*parents.origin.labels, *result.labels])),
             versions=result.versions,

@@ -179,6 +179,12 @@ class Trained:
         """Mean over the last share of the updates, at least one; None if one of them is no number."""
         return _mean(self.column(key)[-self.last(share) :])
 
+    def error(self, key: str, share: float, count: int) -> float | None:
+        """Standard error of `final` of what `key` is the deviation of, `count` independent values an update; None if
+        one of the deviations is no number."""
+        deviation = self.final(key, share)
+        return None if deviation is None else deviation / math.sqrt(self.last(share) * count)
+
     def last(self, share: float) -> int:
         """Updates in the last share of this training."""
         return max(1, round(share * self.updates))

@@ -240,8 +240,8 @@ class Result:
     outcome: Outcome
     metrics: dict[str, float | int | None] = field(default_factory=dict)
     "name -> value; a task's metric is written `task/metric`; None where there is no finite number"
-    standard_errors: dict[str, float] = field(default_factory=dict)
-    "metric -> its standard error, where the measurement has one"
+    standard_errors: dict[str, float | None] = field(default_factory=dict)
+    "metric -> its standard error, where the measurement has one; the record leaves out what is no finite number"
     series: dict[str, Series] = field(default_factory=dict)
     cost: Cost | None = None
     "None: the caller's wall time"

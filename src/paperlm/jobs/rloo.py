@@ -142,7 +142,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         "prompts": len(prompts),
         "validation_prompts": len(held_out.prompts),
     }
-    errors: dict[str, float] = {}
+    errors: dict[str, float | None] = {}
     if trained.finite:
         after = held_out.sample(trained.model)
         reference = load_model(inputs.models["of"]).to(device)
@@ -150,7 +150,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
             metrics |= found
             errors |= its_errors
         # Samples of a prompt go together, so that the prompts are what is counted.
-        errors["final_reward"] = trained.final("reward_std", FINAL) / (trained.last(FINAL) * job.batch) ** 0.5
+        errors["final_reward"] = trained.error("reward_std", FINAL, job.batch)
         save_model(inputs.model, trained.model, load_tokenizer(inputs.models["of"]))
     return Result(
         outcome="trained" if trained.finite else "not_finite",

@@ -117,16 +117,9 @@ class Resolver:
                 parent = self.job(spec.parents[key], context, where)
                 values[key] = parent.job
                 chain = {**parent.sources, **chain}
-        if str(values.get("at", "")).startswith("share "):
-            values["at"] = _update(Fraction(values["at"].removeprefix("share ")), values["of"].snapshots().stop)
+        if "at" in values and isinstance(values.get("of"), Job):
+            values["at"] = _state(values["at"], values["of"], f"{where}, job {name}")
         job = parse(values, kind, f"{where}, job {name}")
-        at = getattr(job, "at", None)
-        if isinstance(at, int) and "of" in job.parents() and at not in job.parents()["of"].snapshots():
-            last = job.parents()["of"].snapshots().stop
-            raise SpecError(
-                f"{where}, job {name}: at: {at} is no update of {job.parents()['of'].job_id} before its last, {last}; "
-                "write init, end, or an update between"
-            )
         return Resolved(job, {name: sources, **chain})
 
     def settings(self, name: str, context: Context) -> Settings:
@@ -193,10 +186,31 @@ class Resolver:
         return norm, source
 
 
-def _update(share: Fraction, last: int) -> int | str:
-    """The update after a share of a run of `last` updates, as a job's `at`."""
-    update = round(share * last)
-    return "init" if update == 0 else "end" if update == last else update
+def _state(at: Any, parent: Job, where: str) -> int | str:
+    """A job's `at` as the update it means, `init` or `end`; SpecError for what is no state of the parent."""
+    if at in ("init", "end"):
+        update = 0 if at == "init" else None
+    elif (share := _share(at)) is not None:
+        update = round(share * parent.snapshots().stop)
+        update = None if update == parent.snapshots().stop else update
+        at = "init" if update == 0 else "end" if update is None else update
+    else:
+        update = int(at) if isinstance(at, int | str) and not isinstance(at, bool) and str(at).isdecimal() else -1
+    if update is None or update in parent.snapshots():
+        return at
+    remedy = "it keeps its last state alone: leave `at` out"
+    if last := parent.snapshots().stop:
+        remedy = f"write init, end, an update from 0 to {last - 1}, or a part of the run, e.g. share 1/2"
+    raise SpecError(f"{where}: at: {at!r} is no state of {parent.job_id}: {remedy}")
+
+
+def _share(at: Any) -> Fraction | None:
+    """The part of a run, 0 to 1, that `share 1/2` means; None for anything else."""
+    try:
+        share = Fraction(at.removeprefix("share ")) if isinstance(at, str) and at.startswith("share ") else None
+    except (ValueError, ZeroDivisionError):
+        return None
+    return share if share is not None and 0 <= share <= 1 else None
 
 
 def _plain(settings: Mapping[str, Settings]) -> dict[str, Any]:

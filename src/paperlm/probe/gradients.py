@@ -56,9 +56,9 @@ def gradient_norms(model: nn.Module, batches: Iterable[Iterable[Batch]]) -> Grad
             for stream in streams[:-1]:
                 stream.retain_grad()
             part.backward()
-            squares = squares + torch.stack([stream.grad.double().square().sum() for stream in streams[:-1]])
+            squares = squares + torch.stack([_gradient(stream).square().sum() for stream in streams[:-1]])
             loss += float(part.detach())
-        tensors = torch.stack([p.grad.double().norm() for block in matrices for p in block.values()])
+        tensors = torch.stack([_gradient(p).norm() for block in matrices for p in block.values()])
         if not (tensors.isfinite().all() and squares.isfinite().all()):
             raise NotFiniteError(f"{type(model).__name__}: gradients are not finite on this text")
         found.append((tensors.cpu(), squares.sqrt().cpu(), loss))
@@ -73,6 +73,11 @@ def gradient_norms(model: nn.Module, batches: Iterable[Iterable[Batch]]) -> Grad
         tensors=[{name: next(means) for name in block} for block in matrices],
         loss=sum(losses) / len(losses),
     )
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    """In float64; 0 for a tensor that the loss does not depend on: autograd leaves it without one."""
+    return tensor.new_zeros((), dtype=torch.float64) if tensor.grad is None else tensor.grad.double()
 
 
 def _name(parameter: str) -> str:
