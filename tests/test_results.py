@@ -244,6 +244,15 @@ def test_labels_of_records_and_missing_seeds_stand_beside_the_number(tmp_path):
     assert row_of(project, files)["BoolQ"].labels == f"1 of 2 seeds have a record; {cut}"
 
 
+def test_a_cell_has_the_labels_of_its_own_tasks_and_those_of_no_task(project, tmp_path):
+    of_tasks = [f"{task}: a subset of 100 items" for task, _, _ in TASKS.values()]
+    of_none = ["arc: no task of this record", "leaks the future", "a reward: not on the paper's scale"]
+    cells = row_of(project, evaluated(project, tmp_path, with_(labels=[*of_tasks, *of_none])))
+    for column, (task, _, _) in TASKS.items():
+        assert cells[column].labels.split("; ") == sorted([f"{task}: a subset of 100 items", *of_none])
+    assert cells["Avg."].labels.split("; ") == sorted([*of_tasks, *of_none]), "a mean rests on all of its tasks"
+
+
 def test_a_table_at_another_scale_says_once_that_it_cannot_be_compared_and_what_its_models_are(tmp_path):
     project = Project({"scale": "gpu"})
     contents: Contents = table_contents(project, TABLE, evaluated(project, tmp_path))

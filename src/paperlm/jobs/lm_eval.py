@@ -101,7 +101,7 @@ def run(job: LmEval, inputs: Inputs, machine: Machine) -> Result:
         if share
     ]
     if job.source == "bundled" or job.items is not None:
-        labels.append("subsets: " + ", ".join(f"{task} {count} items" for task, count in found.items.items()))
+        labels += [f"{task}: a subset of {count} items" for task, count in found.items.items()]
     metrics: dict[str, float | int | None] = dict(found.metrics)
     for task in job.tasks:
         metrics |= {f"{task}/items": found.items[task], f"{task}/cut": found.cut[task]}

@@ -149,8 +149,15 @@ def _outcomes(
 
 
 def labels(result: CellResult) -> list[str]:
-    """What has to stand beside a cell's number: its records' own labels, seeds without one, earlier rules."""
-    found = {label for r in result.records for label in r.labels}
+    """What has to stand beside a cell's number: its records' labels, seeds without one, earlier rules.
+
+    Of the labels `task: ...` of a record with several tasks, those of the cell's own ones.
+    """
+    own = {name.partition("/")[0] for name in result.metrics or (result.cell.metric,) if name}
+    found = set()
+    for record in result.records:
+        others = {name.partition("/")[0] for name in record.metrics if "/" in name} - own if own else set()
+        found |= {label for label in record.labels if label.partition(":")[0] not in others}
     if result.missing:
         found.add(f"{len(result.records)} of {len(result.cell.jobs)} seeds have a record")
     blocked = sum(r.outcome == "blocked" for r in result.records)

@@ -165,10 +165,10 @@ def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
 def _averaged(project: Project, name: str, cell: Cell) -> tuple[str, ...]:
     """Metrics of the columns that a cell is the mean of."""
     columns = {c.column: c for c in project.cells(name) if c.row == cell.row}
-    if any(columns[column].jobs != cell.jobs or columns[column].mean_of for column in cell.mean_of):
+    if any(columns[column].jobs != cell.jobs for column in cell.mean_of):
         raise SpecError(
             f"{name} [{cell.row}, {cell.column}]: mean_of takes metrics of one job; of {', '.join(cell.mean_of)} one "
-            "has another job or is a mean itself: leave it out"
+            "has another job: leave it out"
         )
     return tuple(columns[column].metric for column in cell.mean_of)
 
