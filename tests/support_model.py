@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -46,6 +48,20 @@ def config_of(norm, n_layers=LAYERS, **options):
 
 def model_of(norm, n_layers=LAYERS, **options):
     return randomize(PaperLlamaForCausalLM(config_of(norm, n_layers, **options)))
+
+
+def without_block(model, number):
+    """A copy without the block of that number at training time; the others keep their number and wiring."""
+    kept = {block.layer: block for block in model.model.layers if block.layer != number}
+    config = copy.deepcopy(model.config)
+    config.trained_layers = config.trained_layers or config.num_hidden_layers
+    config.layer_numbers, config.num_hidden_layers = list(kept), len(kept)
+    pruned = PaperLlamaForCausalLM(config).to(dtype=model.dtype).eval()
+    for block, number in zip(pruned.model.layers, kept, strict=True):
+        block.load_state_dict(kept[number].state_dict())
+    rest = {name: weight for name, weight in model.state_dict().items() if ".layers." not in name}
+    assert not pruned.load_state_dict(rest, strict=False).unexpected_keys
+    return pruned
 
 
 def tiny_folder(folder, norm=MIX):

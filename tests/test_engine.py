@@ -469,6 +469,7 @@ def test_two_processes_under_torchrun_train_the_same_model_as_one(manifest, root
     ]  # fmt: skip
     done = subprocess.run(list(map(str, command)), env=job_environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+    assert "FutureWarning" not in done.stderr, "an option of PyTorch that is to go"
     places = Places(root, "smoke")
     two = read_record(root / places.made(job), job.job_id)
     assert two.cost.world_size == 2 and places.is_file(places.manifest(job))

@@ -247,6 +247,21 @@ def test_a_key_written_twice_is_refused(tmp_path):
         load(tmp_path / "x.yaml", PaperSpec)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &x {b: 1}\nc:\n  <<: *x\n", "merge keys .* are not read: write the keys out, or .* `like: <another job>`"),
+        ("a: 1\n? [b]\n: 2\n", "a list or a mapping is no key: write a word or a number"),
+        ("a: 1\n? {b: 1}\n: 2\n", "a list or a mapping is no key"),
+    ],
+)
+def test_keys_that_are_no_names_are_refused_with_the_line_and_the_remedy(tmp_path, text, message):
+    (tmp_path / "x.yaml").write_text(text)
+    line = len(text.splitlines()) if "<<" in text else 2
+    with pytest.raises(SpecError, match=rf"x.yaml: not valid YAML: {message}(.|\n)*line {line},"):
+        load(tmp_path / "x.yaml", PaperSpec)
+
+
 def test_yaml_cannot_construct_python_objects(tmp_path):
     (tmp_path / "x.yaml").write_text("paper: !!python/object/apply:os.system ['true']\n")
     with pytest.raises(SpecError, match="not valid YAML"):

@@ -15,6 +15,10 @@ from paperlm.errors import SpecError, unknown
 M = TypeVar("M", bound=BaseModel)
 
 
+MERGE = "tag:yaml.org,2002:merge"
+"What `<<` as a key means to a YAML parser."
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice: the first value would be lost silently."""
 
@@ -22,7 +26,13 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == MERGE:
+            what = "merge keys (<<:) are not read: write the keys out, or for a job of a paper `like: <another job>`"
+            raise yaml.constructor.ConstructorError(None, None, what, key_node.start_mark)
         key = loader.construct_object(key_node, deep=True)
+        if isinstance(key, list | dict | set):
+            what = "a list or a mapping is no key: write a word or a number"
+            raise yaml.constructor.ConstructorError(None, None, what, key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is written twice", key_node.start_mark)
         seen.add(key)

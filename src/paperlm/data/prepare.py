@@ -27,7 +27,7 @@ BATCH_DOCUMENTS = 512
 
 
 def prepare(settings: dict[str, Any], folder: Path, local_data: str = "", shard_rows: int = SHARD_ROWS) -> Path:
-    """Write the shards of `RunConfig.data_settings()` into `folder`; returns the manifest's path.
+    """Write the shards of `TokenData` settings, as plain values, into `folder`; returns the manifest's path.
 
     Raises DataError if a text file fails its checksum, an id does not fit, or a split comes out empty.
     """

@@ -255,7 +255,7 @@ def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, An
 
 
 def data_id(settings: dict[str, Any]) -> str:
-    """Folder name of the prepared tokens of `RunConfig.data_settings()`."""
+    """Folder name of the prepared tokens of these settings, `paperlm.data.settings.TokenData` as plain values."""
     name, _ = dataset_entry(settings["dataset"])
     entry = tokenizer_entry(settings["tokenizer"])
     if settings["vocab_size"] != entry.vocab_size:

@@ -8,7 +8,6 @@ ends with a final RMSNorm, Post-LN included. What is absent: dropout, biases, gr
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -116,7 +115,7 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
         return losses.view(targets.shape)
 
     def summed_loss(self, input_ids: Tensor, labels: Tensor, loss: str = MATERIALISED) -> Tensor:
-        """Sum of next-token cross-entropies over the labels that count: the training path. `loss`: RunConfig.loss."""
+        """Sum of next-token cross-entropies over the labels that count: the training path. `loss`: a pretrain job's."""
         # The last position predicts nothing; keeping it leaves every product at an aligned number of rows.
         hidden = self.model.hidden(input_ids)
         if loss != MATERIALISED:
@@ -141,24 +140,6 @@ class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
                 branch = residual.after(f(residual.before(x)))
                 observer(residual, x, branch)
                 x, factors = residual(x, branch, factors)
-
-    def without_layer(self, layer: int) -> PaperLlamaForCausalLM:
-        """A copy without the block numbered `layer` at training time; the others keep their number and wiring."""
-        numbers = [block.layer for block in self.model.layers]
-        if layer not in numbers:
-            raise SpecError(f"no block {layer} to remove; present: {numbers}")
-        config = copy.deepcopy(self.config)
-        config.trained_layers = self.config.trained_layers or self.config.num_hidden_layers
-        config.layer_numbers = [n for n in numbers if n != layer]
-        config.num_hidden_layers = len(config.layer_numbers)
-        pruned = PaperLlamaForCausalLM(config).to(device=self.device, dtype=self.dtype)
-        index = {n: i for i, n in enumerate(numbers)}
-        for i, n in enumerate(config.layer_numbers):
-            pruned.model.layers[i].load_state_dict(self.model.layers[index[n]].state_dict())
-        pruned.model.embed_tokens.load_state_dict(self.model.embed_tokens.state_dict())
-        pruned.model.norm.load_state_dict(self.model.norm.state_dict())
-        pruned.lm_head.load_state_dict(self.lm_head.state_dict())
-        return pruned.train(self.training)
 
 
 class PaperLlamaForSequenceClassification(PaperLlamaPreTrainedModel):

@@ -9,6 +9,7 @@ The micro-batch is a matter of the machine and never changes the loss.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 import resource
@@ -104,8 +105,11 @@ class Engine:
         if self.compiled:
             self.loss_module = torch.compile(self.loss_module, dynamic=False)
         if world.size > 1:
-            # No broadcast of buffers: the only ones are constants.
-            self.loss_module = nn.parallel.DistributedDataParallel(self.loss_module, broadcast_buffers=False)
+            parallel = nn.parallel.DistributedDataParallel
+            # No broadcast of buffers: the only ones are constants. PyTorch 2.13 has another name for it.
+            names = ("forward_sync_buffers", "broadcast_buffers")
+            option = next(name for name in names if name in inspect.signature(parallel).parameters)
+            self.loss_module = parallel(self.loss_module, **{option: False})
         self.at = Progress()
         self.curve: CurveFile | None = None
         self._timed = (0, 0.0)
