@@ -12,6 +12,7 @@ import pytest
 from support import job_environment
 
 from paperlm.errors import RecordError
+from paperlm.evidence import ranked
 from paperlm.plan.costs import Costs, like, write_costs
 from paperlm.plan.estimate import estimate, expectation, print_plan, stated_cores
 from paperlm.plan.project import ROOT, Project
@@ -20,6 +21,8 @@ from paperlm.record import calibration
 from paperlm.record.calibration import Calibration, calibrated, step_seconds, stored
 from paperlm.record.environment import cpu_name
 from paperlm.record.places import CALIBRATION
+from paperlm.tables.claims import Verdict
+from paperlm.tables.needs import Evidence
 
 OTHER = "a processor of another machine"
 TABLE = "mixln_table1"
@@ -99,14 +102,14 @@ def test_the_nodes_of_a_cluster_count_in_place_of_this_machines_cores(root):
 def test_measurements_are_counted_and_what_they_took_is_read_from_their_rows(root):
     plan = plan_of(root)
     cases = plan.to_measure("cce_table1")
-    assert cases and estimate(plan, ["cce_table1"], False).kinds == {"measure": [None] * len(cases)}
+    assert cases and estimate(plan, ["cce_table1"], "stored").kinds == {"measure": [None] * len(cases)}
     assert "no record says how long measure takes" in expectation(plan, ["cce_table1"], 2, None)
     (op, case), *rest = cases
     rows = root / f"results/tiny/bench/{op}/another.jsonl"
     rows.parent.mkdir(parents=True)
     row = {"op": op, "case": "another", "device": f"cpu ({cpu_name()}, 1 thread)", "case_seconds": 120.0}
     rows.write_text(json.dumps(row) + "\n")
-    assert estimate(plan, ["cce_table1"], False).kinds == {"measure": [120.0] * len(cases)}
+    assert estimate(plan, ["cce_table1"], "stored").kinds == {"measure": [120.0] * len(cases)}
     rows.rename(rows.with_name(f"{case}.jsonl"))
     assert plan_of(root).to_measure("cce_table1") == rest, "what is measured is not measured again"
 
@@ -124,14 +127,14 @@ def test_jobs_of_the_like_come_before_others_of_the_kind(root):
     record(root, first.job_id, "pretrain", 10.0)
     record(root, "llama_9m-x-s0-00000000", "pretrain", 1000.0)
     record(root, "llama_9m-x-s1-00000000", "pretrain", 2000.0)
-    costs = Costs(plan.project, calibrate=False)
+    costs = Costs(plan.project, "stored")
     assert costs.of_job(first) == 10.0 and costs.of_job(others[0]) == 1000.0
 
 
 def test_a_job_that_was_blocked_says_nothing_of_what_one_takes(root):
     plan = plan_of(root)
     record(root, "llama_9m-x-s0-00000000", "pretrain", 0.1, outcome="blocked")
-    assert Costs(plan.project, calibrate=False).of_job(plan.project.jobs_of(TABLE)[0]) is None
+    assert Costs(plan.project, "stored").of_job(plan.project.jobs_of(TABLE)[0]) is None
 
 
 # -- the reference's costs, and this machine ----
@@ -142,7 +145,7 @@ def test_costs_of_another_machine_are_taken_times_the_ratio_of_the_calibrations(
     job = plan.project.jobs_of(TABLE)[0]
     reference(root, pretrain={like(job.job_id): 30.0})
     calibrate(root, step=0.15)
-    costs = Costs(plan.project, calibrate=False)
+    costs = Costs(plan.project, "stored")
     assert costs.of_job(job) == pytest.approx(90.0)
     assert costs.basis == f"by those of {OTHER} on 2026-11-23, times 3 for this machine"
 
@@ -153,7 +156,7 @@ def test_a_record_made_here_wins_over_the_reference_and_is_not_scaled(root):
     reference(root, pretrain={like(job.job_id): 30.0})
     calibrate(root, step=0.15)
     record(root, job.job_id, "pretrain", 50.0)
-    costs = Costs(plan.project, calibrate=False)
+    costs = Costs(plan.project, "stored")
     assert costs.of_job(job) == 50.0 and costs.basis == "by recorded costs"
 
 
@@ -162,7 +165,7 @@ def test_the_references_job_of_the_like_says_more_than_any_of_the_kind_made_here
     job = plan.project.jobs_of(TABLE)[0]
     reference(root, cpu=cpu_name(), pretrain={like(job.job_id): 30.0})
     record(root, "llama_9m-x-s0-00000000", "pretrain", 999.0)
-    assert Costs(plan.project, calibrate=False).of_job(job) == 30.0
+    assert Costs(plan.project, "stored").of_job(job) == 30.0
 
 
 def test_a_record_that_came_from_the_references_machine_is_scaled_like_the_reference(root):
@@ -171,7 +174,7 @@ def test_a_record_that_came_from_the_references_machine_is_scaled_like_the_refer
     reference(root, pretrain={"another": 1.0})
     calibrate(root, step=0.1)
     record(root, job.job_id, "pretrain", 50.0, cpu=OTHER)
-    assert Costs(plan.project, calibrate=False).of_job(job) == pytest.approx(100.0)
+    assert Costs(plan.project, "stored").of_job(job) == pytest.approx(100.0)
 
 
 def test_a_dry_run_measures_nothing_and_names_the_machine_whose_costs_it_shows(root, monkeypatch):
@@ -195,7 +198,7 @@ def test_paperlm_plan_measures_this_machine_once_and_keeps_it(root, monkeypatch,
 def test_this_machine_is_not_measured_where_records_of_its_own_say_enough(root, monkeypatch):
     monkeypatch.setattr(calibration, "step_seconds", lambda: pytest.fail("measured"))
     reference(root, cpu=cpu_name(), pretrain={"another": 60.0})
-    assert estimate(plan_of(root), [TABLE], calibrate=True).kinds == {"pretrain": [60.0] * 16}
+    assert estimate(plan_of(root), [TABLE], "measured").kinds == {"pretrain": [60.0] * 16}
 
 
 @pytest.mark.parametrize("kept", ["", "{", '{"cpu": "x"}', "another machine's"])
@@ -241,7 +244,7 @@ def test_no_costs_are_taken_where_a_card_made_the_records(root):
 def test_damaged_costs_of_a_reference_are_named_with_the_remedy(root, content):
     reference(root, pretrain={"x": 1.0}).write_text(content)
     with pytest.raises(RecordError, match=r"costs\.json: no costs of a reference .*git checkout"):
-        Costs(Project({"scale": "tiny"}, root), calibrate=False)
+        Costs(Project({"scale": "tiny"}, root), "stored")
 
 
 def test_no_exhibit_is_built_from_the_references_costs(root):
@@ -249,9 +252,20 @@ def test_no_exhibit_is_built_from_the_references_costs(root):
         plan = plan_of(root)
         return {name: (plan.inputs(name), plan.exhibit_digest(name)) for name in plan.project.exhibits}
 
-    before = asked()
+    verdict = Verdict("undecided", missing=(("M1", ("Pre-LN", "LLaMA-71M")),))
+    said = lambda: Evidence(plan_of(root).project).sentence({"M1": TABLE}, verdict)  # noqa: E731
+    before, sentence = asked(), said()
     reference(root, pretrain={"another": 60.0})
     assert asked() == before and not any("reference" in path for inputs, _ in before.values() for path in inputs)
+    assert said() == sentence == "1 job, no record says how long", "nor is what a claim says would decide it"
+
+
+def test_what_to_make_next_is_ranked_by_the_references_costs_where_no_record_says(root):
+    project = plan_of(root).project
+    assert ranked(project, hours=10.0)[0] == []
+    reference(root, cpu=cpu_name(), pretrain={"another": 60.0})
+    steps, _ = ranked(project, hours=10.0)
+    assert steps and steps[0].hours == pytest.approx(len(steps[0].jobs) / 60)
 
 
 def test_an_estimate_from_the_reference_loads_no_torch(root):

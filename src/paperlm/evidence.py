@@ -13,7 +13,7 @@ from rich.table import Table
 from paperlm.errors import SpecError
 from paperlm.figures import figure_kinds
 from paperlm.jobs import Job, Machine
-from paperlm.plan.estimate import seconds_of
+from paperlm.plan.costs import Costs
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.run import Maker
@@ -81,9 +81,9 @@ def open_claims(project: Project) -> Iterator[Open]:
 def ranked(project: Project, hours: float) -> tuple[list[Step], list[str]]:
     """Steps that fit into so many hours, most claims per hour first, each counted after those before it; and claims
     whose jobs no record says the cost of."""
-    evidence, waiting, unknown = Evidence(project), [], []
+    costs, waiting, unknown = Costs(project, "measured"), [], []
     for item in open_claims(project):
-        known = all(seconds_of(job, evidence.costs) is not None for job in item.jobs)
+        known = all(costs.of_job(job) is not None for job in item.jobs)
         waiting.append(item) if known else unknown.append(item.claim)
     steps: list[Step] = []
     done: set[str] = set()
@@ -94,7 +94,7 @@ def ranked(project: Project, hours: float) -> tuple[list[Step], list[str]]:
             new = tuple(job for job in item.jobs if job.job_id not in done)
             there = done | {job.job_id for job in new}
             decided = [other for other in waiting if all(job.job_id in there for job in other.jobs)]
-            cost = sum(seconds_of(job, evidence.costs) or 0.0 for job in new) / 3600
+            cost = sum(costs.of_job(job) or 0.0 for job in new) / 3600
             asked = tuple(job for job in item.asked if job.job_id not in done)
             step = Step(new, asked, tuple(other.claim for other in decided), cost, max(o.seeds for o in decided))
             if cost <= left and (best is None or _rate(step) > _rate(best)):

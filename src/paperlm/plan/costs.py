@@ -1,4 +1,7 @@
-"""What jobs took, here or on the machine that made the reference: for estimates only, never an input of a table."""
+"""What jobs took, here or on the machine that made the reference: for estimates only.
+
+The reference is never an input of a table: what a claim says of the time that would decide it rests on records alone.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
@@ -27,6 +31,11 @@ Known = dict[str, dict[str, list[tuple[str, float]]]]
 "Kind -> name without seed and hash -> (CPU or card, wall seconds) of each record."
 
 
+Reference = Literal["none", "stored", "measured"]
+"""Whether the costs of the reference stand in where no record says, and how fast this machine then counts: `stored`, as
+it was measured before, else like the reference's; `measured`, measured now if it was not before, which loads torch."""
+
+
 class ReferenceCosts(Frozen):
     """The file docs/reference/<scale>/costs.json."""
 
@@ -43,11 +52,10 @@ class Costs:
     two calibrations. Those of a third CPU, of which no calibration is known, are taken as they are.
     """
 
-    def __init__(self, project: Project, calibrate: bool) -> None:
-        """calibrate: whether this machine may be measured where that has not been done, which loads torch. RecordError
-        for a damaged file of the reference."""
-        self._root, self._calibrate = project.root, calibrate
-        self._reference = _read(project.root / project.places.costs)
+    def __init__(self, project: Project, reference: Reference) -> None:
+        """Raises RecordError for a damaged file of the reference."""
+        self._root, self._measure = project.root, reference == "measured"
+        self._reference = None if reference == "none" else _read(project.root / project.places.costs)
         self._here = _records(project)
         self._carried = False
 
@@ -84,7 +92,7 @@ class Costs:
 
     @functools.cached_property
     def _own(self) -> Calibration | None:
-        if (known := stored(self._root)) is not None or not self._calibrate:
+        if (known := stored(self._root)) is not None or not self._measure:
             return known
         print("measuring how fast this machine is, once: a few seconds", file=sys.stderr)
         return calibrated(self._root)

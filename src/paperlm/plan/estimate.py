@@ -12,7 +12,7 @@ from rich.table import Table
 
 from paperlm.errors import SpecError, unknown
 from paperlm.jobs import Job
-from paperlm.plan.costs import MEASURE, Costs
+from paperlm.plan.costs import MEASURE, Costs, Reference
 from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 
@@ -57,9 +57,9 @@ def chosen(project: Project, names: Sequence[str]) -> list[str]:
     return list(found) or project.exhibits
 
 
-def estimate(plan: Workflow, names: Sequence[str], calibrate: bool) -> Estimate:
-    """What these exhibits, or those of these papers, still need. `calibrate`: as for `Costs`."""
-    asked, costs = chosen(plan.project, names), Costs(plan.project, calibrate)
+def estimate(plan: Workflow, names: Sequence[str], reference: Reference) -> Estimate:
+    """What these exhibits, or those of these papers, still need."""
+    asked, costs = chosen(plan.project, names), Costs(plan.project, reference)
     jobs, measurements = plan.state.todo(*asked), plan.to_measure(*asked)
     seconds = {job_id: costs.of_job(job) for job_id, job in jobs.items()}
     kinds: dict[str, list[float | None]] = {}
@@ -80,7 +80,7 @@ def estimate(plan: Workflow, names: Sequence[str], calibrate: bool) -> Estimate:
 def print_plan(project: Project, names: Sequence[str], cores: int | None) -> None:
     """The table of jobs to make, and the time they take on so many cores (None: all of this machine)."""
     console, plan = Console(), Workflow(project)
-    found = estimate(plan, names, calibrate=True)
+    found = estimate(plan, names, "measured")
     if not found.kinds:
         console.print(f"nothing to make at scale {project.scale.scale}: every record is there, or needs a GPU")
         return
@@ -100,7 +100,7 @@ def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: 
     cores: None for those of this machine. nodes: jobs at a time of a cluster, None without one. RecordError for a
     damaged file of the reference.
     """
-    found = estimate(plan, names, calibrate=False)
+    found = estimate(plan, names, "stored")
     side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, cores)
     kinds = ", ".join(f"{len(each)} {kind}" for kind, each in found.kinds.items())
     return found.line(*side_by_side) + (f" ({kinds})" if kinds else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paperlm.jobs import Job
-from paperlm.plan.estimate import Costs, recorded_costs, seconds_of
+from paperlm.plan.costs import Costs
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.tables.claims import Key, Verdict
@@ -35,8 +35,8 @@ class Evidence:
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """Recorded seconds of each kind of job."""
-        return recorded_costs(self.project)
+        """Seconds of jobs by records alone: what a table says rests on no reference."""
+        return Costs(self.project, "none")
 
     def needs(self, exhibits: Mapping[str, str], verdict: Verdict) -> Needs:
         """`exhibits`: name in claims -> exhibit."""
@@ -66,7 +66,7 @@ class Evidence:
 
     def hours(self, jobs: Iterable[Job]) -> float | None:
         """Hours of the jobs and of parents whose models they need, one after the other; None: no record says."""
-        found = [seconds_of(job, self.costs) for job in self.chain(jobs)]
+        found = [self.costs.of_job(job) for job in self.chain(jobs)]
         return None if None in found else sum(found) / 3600
 
     def chain(self, jobs: Iterable[Job]) -> list[Job]:
