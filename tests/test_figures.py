@@ -26,6 +26,7 @@ from paperlm.figures.style import METHODS, legend_below, row_styles
 from paperlm.norms import norm_methods
 from paperlm.plan.project import Project
 from paperlm.record.record import write_record
+from paperlm.tables.build import table_contents
 
 plt.switch_backend("Agg")
 SCALE = "tiny"
@@ -129,7 +130,8 @@ def test_the_picture_has_at_most_three_lines_of_notes_below_everything_and_the_f
     assert all(top <= extent(figure, other)[1] + 1e-6 for other in others)
     expected = [*labels_of(tiny, name, files[name])] if name in files else []
     departures = [f"{d.what}: {d.why}" for d in tiny.deviations(name)]
-    assert lines == [*expected, *tiny.figure(name)[1].notes, *departures]
+    scale = [f"not comparable at this scale: {tiny.scale.summary}"] if name in files else []
+    assert lines == [*scale, *expected, *tiny.figure(name)[1].notes, *departures]
 
 
 @pytest.mark.parametrize(("labels", "width"), [(3, 4.0), (12, 9.6), (5, 5.2), (1, 3.0)])
@@ -245,8 +247,9 @@ def test_what_stands_beside_the_numbers_of_a_figure_is_in_the_notes_first(tiny, 
     rest = [path for path in files[name] if path.stem != jobs[0].job_id]
     drawn(monkeypatch, tiny, name, [*rest, tmp_path / "changed.json"], tmp_path)
     lines = (tmp_path / f"{name}.notes.txt").read_text().splitlines()
-    assert lines[0].startswith("a proxy of 250M: hidden_size 64") and "Pre-LN: a label" in lines[1:3]
-    assert f"Pre-LN: earlier rules: gradient_norms 0 -> {type(jobs[0]).behaviour}" in lines[1:3]
+    assert lines[0] == f"not comparable at this scale: {tiny.scale.summary}"
+    assert lines[1].startswith("a proxy of 250M: hidden_size 64") and "Pre-LN: a label" in lines[2:4]
+    assert f"Pre-LN: earlier rules: gradient_norms 0 -> {type(jobs[0]).behaviour}" in lines[2:4]
 
 
 # -- training curves behind a table ----
@@ -279,6 +282,19 @@ def test_a_table_whose_methods_are_its_columns_has_curves_too(tmp_path):
     draw_curves(project, "mixln_table5", files, tmp_path / "curves.svg")
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
     assert {row["column"] for row in rows} == set(project.table("mixln_table5")[1].columns)
+
+
+@pytest.mark.parametrize(("scale", "comparable"), [("tiny", False), ("paper", True)])
+def test_curves_say_what_their_table_says_of_its_numbers(tmp_path, scale, comparable):
+    project = Project({"scale": scale})
+    job = project.jobs_of("mixln_table1")[0]
+    write_record(tmp_path / "one.json", pretrained(job, 20.0, labels=["leaks the future"]))
+    draw_curves(project, "mixln_table1", [tmp_path / "one.json"], tmp_path / "curves.svg")
+    said = (tmp_path / "curves.notes.txt").read_text().splitlines()
+    of_the_table = table_contents(project, "mixln_table1", []).notes
+    assert said == [*of_the_table, "Post-LN: leaks the future"]
+    assert comparable == (not of_the_table), "a proxy, and another scale than the paper's"
+    assert said[0][:40] in (tmp_path / "curves.svg").read_text()
 
 
 def test_curves_without_a_record_say_so(tmp_path):

@@ -60,6 +60,7 @@ rule curves:
             labels={"table": "{table}", "file": "training curves"},
         ),
         image="paper_tables/{table}.curves.png",
+        notes="paper_tables/{table}.curves.notes.txt",
         numbers="paper_tables/{table}.curves.csv",
     log:
         "logs/tables/{table}.curves.log",

@@ -18,7 +18,7 @@ from paperlm.plan.project import Project
 from paperlm.tables.build import sibling, table_contents, write_claims, write_diff
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import Contents, DiffRow, Key
-from paperlm.tables.jobs import labels, proxies
+from paperlm.tables.jobs import incomparable, labels, proxies
 from paperlm.tables.results import collect
 from paperlm.tables.verdicts import claim_rows
 from paperlm.tables.vocabulary import NOT_PRINTED, SEE_CLAIMS
@@ -56,13 +56,7 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
     sns.set_theme(style="whitegrid", context="paper")
     plt.rcParams["svg.hashsalt"] = name  # the same numbers give the same file
     drawing: Drawing = figure_kinds()[spec.draw](project, name, records)
-    lines = notes(project, name, drawing)
-    _write_notes(drawing.figure, lines)
-    _write(out.with_suffix(".notes.txt"), "".join(f"{line}\n" for line in lines).encode())
-    for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
-        image = io.BytesIO()
-        drawing.figure.savefig(image, format=suffix[1:], metadata=metadata, dpi=DPI, bbox_inches="tight")
-        _write(out.with_suffix(suffix), image.getvalue())
+    write_picture(drawing.figure, notes(project, name, drawing), out)
     plt.close(drawing.figure)
     text = drawing.numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     _write(out.with_suffix(".csv"), text.encode())
@@ -75,6 +69,16 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
         claims = claim_rows(project, name, contents, lambda other: table_contents(project, other, records))
         write_diff(sibling(out.with_suffix(".csv"), "diff"), contents.diff)
         write_claims(sibling(out.with_suffix(".csv"), "claims"), claims)
+
+
+def write_picture(figure: Figure, lines: list[str], out: Path) -> None:
+    """SVG, PNG and .notes.txt of a drawn figure; `lines` are what has to be known about it."""
+    _write_notes(figure, lines)
+    _write(out.with_suffix(".notes.txt"), "".join(f"{line}\n" for line in lines).encode())
+    for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
+        image = io.BytesIO()
+        figure.savefig(image, format=suffix[1:], metadata=metadata, dpi=DPI, bbox_inches="tight")
+        _write(out.with_suffix(suffix), image.getvalue())
 
 
 def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str, ...]:
@@ -109,10 +113,10 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
 
 
 def notes(project: Project, name: str, drawing: Drawing) -> list[str]:
-    """What has to be known about a figure, the shortest way first: labels of its numbers, notes, departures."""
+    """What has to be known about a figure: its scale, labels of its numbers, notes, departures."""
     _, spec = project.figure(name)
     departures = [f"{d.what}: {d.why}" for d in project.deviations(name)]
-    return [*drawing.labels, *spec.notes, *departures]
+    return [*incomparable(project, name), *drawing.labels, *spec.notes, *departures]
 
 
 LINES = 3

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.figures.base import DPI
+from paperlm.figures.base import labels_of, write_picture
 from paperlm.figures.style import legend_below, row_styles
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
+from paperlm.tables.jobs import incomparable
 from paperlm.tables.results import collect
 
 
 def draw_curves(project: Project, table_name: str, records: Iterable[Path], out: Path) -> None:
-    """Write the figure (SVG) and its numbers (CSV, same stem). Cells without a record are left out and named."""
+    """Write the figure as SVG and PNG, its numbers as CSV and what has to be known about it as .notes.txt, all of one
+    stem. Cells without a record are left out and named."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -23,6 +24,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     import seaborn as sns
 
     _, table = project.table(table_name)
+    records = list(records)
     results = collect(project, table_name, records)
     columns = ["row", "column", "scale", "seed", "kind", "update", "tokens", "value"]
     rows = []
@@ -63,10 +65,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     figure.suptitle(f"{table_name}, scale {project.scale.scale}{note}")
     if shown:
         legend_below(figure, lines, [line.get_label() for line in lines])
-    for suffix, metadata in ((".svg", {"Date": None}), (".png", {"Software": None})):
-        image = io.BytesIO()
-        figure.savefig(image, format=suffix[1:], metadata=metadata, dpi=DPI)
-        write_atomic(out.with_suffix(suffix), lambda file, image=image: file.write(image.getvalue()))
+    write_picture(figure, [*incomparable(project, table_name), *labels_of(project, table_name, records)], out)
     plt.close(figure)
 
 

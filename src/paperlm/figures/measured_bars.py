@@ -58,7 +58,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     cards = ", ".join(dict.fromkeys(label.split(", ")[0] for label in frame["labels"]))
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}" + (f" ({cards})" if cards else ""))
     figure.tight_layout()
-    return Drawing(figure, frame)
+    _, table = project.table(spec.table)
+    drawn = frame["row"] if len(table.cases) == 1 else frame["case"] + ": " + frame["row"]
+    said = dict.fromkeys(contents.proxies[place] for place in drawn if place in contents.proxies)
+    return Drawing(figure, frame, labels=(*contents.notes, *said) if said else ())
 
 
 def bars(project: Project, name: str, contents: Contents) -> list[list[object]]:

@@ -34,7 +34,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         print_noise=table.print_noise.value if table.print_noise else 0.0,
         one_sample=one_seed,
         drifted_cells=frozenset(key for key, result in results.cells.items() if result.drifted),
-        notes=tuple(_notes(project, name)),
+        notes=(*incomparable(project, name), *proxies(project, name)),
     )
 
 
@@ -192,10 +192,10 @@ def proxies(project: Project, name: str) -> list[str]:
     return list(dict.fromkeys(filter(None, lines)))
 
 
-def _notes(project: Project, name: str) -> list[str]:
+def incomparable(project: Project, name: str) -> list[str]:
+    """The line that says so where an exhibit shows jobs of a scale whose numbers repeat no printed ones."""
     scale = project.scale
-    said = [] if scale.comparable else [f"{NOT_COMPARABLE}: {scale.summary}"]
-    return said + proxies(project, name)
+    return [f"{NOT_COMPARABLE}: {scale.summary}"] if project.jobs_of(name) and not scale.comparable else []
 
 
 def _count_row(project: Project, results: Results, result: CellResult, printed: str) -> DiffRow:
