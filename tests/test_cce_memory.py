@@ -202,9 +202,8 @@ def test_bars_of_other_inputs_than_the_papers_say_so_and_those_of_its_own_do_not
     write_figure(Project({"scale": "tiny"}), "cce_table1_bars", on_a_cpu.write(tmp_path), tmp_path / "tiny.svg")
     said = (tmp_path / "tiny.notes.txt").read_text().splitlines()
     assert said[0] == "not comparable at this scale: measured on other inputs than the paper's, on a CPU"
-    assert (
-        said[1] == "on a CPU, 1024 tokens, 32768 ids, width 128" and said[0][:40] in (tmp_path / "tiny.svg").read_text()
-    )
+    assert said[1] == "on a CPU, 1024 tokens, 32768 ids, width 128"
+    assert said[0][:40] in (tmp_path / "tiny.svg").read_text()
     on_a_card = Bench(paper).add("ours", "peak_memory", 12.0, measure="both").write(tmp_path)
     write_figure(project, "cce_table1_bars", on_a_card, tmp_path / "gpu.svg")
     assert "comparable" not in (tmp_path / "gpu.notes.txt").read_text()

@@ -111,6 +111,13 @@ def test_the_gpu_table_is_rebuilt_from_committed_records_without_a_gpu_in_under_
     assert time.monotonic() - started < 10 and "Nothing to be done" in again
 
 
+def test_training_curves_alone_are_made_without_their_table_and_end_without_an_error(clone):
+    out = snakemake(clone, "paper_tables/mixln_table1.curves.svg", "--config", "scale=gpu")
+    assert steps(out) == {"curves": 1, "total": 1} and "error" not in out.lower()
+    suffixes = {path.name.removeprefix("mixln_table1.curves.") for path in (clone / "paper_tables").glob("*.curves.*")}
+    assert suffixes == {"svg", "png", "csv", "notes.txt"}
+
+
 def test_tables_and_figures_of_arithmetic_are_made_without_a_job(clone):
     out = snakemake(clone, "paper_tables/cce_tableA3.csv", "paper_tables/cce_figure2.svg")
     assert steps(out).keys() <= {"table", "figure", "judged_figure", "total"}

@@ -269,5 +269,7 @@ class Workflow:
         return [name for name in found if name in self.project.exhibits]
 
     def asked_for(self, arguments: list[str]) -> list[str]:
-        """Those of them that have something to show in a terminal."""
-        return [name for name in self.asked(arguments) if name in self.project.tables or self.has_claims(name)]
+        """Those of them that are built and have something to show in a terminal."""
+        told = [name for name in self.asked(arguments) if name in self.project.tables or self.has_claims(name)]
+        # Training curves are made without their table.
+        return [name for name in told if self.places.is_file(f"paper_tables/{name}.csv")]
