@@ -6,7 +6,6 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from paperlm.data.registry import registry
 from paperlm.plan.project import ROOT
 
 DOCUMENTS = ["README.md", "kernels/README.md", "kernels/MEASURED.md"]
@@ -58,14 +57,3 @@ def headings(document: str) -> set[str]:
 def generated(document: str, mark: str) -> str:
     """What stands between `<!-- mark -->` and the next `<!-- end -->`."""
     return read(document).split(f"<!-- {mark} -->")[1].split("<!-- end -->")[0].strip()
-
-
-def data_table() -> str:
-    """The table of docs/data.md, from the registry: every set in the repository or in a local folder."""
-    lines = ["| name | what | licence |", "|---|---|---|"]
-    found = registry()
-    for name, entry in [*found.datasets.items(), *found.models.items()]:
-        if entry.source != "hub":
-            lines.append(f"| `{entry.source}:{name}` | {entry.summary} | {entry.licence} |")
-    lines += [f"| tokenizer `{name}` | {entry.summary} | {entry.licence} |" for name, entry in found.tokenizers.items()]
-    return "\n".join(lines)

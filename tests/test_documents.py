@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from paperlm_kernels.bench.rows import read as read_rows
 from support import copy_tracked, job_environment
-from support_documents import DOCUMENTS, blocks, commands, data_table, generated, headings, prose, read, words
+from support_documents import DOCUMENTS, blocks, commands, generated, headings, prose, read, words
 
+from paperlm.data.registry import registry
+from paperlm.documents import check_documents, write_documents
+from paperlm.errors import RecordError, SpecError
 from paperlm.plan.project import ROOT, Project
 
 NOT_RUN = {
@@ -191,28 +194,90 @@ def test_a_document_names_no_host_but_that_of_the_projects_it_links_to(document)
     assert hosts <= {"github.com"}
 
 
-# -- tables ----
+# -- generated parts ----
+
+BENCH = "paper_tables/records/bench"
+MARKS = {
+    "README.md": ["gpu: mixln_table1"],
+    "docs/data.md": ["registry: bundled and local"],
+    "docs/speed.md": [f"measured: python -m paperlm bench show {BENCH}/pretrain.jsonl"],
+    "kernels/README.md": [f"measured: python -m paperlm_kernels.bench show {BENCH}/cross_entropy.jsonl # first table"],
+    "kernels/MEASURED.md": [
+        f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
+        for name in ("cross_entropy", "cross_entropy_h100")
+    ],
+}
 
 
-@pytest.mark.parametrize("name", ["cross_entropy.jsonl", "cross_entropy_h100.jsonl"])
-def test_the_measurements_of_the_loss_are_those_of_the_committed_rows(name):
-    path = f"paper_tables/records/bench/{name}"
-    shown = _run(ROOT, ["python", "-m", "paperlm_kernels.bench", "show", path]).strip()
-    assert generated("kernels/MEASURED.md", f"measured: python -m paperlm_kernels.bench show {path}") == shown
+def test_every_generated_part_is_what_its_source_says():
+    check_documents(Project())
+    marks = {document: re.findall(r"^<!-- (\w+: .+) -->$", read(document), re.MULTILINE) for document in DOCUMENTS}
+    assert {document: found for document, found in marks.items() if found} == MARKS
 
 
-def test_the_table_in_the_readme_of_the_kernels_is_one_of_the_measured():
+@pytest.mark.parametrize("document", ["docs/speed.md", "kernels/MEASURED.md"])
+def test_a_part_that_was_measured_is_what_the_command_of_its_mark_prints(document):
+    for mark in MARKS[document]:
+        shown = _run(ROOT, words(mark.removeprefix("measured: "))).strip()
+        assert generated(document, mark) == shown and shown.count("\n") > 5
+
+
+def test_the_table_in_the_readme_of_the_kernels_is_the_first_of_the_measured():
     (table,) = re.findall(r"(?:^\|.*\n)+", read("kernels/README.md").split("### Measured")[1], re.MULTILINE)
-    assert table in read("kernels/MEASURED.md")
+    assert re.search(r"(?:^\|.*\n)+", read("kernels/MEASURED.md"), re.MULTILINE)[0] == table
 
 
-def test_the_table_of_training_speed_is_that_of_the_committed_rows():
-    from paperlm.bench import with_ours
+def test_the_table_of_data_has_a_line_for_each_set_that_is_not_on_the_hub():
+    lines = generated("docs/data.md", "registry: bundled and local").splitlines()[2:]
+    named = re.findall(r"^\| (?:tokenizer )?`([\w:.-]+)`", "\n".join(lines), re.MULTILINE)
+    found = registry()
+    entries = {**found.datasets, **found.models}
+    assert named == [f"{e.source}:{n}" for n, e in entries.items() if e.source != "hub"] + list(found.tokenizers)
+    assert len(named) == len(lines) > 10
 
-    path = "paper_tables/records/bench/pretrain.jsonl"
-    table = with_ours().operation("pretrain").tables(read_rows(ROOT / path))
-    assert generated("docs/speed.md", f"measured: python -m paperlm bench show {path}") == table
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Project:
+    """The documents and what they are generated from."""
+    for name in ("workflow", "paper_tables/published", BENCH, "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "kernels").mkdir()
+    for name in ("README.md", "kernels/README.md", "kernels/MEASURED.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return Project({}, tmp_path)
 
 
-def test_the_table_of_data_is_the_registrys():
-    assert generated("docs/data.md", "registry: bundled and local") == data_table()
+@pytest.mark.parametrize("document", MARKS)
+def test_a_number_that_was_edited_is_found_and_written_anew_and_words_around_it_stay(copy, document, capsys):
+    path, text = copy.root / document, read(document)
+    inside, around = generated(document, MARKS[document][-1]), f"A word of mine.\n{text}"
+    path.write_text(around.replace(inside, inside.replace("1", "2")), encoding="utf-8")
+    assert path.read_text() != around
+    with pytest.raises(RecordError, match=rf"^{document}: a generated part is not .*documents --write"):
+        check_documents(copy)
+    write_documents(copy)
+    assert path.read_text() == around and capsys.readouterr().out == f"{document}\n"
+    check_documents(copy)
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda t: t.replace("<!-- end -->", ""), SpecError, r"speed\.md: no <!-- end --> behind <!-- measured: "),
+        (
+            lambda t: t.replace("<!-- measured:", "<!-- mesured:"),
+            SpecError,
+            "source 'mesured'; did you mean 'measured'",
+        ),
+        (lambda t: t.replace("bench show paper", "bench list paper"), SpecError, "quote python -m paperlm bench show"),
+        (lambda t: t.replace("pretrain.jsonl -->", "no.jsonl -->"), RecordError, r"No such file .*no\.jsonl"),
+        (lambda t: t.replace("measured: python", "tiny: python"), RecordError, "no reference of python"),
+    ],
+)
+def test_a_mark_with_a_mistake_is_named_and_nothing_is_written(copy, edit, error, message):
+    path = copy.root / "docs/speed.md"
+    path.write_text(edit(path.read_text()), encoding="utf-8")
+    before = path.read_bytes()
+    with pytest.raises(error, match=message):
+        write_documents(copy)
+    assert path.read_bytes() == before

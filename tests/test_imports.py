@@ -25,7 +25,7 @@ LAYERS = [
     {"plan"},
     {"tables"},
     {"figures"},
-    {"checks", "run", "watch", "results_page", "evidence", "bench", "tables.show"},
+    {"checks", "run", "watch", "results_page", "documents", "evidence", "bench", "tables.show"},
     {"cli", "__main__"},
 ]
 WORK = {"models", "train", "evaluate", "finetune", "probe"}

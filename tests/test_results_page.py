@@ -1,4 +1,4 @@
-"""docs/results.md and README's table are what the committed reference says, and nothing more."""
+"""docs/results.md is what the committed reference says, and nothing more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paperlm.errors import RecordError
 from paperlm.figures.base import write_figure
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.workflow import Workflow
-from paperlm.results_page import REFERENCE, fill, page, take_reference
+from paperlm.results_page import REFERENCE, page, reference_part, take_reference
 from paperlm.tables.build import write_table
 
 SCALES = tuple(sorted(path.name for path in (ROOT / REFERENCE).iterdir() if path.is_dir()))
@@ -20,11 +20,6 @@ SCALES = tuple(sorted(path.name for path in (ROOT / REFERENCE).iterdir() if path
 
 def test_the_page_of_results_is_generated_from_the_reference():
     assert (ROOT / "docs/results.md").read_text() == page(Project(), SCALES)
-
-
-def test_readmes_table_is_generated_from_the_reference():
-    readme = (ROOT / "README.md").read_text()
-    assert fill(readme, Project()) == readme
 
 
 def test_what_failed_stands_before_what_held_and_every_proxy_is_named():
@@ -60,7 +55,7 @@ def test_an_exhibit_without_a_number_and_one_of_another_scale_are_no_reference(c
 
 def test_a_table_that_no_reference_has_is_named_with_the_command_that_makes_it(copy):
     with pytest.raises(RecordError, match="paperlm results --take --config scale=gpu"):
-        fill("<!-- gpu: mixln_table2 -->\n<!-- end -->\n", copy)
+        reference_part(copy, "gpu", "mixln_table2")
 
 
 @pytest.mark.parametrize("name", ["mixln_table1", "cce_figure3"])

@@ -346,7 +346,7 @@ def test_every_verb_explains_itself(paperlm):
     verbs = set(re.findall(r"^    ([a-z-]+)\b", paperlm("--help").stdout, re.MULTILINE))
     assert verbs == {
         "prepare-data", "run", "why", "plan", "watch", "table", "curves", "figure", "measure", "summary", "results",
-        "show", "bench", "lm-eval",
+        "documents", "evidence", "show", "bench", "lm-eval",
     }  # fmt: skip
 
 

@@ -124,7 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     p = verb("summary", _summary, "print a built table, its diff and its verdicts")
     p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables")
 
-    p = verb("results", _results, "write docs/results.md and README's table from the committed reference")
+    p = verb("documents", _documents, "whether the generated parts of the documents are what their sources say")
+    p.add_argument("--write", action="store_true", help="write them anew")
+    _common(p)
+
+    p = verb("results", _results, "write docs/results.md, README's table and all other generated parts of documents")
     p.add_argument("--take", action="store_true", help="first copy what was built at this scale into the reference")
     _common(p)
 
@@ -298,10 +302,20 @@ def _summary(options: argparse.Namespace) -> None:
         print_summary(path)
 
 
-def _results(options: argparse.Namespace) -> None:
-    from paperlm.results_page import write_results
+def _documents(options: argparse.Namespace) -> None:
+    from paperlm.documents import check_documents, write_documents
 
-    write_results(_project(options), options.take)
+    (write_documents if options.write else check_documents)(_project(options))
+
+
+def _results(options: argparse.Namespace) -> None:
+    from paperlm.documents import write_documents
+    from paperlm.results_page import take_reference
+
+    project = _project(options)
+    if options.take:
+        take_reference(project)
+    write_documents(project)
 
 
 def _show(options: argparse.Namespace) -> None:

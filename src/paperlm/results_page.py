@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paperlm.errors import RecordError
-from paperlm.files import write_atomic, write_json
+from paperlm.files import write_json
 from paperlm.plan.costs import write_costs
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
@@ -168,35 +168,12 @@ def _read(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
-def fill(text: str, project: Project) -> str:
-    """A document with every part between `<!-- tiny: NAME -->` and `<!-- end -->` made anew from the reference."""
-    lines, found, inside = text.splitlines(), [], False
-    for line in lines:
-        if line.startswith("<!-- end -->"):
-            inside = False
-        if not inside:
-            found.append(line)
-        if line.startswith("<!-- ") and ": " in line and line.endswith(" -->"):
-            scale, name = line.removeprefix("<!-- ").removesuffix(" -->").split(": ")
-            path = project.root / REFERENCE / scale / f"{name}.diff.csv"
-            if not path.is_file():
-                raise RecordError(
-                    f"{path}: no reference of {name}; python -m paperlm results --take --config scale={scale}"
-                )
-            said = proxies(Project({"scale": scale}, project.root), name)
-            found += ["", *grid(_read(path)), ""]
-            found += [f"{line[0].upper()}{line[1:]}." for line in said] + [""] * bool(said)
-            inside = True
-    return "\n".join(found) + "\n"
-
-
-def write_results(project: Project, take: bool) -> None:
-    """Write docs/results.md and fill README.md. `take`: first make the reference of the project's scale anew."""
-    if take:
-        take_reference(project)
-    scales = tuple(sorted(path.name for path in (project.root / REFERENCE).iterdir() if path.is_dir()))
-    for path, text in (
-        (project.root / "docs/results.md", page(project, scales)),
-        (project.root / "README.md", fill((project.root / "README.md").read_text(encoding="utf-8"), project)),
-    ):
-        write_atomic(path, lambda file, text=text: file.write(text.encode()))
+def reference_part(project: Project, scale: str, name: str) -> str:
+    """The reference of an exhibit as a Markdown table, and what its models are. RecordError if there is none."""
+    path = project.root / REFERENCE / scale / f"{name}.diff.csv"
+    if not path.is_file():
+        raise RecordError(f"{path}: no reference of {name}; python -m paperlm results --take --config scale={scale}")
+    lines = list(grid(_read(path)))
+    if said := proxies(Project({"scale": scale}, project.root), name):
+        lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in said)]
+    return "\n".join(lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,20 +67,21 @@ def _show(options: argparse.Namespace) -> int:
     found = files.read(options.rows)
     if not found:
         raise ValueError(f"{options.rows} has no rows; `cross_entropy --out {options.rows}` appends some")
-    known = ops.operations()
-    # operations of other packages have rows like ours
-    by_op = [(op, list(rows)) for op, rows in itertools.groupby(sorted(found, key=_op), _op)]
-    print("\n\n".join(known[op].tables(rows) if op in known else report.tables(rows) for op, rows in by_op))
+    print(shown(found))
     if options.plot is not None:
         _import_seaborn()
-        if len(by_op) > 1:
-            raise ValueError(f"--plot draws one operation, and {options.rows} has {', '.join(op for op, _ in by_op)}")
-        _plot(options.plot, ops.operation(by_op[0][0]), found)
+        if len(names := sorted({row["op"] for row in found})) > 1:
+            raise ValueError(f"--plot draws one operation, and {options.rows} has {', '.join(names)}")
+        _plot(options.plot, ops.operation(names[0]), found)
     return 0
 
 
-def _op(row: files.Row) -> str:
-    return row["op"]
+def shown(rows: Iterable[files.Row]) -> str:
+    """Markdown tables of rows, by operation; those of operations of other packages have rows like ours."""
+    known, by_op = ops.operations(), {}
+    for row in rows:
+        by_op.setdefault(row["op"], []).append(row)
+    return "\n\n".join(known.get(op, report).tables(by_op[op]) for op in sorted(by_op))
 
 
 def _measure(operation: Operation, options: argparse.Namespace) -> int:
