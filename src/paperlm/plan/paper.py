@@ -258,6 +258,8 @@ class PaperSpec(Frozen):
                 yield f"{at}.{part}.{label}", "size", spec.size, self.sizes
             if spec.job:
                 yield f"{at}.{part}.{label}.job", "job", spec.job, self.jobs
+            for pair in spec.instead.items():
+                yield from ((f"{at}.{part}.{label}.instead", "job", job, self.jobs) for job in pair)
             yield from ((f"{at}.{part}.{label}.mean_of", "column", c, exhibit.columns) for c in spec.mean_of)
         match exhibit:
             case SettingsTable():
