@@ -1,20 +1,28 @@
-"""A series of the records over its first column, one line a row: rewards of policy optimization.
+"""A series of the records over its first column, one line a row: rewards, training losses, validation perplexities.
 
-Options: `series`, `x` and `y` columns, `label`, `window`: so many points are averaged. Bands: 95 % interval over seeds.
+Options: `series`, `x` and `y` columns, `label`, `window`: so many points are averaged, `log`: the axis is logarithmic.
+With `reference`, a row that the others are compared with, and `since`, the share of the run from which they are, there
+are statistics for claims. Bands: 95 % interval over seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.depth import depth_samples
 from paperlm.figures.paired import band, smoothed
 from paperlm.figures.style import legend_below, row_styles
 from paperlm.plan.project import Project
+from paperlm.record.record import Record
 from paperlm.tables.results import collect
+
+END, LATER_MEAN, HIGHEST_GAP = "End", "Mean of the Later Part", "Largest Gap to the Reference"
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
@@ -44,10 +52,45 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.plot(x, mean, linewidth=1.4, label=row, **style)
         if len(curves) > 1:
             axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
-    axis.set(xlabel=options["x"], ylabel=options["label"])
+    axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options.get("log") else "linear")
+    if options.get("log"):
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="y", which="minor", labelsize=7)
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
     if found:
         legend_below(figure, *axis.get_legend_handles_labels())
     else:
         axis.text(0.5, 0.5, "no job has a record yet", ha="center", va="center", transform=axis.transAxes)
-    return Drawing(figure, frame, {}, "" if found else "no job has a record", labels=labels_of(project, name, records))
+    untested = "" if found else "no job has a record"
+    samples = depth_samples(statistics_of(found, options)) if "reference" in options else {}
+    return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
+
+
+def statistics_of(
+    found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any]
+) -> dict[str, list[dict[str, float]]]:
+    """Row -> for each seed the last point of the smoothed curve, the mean of its later part (from `since` on), and,
+    where the reference row has the seed, how far it lies above the reference at most there: below it everywhere is a
+    negative number."""
+    curves = {row: {record.job["seed"]: _smoothed(record, options) for record in seeds} for row, seeds in found.items()}
+    reference = curves.get(options["reference"], {})
+    statistics: dict[str, list[dict[str, float]]] = {}
+    for row, seeds in curves.items():
+        for seed, curve in seeds.items():
+            first = Fraction(options["since"]) * max(curve)
+            later = {x: y for x, y in curve.items() if x >= first}
+            one = {END: curve[max(curve)], LATER_MEAN: float(np.mean(list(later.values())))}
+            gaps = [y - reference[seed][x] for x, y in later.items() if x in reference.get(seed, {})]
+            if row != options["reference"] and gaps:
+                one[HIGHEST_GAP] = max(gaps)
+            statistics.setdefault(row, []).append(one)
+    return statistics
+
+
+def _smoothed(record: Record, options: Mapping[str, Any]) -> dict[float, float]:
+    """x -> mean of y there and at the points before it, `window` in all; points that are no numbers are left out."""
+    series = record.series[options["series"]]
+    pairs = [p for p in zip(series.column(options["x"]), series.column(options["y"]), strict=True) if p[1] is not None]
+    means = smoothed([y for _, y in pairs], options["window"])
+    return dict(zip([x for x, _ in pairs][len(pairs) - len(means) :], means.tolist(), strict=True))

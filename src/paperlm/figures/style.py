@@ -30,7 +30,9 @@ def palette() -> list[tuple[float, float, float]]:
 
 
 def method_color(norm: str) -> tuple[float, float, float]:
-    """The colour of a norm method."""
+    """The colour of a norm method; grey without one."""
+    if not norm:
+        return (0.55, 0.55, 0.55)
     colors = palette()
     return colors[(METHODS.index(norm) if norm in METHODS else sum(map(ord, norm))) % len(colors)]
 
@@ -46,7 +48,7 @@ def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
     found: dict[str, set[str]] = {}
     for cell in project.cells(name):
         if cell.jobs:
-            found.setdefault(cell.row, set()).add(_norm(cell.jobs[0]))
+            found.setdefault(cell.row, set()).add(norm_of(cell.jobs[0]))
     norms = {row: ", ".join(sorted(names)) for row, names in found.items()}
     one_each = all(len(names) == 1 for names in found.values())
     by_norm = one_each and (len(set(norms.values())) > 1 or len(norms) == 1)
@@ -60,12 +62,12 @@ def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _norm(job: Any) -> str:
-    """Name of the norm method that a job, or the job it works on, was trained with."""
+def norm_of(job: Any) -> str:
+    """Name of the norm method that a job, or the job it works on, was trained with; empty where none is known."""
     own = getattr(job, "norm", None)
     if own is not None:
         return own["name"]
-    return next((_norm(parent) for parent in job.parents().values()), "")
+    return next((norm_of(parent) for parent in job.parents().values()), "")
 
 
 def legend_below(figure: Figure, handles: Iterable[Any], labels: Iterable[str]) -> None:
