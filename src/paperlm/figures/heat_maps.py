@@ -41,7 +41,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     figure, axes = plt.subplots(
         len(shown), max(1, len(found)), figsize=(width, height), squeeze=False, layout="constrained"
     )
-    for value, line in zip(shown, axes, strict=True):
+    for place, (value, line) in enumerate(zip(shown, axes, strict=True)):
         top = max(float(frame["raw"].max()), 0.1) if value == "raw" and len(frame) else 1.0
         for axis, (row, seeds) in zip(line, found.items(), strict=False):
             array = grid(seeds[0], value)
@@ -51,8 +51,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             every = range(0, depth, max(1, depth // 6))
             axis.set_xticks(every)
             axis.set_yticks(every, [place + 1 for place in every])
-            axis.set(title=row if line is axes[0] else "", ylabel="blocks further, n" if axis is line[0] else "")
-            axis.set_xlabel("block (from 0, as in print)" if line is axes[-1] else "")
+            axis.set(title="" if place else row, ylabel="blocks further, n" if axis is line[0] else "")
+            axis.set_xlabel("block (from 0, as in print)" if place == len(shown) - 1 else "")
             axis.grid(visible=False)
         if found:
             figure.colorbar(image, ax=line.tolist(), label=MEANING[value], fraction=0.05, pad=0.02)

@@ -22,6 +22,8 @@ from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
 
+FEW = 40
+"Points of a curve up to which each is marked."
 END, LATER_MEAN, HIGHEST_GAP = "End", "Mean of the Later Part", "Largest Gap to the Reference"
 
 
@@ -49,7 +51,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         curves = np.array([smoothed(here[seed].to_list(), options["window"]) for seed in here])
         x = here.index.to_numpy()[-curves.shape[1] :]
         mean, half = band(curves)
-        axis.plot(x, mean, linewidth=1.4, label=row, **style)
+        marker = "o" if len(x) <= FEW else ""
+        axis.plot(x, mean, linewidth=1.4, label=row, marker=marker, markersize=3, **style)
         if len(curves) > 1:
             axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
     axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options.get("log") else "linear")
