@@ -19,7 +19,7 @@ from paperlm.errors import SpecError
 from paperlm.figures.base import write_figure
 from paperlm.figures.block_diagrams import formula, structures
 from paperlm.figures.depth import EXPONENTIAL, LAST, POWER, growth_statistics
-from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, statistics_of
+from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, curve_statistics
 from paperlm.figures.style import METHODS, method_color, row_styles
 from paperlm.jobs.base import Series
 from paperlm.jobs.hub_model import HubModel
@@ -176,7 +176,7 @@ def curve(job, losses: list[float | None], seed: int = 0):
     return record_of(job, series={"train": Series(columns=["update", "tokens", "loss"], rows=rows)})
 
 
-OPTIONS = {"series": "train", "x": "update", "y": "loss", "window": 2, "reference": "A", "since": "1/2"}
+OPTIONS = {"series": "train", "x": "update", "y": "loss", "window": 2, "reference": "A", "since": "1/2", "noise": "log"}
 
 
 def test_a_curve_is_compared_with_the_reference_of_its_seed_over_the_later_part(tiny):
@@ -185,25 +185,25 @@ def test_a_curve_is_compared_with_the_reference_of_its_seed_over_the_later_part(
         "A": (curve(job, [9.0, 7.0, 5.0, 4.0]), curve(job, [1.0, 1.0, 1.0, 1.0], seed=1)),
         "B": (curve(job, [99.0, 6.5, 4.5, 3.0]), curve(job, [2.0, 2.0, 2.0, 2.0], seed=1)),
     }
-    statistics = statistics_of(found, OPTIONS)
+    statistics = curve_statistics(found, OPTIONS)
     # Smoothed: A 8, 6, 4.5 and B 52.75, 5.5, 3.75 at 20, 30 and 40; the later part begins at 20.
     assert statistics["A"][0] == pytest.approx({END: 4.5, LATER_MEAN: 18.5 / 3})
     assert statistics["B"][0] == pytest.approx({END: 3.75, LATER_MEAN: 62 / 3, HIGHEST_GAP: 44.75})
     assert statistics["B"][1][HIGHEST_GAP] == 1.0, "the reference of the same seed"
-    later = statistics_of(found, OPTIONS | {"since": "3/4"})
+    later = curve_statistics(found, OPTIONS | {"since": "3/4"})
     assert later["B"][0][HIGHEST_GAP] == pytest.approx(-0.5), "below it from there on: a negative number"
 
 
 def test_a_seed_without_the_reference_has_no_gap(tiny):
     job = tiny.jobs_of("lns_figure5")[0]
     found = {"A": (curve(job, [3.0, 2.0]),), "B": (curve(job, [3.0, 2.0], seed=4),)}
-    assert HIGHEST_GAP not in statistics_of(found, OPTIONS)["B"][0]
+    assert HIGHEST_GAP not in curve_statistics(found, OPTIONS)["B"][4]
 
 
 def test_points_that_are_no_numbers_are_left_out_of_a_curve(tiny):
     job = tiny.jobs_of("lns_figure5")[0]
     found = {"A": (curve(job, [3.0, 2.0, None]),)}
-    assert statistics_of(found, OPTIONS)["A"][0] == pytest.approx({END: 2.5, LATER_MEAN: 2.5})
+    assert curve_statistics(found, OPTIONS)["A"][0] == pytest.approx({END: 2.5, LATER_MEAN: 2.5})
 
 
 # -- growth ----

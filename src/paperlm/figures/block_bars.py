@@ -1,7 +1,8 @@
 """A number for each block as bars, a panel for each row: gradient norms, what a model loses without a block.
 
 Options: `series` and `column` of the records, `label` of the axis, `error`: metric whose standard error one number has,
-`percent`: shares are shown as points; `log`: the axis is logarithmic; `growth`: claims read how it grows with depth.
+`percent`: shares are shown as points; `log`: the axis is logarithmic; `also`: further
+statistics that claims read (depth.FURTHER).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import depth_samples, depth_statistics, growth_statistics, mean_over_seeds
+from paperlm.figures.depth import depth_samples, mean_over_seeds, statistics_of
 from paperlm.figures.style import method_color, norm_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -62,11 +63,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
     figure.tight_layout()
-    read = [depth_statistics, growth_statistics] if options.get("growth") else [depth_statistics]
-    statistics = {
-        row: [{k: v for function in read for k, v in function(curve).items()} for curve in seeds]
-        for row, seeds in curves.items()
-    }
+    also = options.get("also", "")
+    statistics = {row: [statistics_of(curve, also) for curve in seeds] for row, seeds in curves.items()}
     samples = depth_samples(statistics, _errors(found, options))
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))

@@ -1,7 +1,7 @@
 """Angular distance between the streams of two blocks, a heat map for each row (Mix-LN Figures 2, 3 and 5).
 
 Option `values`, a line of panels for each: raw (angle over pi, the same colours in every panel) or scaled (clipped and
-stretched for each n, so that panels share no scale). Claims read the raw values.
+stretched for each n, so that panels share no scale). Claims read the raw values; `also`: further statistics of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import depth_samples, depth_statistics
+from paperlm.figures.depth import depth_samples, statistics_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
@@ -61,7 +61,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for axis in axes.flat:
             axis.set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
-    statistics = {row: [depth_statistics(neighbours(record)) for record in seeds] for row, seeds in found.items()}
+    also = spec.options.get("also", "")
+    statistics = {row: [statistics_of(neighbours(record), also) for record in seeds] for row, seeds in found.items()}
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, depth_samples(statistics), untested, labels=labels_of(project, name, records))
 
