@@ -18,15 +18,35 @@ from paperlm.data.registry import HERE
 from paperlm.errors import SpecError
 from paperlm.figures.base import write_figure
 from paperlm.figures.block_diagrams import formula, structures
-from paperlm.figures.depth import EXPONENTIAL, LAST, POWER, growth_statistics
-from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, curve_statistics
+from paperlm.figures.depth import (
+    AT_MOST_ONE,
+    BEHIND_FIRST,
+    DEEP_BUT_LAST,
+    EXPONENTIAL,
+    FIRST,
+    HIGH_BUT_LAST,
+    LARGEST_BEHIND_FIRST,
+    LARGEST_BEHIND_THREE,
+    LARGEST_OF_THREE,
+    LAST,
+    POWER,
+    SHALLOW,
+    UNEVENNESS,
+    depth_samples,
+    growth_statistics,
+    removal_statistics,
+    statistics_of,
+)
+from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, curve_samples, curve_statistics
 from paperlm.figures.style import METHODS, method_color, row_styles
 from paperlm.jobs.base import Series
 from paperlm.jobs.hub_model import HubModel
 from paperlm.norms import build_method, norm_methods
 from paperlm.norms.base import Learned
 from paperlm.plan.project import Project
+from paperlm.plan.state import State
 from paperlm.record.record import write_record
+from paperlm.tables.claims import judge
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +226,54 @@ def test_points_that_are_no_numbers_are_left_out_of_a_curve(tiny):
     assert curve_statistics(found, OPTIONS)["A"][0] == pytest.approx({END: 2.5, LATER_MEAN: 2.5})
 
 
+def test_the_noise_of_a_curve_is_the_scales_and_that_of_a_gap_of_two_runs_larger(tiny):
+    job = tiny.jobs_of("lns_figure5")[0]
+    found = {"A": (curve(job, [50.0, 40.0]),), "B": (curve(job, [44.0, 36.0]),)}
+    relative = curve_samples(found, OPTIONS | {"noise": "relative", "window": 1}, 0.03)
+    assert relative["B", HIGHEST_GAP].values == pytest.approx((-0.1,)), "as a share of the reference: 0.88 and 0.9"
+    assert relative["A", END].deviation == pytest.approx(0.03 * 40)
+    log = curve_samples(found, OPTIONS | {"window": 1}, 0.03)
+    assert log["B", HIGHEST_GAP].values == (-4.0,) and log["A", END].deviation == 0.03
+    assert log["B", HIGHEST_GAP].deviation == relative["B", HIGHEST_GAP].deviation == pytest.approx(0.03 * 2**0.5)
+
+
+@pytest.mark.parametrize(("ends", "verdict"), [((40.0, 34.0), "holds"), ((40.0, 39.5), "undecided")])
+def test_a_curve_that_stays_below_another_by_more_than_the_noise_does_so(tiny, ends, verdict):
+    job = tiny.jobs_of("mixln_figure4")[0]
+    found = {"A": (curve(job, [50.0, ends[0]]),), "B": (curve(job, [42.0, ends[1]]),)}
+    samples = curve_samples(found, OPTIONS | {"noise": "relative", "window": 1}, 0.03)
+    cells = {("F", key): sample for key, sample in samples.items()}
+    assert judge(f"F['B','{HIGHEST_GAP}'] < 0", cells, {"F": {}}).verdict == verdict
+
+
+# -- blocks that are left out ----
+
+
+def test_what_is_said_of_removed_blocks_is_read_off_the_right_blocks():
+    """Twelve blocks, of which the first and the last matter most: thirds are 1-4 and 9-12, the deep half 7-12."""
+    values = [20.0, 3.0, 2.0, 1.0, -1.0, 0.0, 0.5, 0.5, 2.0, 1.0, 0.0, 9.0]
+    found = removal_statistics(values)
+    assert found[FIRST] == 20 and found[LARGEST_BEHIND_FIRST] == 9
+    assert (found[LARGEST_OF_THREE], found[LARGEST_BEHIND_THREE]) == (20, 9)
+    assert found[SHALLOW] == pytest.approx(25 / 6) and found[BEHIND_FIRST] == pytest.approx(18 / 11)
+    assert found[DEEP_BUT_LAST] == pytest.approx(4 / 5) and found[HIGH_BUT_LAST] == pytest.approx(1)
+    assert found[UNEVENNESS] == pytest.approx(20 / 39), "of what is lost, not of what is gained"
+    assert found[AT_MOST_ONE] == 7
+    assert removal_statistics([2.0]).keys() >= {FIRST, UNEVENNESS}, "one block has no others"
+    assert removal_statistics([-1.0, -2.0])[UNEVENNESS] == 0
+
+
+def test_the_error_of_the_blocks_says_nothing_of_statistics_in_another_unit():
+    samples = depth_samples({"a": [removal_statistics([3.0, 1.0, 2.0])]}, {"a": 0.7})
+    assert samples["a", FIRST].deviation == 0.7 and samples["a", FIRST].measured
+    assert not samples["a", UNEVENNESS].measured and not samples["a", AT_MOST_ONE].measured
+
+
+def test_an_unknown_set_of_statistics_is_refused_with_the_nearest_name():
+    with pytest.raises(SpecError, match=r"unknown option `also` 'grwoth'; did you mean 'growth'"):
+        statistics_of([1.0, 2.0], "grwoth")
+
+
 # -- growth ----
 
 
@@ -241,6 +309,17 @@ def test_a_model_from_elsewhere_has_the_colour_of_its_normalization(tiny):
     models = yaml.safe_load((HERE / "registry.yaml").read_text(encoding="utf-8"))["models"]
     named = {f"{entry['source']}:{name}": entry for name, entry in models.items()}
     assert all(HubModel(name=name).norm["name"] in norm_methods() for name in named)
+
+
+@pytest.mark.parametrize("name", ["mixln_figure2ab", "mixln_figure2cd", "lns_figure2"])
+def test_nothing_of_a_model_that_is_not_in_the_repository_is_made_at_the_scales_of_a_first_run(name):
+    """Its records are committed: without them the bare command would stop for want of a file of 98 MB."""
+    for scale in ("smoke", "tiny"):
+        project = Project({"scale": scale})
+        state = State(project)
+        found = [job for job in project.jobs_of(name) if job.of.kind == "hub_model"]
+        assert all(state.want(job) == "have" and "paper_tables/records" in state.record(job) for job in found)
+    assert found
 
 
 def test_panels_of_models_of_different_depth_show_all_of_their_blocks(tiny, tmp_path):
