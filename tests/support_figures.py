@@ -21,8 +21,14 @@ from paperlm.record.record import Record, write_record
 
 def _blocks(job: Job, columns: list[str], value: Callable[[int], float] = lambda block: block + 1.0) -> Series:
     """A row for each block, all columns alike."""
-    depth = job.of.of.n_layers if job.of.kind == "sft" else job.of.n_layers
-    return Series(columns=["block", *columns], rows=[[b, *[value(b)] * len(columns)] for b in range(1, depth + 1)])
+    blocks = range(1, depth_of(job) + 1)
+    return Series(columns=["block", *columns], rows=[[b, *[value(b)] * len(columns)] for b in blocks])
+
+
+def depth_of(job: Job) -> int:
+    """Blocks of the model that a job looks into; a model from elsewhere has 30, as the one of the registry."""
+    model = job.of.of if job.of.kind == "sft" else job.of
+    return getattr(model, "n_layers", 30)
 
 
 def measured(job: Job) -> Record:
@@ -36,7 +42,7 @@ def measured(job: Job) -> Record:
             series = {"ranks": Series(columns=["rank", "mean_probability"], rows=rows)}
             return record_of(job, metrics | {"threshold": 2.0**-12, "tokens": 9}, series=series)
         case "angular_distance":
-            depth = job.of.n_layers
+            depth = depth_of(job)
             pairs = [(b, n) for b in range(1, depth + 1) for n in range(1, depth + 2 - b)]
             rows = [[b, n, 0.01 * (b + n), 0.5, None] for b, n in pairs]
             columns = ["block", "n", "raw", "scaled", "raw_last"]

@@ -125,6 +125,8 @@ class ModelEntry(Frozen):
     "shell patterns of weights in the files that the architecture has no place for"
     labels: list[str] = []
     "what has to stand wherever numbers of this model do"
+    norm: str = ""
+    "the norm method of its blocks, whose colour it has in figures"
 
     @model_validator(mode="after")
     def complete(self) -> ModelEntry:

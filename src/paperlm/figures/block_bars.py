@@ -1,7 +1,8 @@
 """A number for each block as bars, a panel for each row: gradient norms, what a model loses without a block.
 
 Options: `series` and `column` of the records, `label` of the axis, `error`: metric whose standard error one number has,
-`percent`: shares are shown as points; `log`: the axis is logarithmic.
+`percent`: shares are shown as points; `log`: the axis is logarithmic; `also`: further
+statistics that claims read (depth.FURTHER).
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import depth_samples, depth_statistics, mean_over_seeds
-from paperlm.figures.style import row_styles
+from paperlm.figures.depth import depth_samples, mean_over_seeds, statistics_of
+from paperlm.figures.style import method_color, norm_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
+
+ACROSS = 3
+"Panels beside each other: more of them are too narrow to read on a page."
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
@@ -35,25 +39,32 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "block", options["column"]])
     count = max(1, len(found))
-    figure, axes = plt.subplots(1, count, figsize=(2.9 * count + 0.5, 2.9), sharey=True, squeeze=False)
-    styles = row_styles(project, name)
-    for axis, (row, seeds) in zip(axes[0], curves.items(), strict=False):
+    lines, across = -(-count // ACROSS), min(count, ACROSS)
+    figure, axes = plt.subplots(
+        lines, across, figsize=(2.9 * across + 0.5, 2.5 * lines + 0.4), sharey=True, squeeze=False
+    )
+    for axis in axes.flat[count:]:
+        axis.set_axis_off()
+    methods = {row: norm_of(cell.cell.jobs[0]) for (row, _), cell in results.cells.items()}
+    for place, (axis, (row, seeds)) in enumerate(zip(axes.flat, curves.items(), strict=False)):
         mean = mean_over_seeds(seeds)
-        axis.bar(range(len(mean)), mean, color=styles[row]["color"], width=0.75)
+        axis.bar(range(len(mean)), mean, color=method_color(methods[row]), width=0.75)
         for seed in seeds if len(seeds) > 1 else ():
             axis.plot(range(len(seed)), seed, ".", color="0.2", markersize=3)
         if options.get("log"):
             axis.set_yscale("log")
         else:
             axis.axhline(0, color="0.4", linewidth=0.8)
-        axis.set(title=row, xlabel="block (from 0, as in print)", ylabel=options["label"] if axis is axes[0][0] else "")
+        axis.set(title=row, ylabel="" if place % across else options["label"])
+        axis.set_xlabel("block (from 0, as in print)" if place + across >= count else "")
         axis.grid(visible=False, axis="x")
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
     figure.tight_layout()
-    statistics = {row: [depth_statistics(curve) for curve in seeds] for row, seeds in curves.items()}
+    also = options.get("also", "")
+    statistics = {row: [statistics_of(curve, also) for curve in seeds] for row, seeds in curves.items()}
     samples = depth_samples(statistics, _errors(found, options))
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))

@@ -1,6 +1,7 @@
 """A number of each block over training, one line a block, a panel for each row (LayerNorm Scaling Figure 1).
 
-The columns of the figure are states along a run (`along`). Options: `series` and `column` of the records, `label`.
+The columns of the figure are states along a run (`along`). Options: `series` and `column` of the records, `label`,
+`log`: the axis is logarithmic.
 """
 
 from __future__ import annotations
@@ -44,13 +45,17 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "update", "block", options["column"]])
     count = max(1, len(curves))
-    figure, axes = plt.subplots(1, count, figsize=(3.1 * count + 0.7, 3.0), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, count, figsize=(3.1 * count + 0.7, 3.0), sharey=bool(options.get("log")), squeeze=False, layout="constrained"
+    )
     for axis, (row, seeds) in zip(axes[0], curves.items(), strict=False):
         curve = next(iter(seeds.values()))
         updates = sorted(curve)
         depth = len(curve[updates[0]])
         for block, color in enumerate(sns.color_palette("viridis", depth)):
             axis.plot(updates, [curve[update][block] for update in updates], color=color, linewidth=1.1)
+        if options.get("log"):
+            axis.set_yscale("log")
         axis.set(title=row, xlabel="update", ylabel=options["label"] if axis is axes[0][0] else "")
     if curves:
         colours = plt.cm.ScalarMappable(plt.Normalize(1, depth), "viridis")

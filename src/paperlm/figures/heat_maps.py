@@ -1,7 +1,7 @@
 """Angular distance between the streams of two blocks, a heat map for each row (Mix-LN Figures 2, 3 and 5).
 
-Option `value`: raw (angle over pi, the same colours in every panel) or scaled (clipped and stretched for each n,
-so that panels share no scale). Claims read the raw values.
+Option `values`, a line of panels for each: raw (angle over pi, the same colours in every panel) or scaled (clipped and
+stretched for each n, so that panels share no scale). Claims read the raw values; `also`: further statistics of them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import depth_samples, depth_statistics
+from paperlm.figures.depth import depth_samples, statistics_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
+
+MEANING = {"raw": "angle / pi", "scaled": "angle, scaled for each n"}
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
@@ -34,31 +36,33 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for values in record.series["angular"].rows
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "block", "n", "raw", "scaled", "raw_last"])
-    value = spec.options.get("value", "raw")
+    shown = spec.options["values"]
+    width, height = 2.6 * max(1, len(found)) + 0.9, 2.5 * len(shown) + 0.5
     figure, axes = plt.subplots(
-        1, max(1, len(found)), figsize=(2.9 * max(1, len(found)) + 0.6, 3.1), squeeze=False, layout="constrained"
+        len(shown), max(1, len(found)), figsize=(width, height), squeeze=False, layout="constrained"
     )
-    top = 1.0 if value == "scaled" else max((float(frame["raw"].max()), 0.1)) if len(frame) else 1.0
-    image = None
-    for axis, (row, seeds) in zip(axes[0], found.items(), strict=False):
-        image = axis.imshow(
-            grid(seeds[0], value), origin="lower", cmap="viridis_r", vmin=0, vmax=top, aspect="auto"
-        )  # yellow is similar, as in the papers
-        depth = int(frame["block"].max())
-        axis.set_xticks(range(0, depth, max(1, depth // 6)))
-        axis.set_yticks(range(0, depth, max(1, depth // 6)), range(1, depth + 1, max(1, depth // 6)))
-        axis.set(
-            title=row, xlabel="block (from 0, as in print)", ylabel="blocks further, n" if axis is axes[0][0] else ""
-        )
-        axis.grid(visible=False)
-    if image is None:
+    for place, (value, line) in enumerate(zip(shown, axes, strict=True)):
+        top = max(float(frame["raw"].max()), 0.1) if value == "raw" and len(frame) else 1.0
+        for axis, (row, seeds) in zip(line, found.items(), strict=False):
+            array = grid(seeds[0], value)
+            # Yellow is similar, as in the papers.
+            image = axis.imshow(array, origin="lower", cmap="viridis_r", vmin=0, vmax=top, aspect="auto")
+            depth = len(array)
+            every = range(0, depth, max(1, depth // 6))
+            axis.set_xticks(every)
+            axis.set_yticks(every, [place + 1 for place in every])
+            axis.set(title="" if place else row, ylabel="blocks further, n" if axis is line[0] else "")
+            axis.set_xlabel("block (from 0, as in print)" if place == len(shown) - 1 else "")
+            axis.grid(visible=False)
+        if found:
+            figure.colorbar(image, ax=line.tolist(), label=MEANING[value], fraction=0.05, pad=0.02)
+    if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
-        axes[0][0].set_axis_off()
+        for axis in axes.flat:
+            axis.set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
-    if image is not None:
-        what = "angle / pi" if value == "raw" else "angle, scaled for each n"
-        figure.colorbar(image, ax=axes[0].tolist(), label=what, fraction=0.05, pad=0.02)
-    statistics = {row: [depth_statistics(neighbours(record)) for record in seeds] for row, seeds in found.items()}
+    also = spec.options.get("also", "")
+    statistics = {row: [statistics_of(neighbours(record), also) for record in seeds] for row, seeds in found.items()}
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, depth_samples(statistics), untested, labels=labels_of(project, name, records))
 

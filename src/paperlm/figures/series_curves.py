@@ -1,12 +1,19 @@
-"""A series of the records over its first column, one line a row: rewards of policy optimization.
+"""A series of the records over its first column, one line a row: rewards, training losses, validation perplexities.
 
-Options: `series`, `x` and `y` columns, `label`, `window`: so many points are averaged. Bands: 95 % interval over seeds.
+Options: `series`, `x` and `y` columns, `label`, `window`: so many points are averaged, `log`: the axis is logarithmic.
+With `reference`, a row that the others are compared with, and `since`, the share of the run from which they are, there
+are statistics for claims; `noise` says how the scale's seed noise of perplexity becomes that of y: relative (y is a
+perplexity) or log (y is its logarithm). Bands: 95 % interval over seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +21,14 @@ from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.paired import band, smoothed
 from paperlm.figures.style import legend_below, row_styles
 from paperlm.plan.project import Project
+from paperlm.record.record import Record
+from paperlm.tables.claims import CellSamples
+from paperlm.tables.contents import Key
 from paperlm.tables.results import collect
+
+FEW = 40
+"Points of a curve up to which each is marked."
+END, LATER_MEAN, HIGHEST_GAP = "End", "Mean of the Later Part", "Largest Gap to the Reference"
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
@@ -41,13 +55,70 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         curves = np.array([smoothed(here[seed].to_list(), options["window"]) for seed in here])
         x = here.index.to_numpy()[-curves.shape[1] :]
         mean, half = band(curves)
-        axis.plot(x, mean, linewidth=1.4, label=row, **style)
+        marker = "o" if len(x) <= FEW else ""
+        axis.plot(x, mean, linewidth=1.4, label=row, marker=marker, markersize=3, **style)
         if len(curves) > 1:
             axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
-    axis.set(xlabel=options["x"], ylabel=options["label"])
+    axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options.get("log") else "linear")
+    if options.get("log"):
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="y", which="minor", labelsize=7)
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
     if found:
         legend_below(figure, *axis.get_legend_handles_labels())
     else:
         axis.text(0.5, 0.5, "no job has a record yet", ha="center", va="center", transform=axis.transAxes)
-    return Drawing(figure, frame, {}, "" if found else "no job has a record", labels=labels_of(project, name, records))
+    untested = "" if found else "no job has a record"
+    samples = curve_samples(found, options, project.scale.seed_noise.value) if "reference" in options else {}
+    return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
+
+
+def curve_samples(
+    found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any], noise: float
+) -> dict[Key, CellSamples]:
+    """`curve_statistics` as the judge sees them. One run varies by at least the scale's seed noise (relative, or in the
+    logarithm), a gap between two by the root of two times as much."""
+    samples = {}
+    for row, by_seed in curve_statistics(found, options).items():
+        ended = {record.job["seed"]: record.outcome == "not_finite" for record in found[row]}
+        for statistic in dict.fromkeys(name for one in by_seed.values() for name in one):
+            values = {seed: one[statistic] for seed, one in by_seed.items() if statistic in one}
+            deviation = math.sqrt(2) * noise if statistic == HIGHEST_GAP else noise
+            if options["noise"] == "relative" and statistic != HIGHEST_GAP:
+                deviation *= abs(statistics.fmean(values.values()))
+            samples[row, statistic] = CellSamples(
+                tuple(values.values()), tuple(ended[s] for s in values), tuple(values), deviation
+            )
+    return samples
+
+
+def curve_statistics(
+    found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any]
+) -> dict[str, dict[int, dict[str, float]]]:
+    """Row -> seed -> the last point of the smoothed curve, the mean of its later part (from `since` on), and, where the
+    reference row has the seed, how far it lies above the reference there at most (as a share of it, if noise is
+    relative): below it everywhere is a negative number. A curve without a number has none of them."""
+    curves = {row: {record.job["seed"]: _smoothed(record, options) for record in seeds} for row, seeds in found.items()}
+    reference = curves.get(options["reference"], {})
+    relative = options["noise"] == "relative"
+    found_of: dict[str, dict[int, dict[str, float]]] = {}
+    for row, seeds in curves.items():
+        for seed, curve in seeds.items():
+            if not curve:
+                continue
+            later = {x: y for x, y in curve.items() if x >= Fraction(options["since"]) * max(curve)}
+            one = {END: curve[max(curve)], LATER_MEAN: statistics.fmean(later.values())}
+            pairs = [(y, reference[seed][x]) for x, y in later.items() if x in reference.get(seed, {})]
+            if row != options["reference"] and pairs:
+                one[HIGHEST_GAP] = max(y / r - 1 if relative else y - r for y, r in pairs)
+            found_of.setdefault(row, {})[seed] = one
+    return found_of
+
+
+def _smoothed(record: Record, options: Mapping[str, Any]) -> dict[float, float]:
+    """x -> mean of y there and at the points before it, `window` in all; points that are no numbers are left out."""
+    series = record.series[options["series"]]
+    pairs = [p for p in zip(series.column(options["x"]), series.column(options["y"]), strict=True) if p[1] is not None]
+    means = smoothed([y for _, y in pairs], options["window"])
+    return dict(zip([x for x, _ in pairs][len(pairs) - len(means) :], means.tolist(), strict=True))

@@ -14,12 +14,27 @@ if TYPE_CHECKING:
 
 METHODS = (
     "post_ln", "deep_norm", "pre_ln", "mix_ln", "layernorm_scaling", "sandwich_ln", "admin", "group_ln", "layer_scale",
-    "scaled_init",
+    "scaled_init", "scaled_embed",
 )  # fmt: skip
 "Norm methods in the order of the palette; one that is not here takes a colour by its name."
 SHADE = 0.7
 "What is left of a colour's strength in each further row of the same norm."
 DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (6, 2, 1, 2)))
+
+
+def palette() -> list[tuple[float, float, float]]:
+    """Ten colours that stay apart whatever kind of colour vision, and near-black."""
+    import seaborn as sns
+
+    return [*sns.color_palette("colorblind", 10), (0.15, 0.15, 0.15)]
+
+
+def method_color(norm: str) -> tuple[float, float, float]:
+    """The colour of a norm method; grey without one."""
+    if not norm:
+        return (0.55, 0.55, 0.55)
+    colors = palette()
+    return colors[(METHODS.index(norm) if norm in METHODS else sum(map(ord, norm))) % len(colors)]
 
 
 def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
@@ -29,32 +44,30 @@ def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
     lighter shades of it. Where all have the same norm they have a colour by their place. Dashes alternate by place, so
     that lines which coincide stay visible, without colour too.
     """
-    import seaborn as sns
-
-    palette = sns.color_palette("colorblind", len(METHODS))
+    colors = palette()
     found: dict[str, set[str]] = {}
     for cell in project.cells(name):
         if cell.jobs:
-            found.setdefault(cell.row, set()).add(_norm(cell.jobs[0]))
+            found.setdefault(cell.row, set()).add(norm_of(cell.jobs[0]))
     norms = {row: ", ".join(sorted(names)) for row, names in found.items()}
     one_each = all(len(names) == 1 for names in found.values())
     by_norm = one_each and (len(set(norms.values())) > 1 or len(norms) == 1)
     styles, before = {}, Counter()
     for index, ((row, norm), dash) in enumerate(zip(norms.items(), itertools.cycle(DASHES), strict=False)):
-        place = (METHODS.index(norm) if norm in METHODS else sum(map(ord, norm or row))) if by_norm else index
+        full = method_color(norm or row) if by_norm else colors[index % len(colors)]
         white = 1 - SHADE ** before[norm] if by_norm else 0.0
         before[norm] += 1
-        color = tuple(part + (1 - part) * white for part in palette[place % len(palette)])
+        color = tuple(part + (1 - part) * white for part in full)
         styles[row] = {"color": color, "linestyle": dash}
     return styles
 
 
-def _norm(job: Any) -> str:
-    """Name of the norm method that a job, or the job it works on, was trained with."""
+def norm_of(job: Any) -> str:
+    """Name of the norm method that a job, or the job it works on, was trained with; empty where none is known."""
     own = getattr(job, "norm", None)
     if own is not None:
         return own["name"]
-    return next((_norm(parent) for parent in job.parents().values()), "")
+    return next((norm_of(parent) for parent in job.parents().values()), "")
 
 
 def legend_below(figure: Figure, handles: Iterable[Any], labels: Iterable[str]) -> None:

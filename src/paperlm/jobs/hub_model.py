@@ -29,6 +29,12 @@ class HubModel(Job):
     def model_exists(cls, value: str) -> str:
         return ModelData(model=value).model
 
+    @property
+    def norm(self) -> dict[str, str] | None:
+        """How its blocks are normalized, as other models say it; None where the registry does not."""
+        _, entry = model_entry(self.name)
+        return {"name": entry.norm} if entry.norm else None
+
     def data(self) -> list[Any]:
         return [ModelData(model=self.name)]
 

@@ -114,6 +114,8 @@ class Part(Frozen):
     "name of a job of the paper -> settings for it"
     job: str = ""
     "another job of the paper than the exhibit's"
+    instead: dict[str, str] = {}
+    "name of a job of the paper -> the one in its place, wherever the cell's job or what it works on is that one"
     metric: str = ""
     "another metric than the exhibit's"
     mean_of: list[str] = []

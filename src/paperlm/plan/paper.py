@@ -158,7 +158,19 @@ class PaperSpec(Frozen):
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
         self._check_parents()
+        for name, exhibit in self.exhibits().items():
+            for part, label, spec in _parts(exhibit):
+                for one, other in spec.instead.items():
+                    self._check_instead(f"{name}.{part}.{label}.instead", one, other)
         return self
+
+    def _check_instead(self, place: str, one: str, other: str) -> None:
+        """ValueError for a job of another kind. No job works on one of its own kind, so that there are no circles."""
+        kind, wanted = self.jobs[other].kind, self.jobs[one].kind
+        if kind != wanted:
+            raise ValueError(
+                f"{place}: {other!r} is a job of kind {kind!r}; in place of {one!r} it has to be {wanted!r}"
+            )
 
     def _check_parents(self) -> None:
         """ValueError for a parent of the wrong kind and for a circle."""
@@ -258,6 +270,8 @@ class PaperSpec(Frozen):
                 yield f"{at}.{part}.{label}", "size", spec.size, self.sizes
             if spec.job:
                 yield f"{at}.{part}.{label}.job", "job", spec.job, self.jobs
+            for pair in spec.instead.items():
+                yield from ((f"{at}.{part}.{label}.instead", "job", job, self.jobs) for job in pair)
             yield from ((f"{at}.{part}.{label}.mean_of", "column", c, exhibit.columns) for c in spec.mean_of)
         match exhibit:
             case SettingsTable():

@@ -221,6 +221,8 @@ class Project:
         found = [
             self.resolver(paper.paper.id).job(job, self._seeded(context, seed), where) for seed in self.seeds(exhibit)
         ]
+        if idle := [one for one in context.instead.values() if one not in found[0].sources]:
+            raise SpecError(f"{where}: instead: {job} does not work on what {idle[0]!r} stands for; leave it out")
         size = context.size or paper.jobs[job].with_.size
         values = {key: s.value for key, s in paper.sizes[size].values.items()} if size in paper.sizes else {}
         metric = next((part.metric for part in reversed(parts) if part.metric), exhibit.metric)

@@ -36,6 +36,8 @@ class Context:
     "a row that the paper does not print: the scale's options of methods are not for it"
     settings: Mapping[str, Settings] = field(default_factory=dict)
     "name of a job -> settings"
+    instead: Mapping[str, str] = field(default_factory=dict)
+    "name of a job -> the one in its place"
     seed: int = 0
 
     def joined(self, *parts: Part) -> Context:
@@ -54,6 +56,7 @@ class Context:
                 norm_source=part.source if part.norm else found.norm_source,
                 extra=found.extra or bool(part.scales),
                 settings={**found.settings, **merged},
+                instead={**found.instead, **part.instead},
             )
         return found
 
@@ -83,6 +86,7 @@ class Resolver:
 
     def job(self, name: str, context: Context, where: str) -> Resolved:
         """The paper's job of that name in a context. `where` starts the message of a SpecError."""
+        name = context.instead.get(name, name)
         spec = self.paper.jobs[name]
         pinned = spec.with_
         if pinned.size or pinned.norm:
@@ -92,7 +96,8 @@ class Resolver:
                 norm=pinned.norm or context.norm,
                 norm_source=f"jobs.{name}.with" if pinned.norm else context.norm_source,
             )
-        key = json.dumps([name, context.size, context.norm, context.extra, context.seed, _plain(context.settings)])
+        parts = [context.size, context.norm, context.extra, context.seed, _plain(context.settings)]
+        key = json.dumps([name, *parts, dict(context.instead)])
         if key not in self._known:
             self._known[key] = self._resolve(name, context, where)
         return self._known[key]
