@@ -1,4 +1,4 @@
-"""Shapes of the papers' LLaMA models. Torch-free: paper files refer to these by name.
+"""Shapes of the papers' models. Torch-free: paper files refer to these by name.
 
 Source, unless a size says otherwise: configs/llama_*.json of pixeli99/MixLN at ff45826 and Table 7 of Mix-LN. They
 disagree at 250M, where the table prints hidden size 1024; only 768, the configuration file's value, gives 247 million
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """A shape, such as a row of Mix-LN Table 7, plus the exact parameter count with an untied vocabulary of 32,000."""
+    """A shape, such as a row of Mix-LN Table 7, plus the exact parameter count, of a decoder with an untied vocabulary
+    of 32,000."""
 
     hidden_size: int
     intermediate_size: int
@@ -33,6 +34,15 @@ SIZES = {
     "gpt2": Size(768, 2048, 12, 12, 134_105_856, "GPT-2's width, heads and depth; 8/3 of the width for three matrices"),
     "7B": Size(4096, 11008, 32, 32, 6_738_415_616, "Table 7; configs/llama_7b.json"),
 }
+
+
+VIT_SIZES = {
+    "ViT-Tiny": Size(192, 768, 3, 12, 5_717_416, "assumed: DeiT-Tiny (arXiv 2012.12877, Table 1)"),
+    "ViT-Small": Size(384, 1536, 6, 12, 22_050_664, "assumed: DeiT-Small (arXiv 2012.12877, Table 1)"),
+}
+"Shapes of image classifiers; parameters with patches of 16 of 224 pixels, three channels and 1,000 classes."
+
+ALL_SIZES = SIZES | VIT_SIZES
 
 
 def parameter_count(
