@@ -61,3 +61,14 @@ def flops_per_token(hidden_size: int, intermediate_size: int, n_layers: int, voc
     """
     matrices = n_layers * (4 * hidden_size**2 + 3 * hidden_size * intermediate_size) + vocab_size * hidden_size
     return 6.0 * matrices + 6.0 * n_layers * seq_len * hidden_size
+
+
+def flops_per_image(
+    hidden_size: int, intermediate_size: int, n_layers: int, tokens: int, patch_values: int, classes: int
+) -> float:
+    """Floating-point operations to train a vision transformer on one image of so many tokens, the class token included.
+
+    6 per matrix parameter and token, and 12 * tokens * hidden_size a token and block for attention over all tokens.
+    """
+    block = tokens * (6 * (4 * hidden_size**2 + 2 * hidden_size * intermediate_size) + 12 * tokens * hidden_size)
+    return float(n_layers * block + 6 * hidden_size * ((tokens - 1) * patch_values + classes))

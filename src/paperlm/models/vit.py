@@ -189,29 +189,33 @@ class PaperViTForImageClassification(PreTrainedModel):
             module.weight.fill_(1.0)
             module.bias.zero_()
 
-    def streams(
-        self, pixel_values: Tensor, kept: Tensor | None = None, observer: Callable | None = None
-    ) -> Iterator[Tensor]:
-        """The stream (B, S, D) that enters the first block, then what leaves each; no norm on the last.
+    def logits(self, pixel_values: Tensor, kept: Tensor | None = None) -> Tensor:
+        """(B, classes). pixel_values: (B, C, I, I).
 
-        pixel_values: (B, C, I, I). kept (B, L, 2): what each branch of each image is multiplied with, for stochastic
-        depth; None: 1. Raises SpecError for images of another shape.
+        kept (B, L, 2): what each branch of each image is multiplied with, for stochastic depth; None: 1. Raises
+        SpecError for images of another shape.
         """
+        x = self._embed(pixel_values)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, None if kept is None else kept[:, index])
+        return self.classifier(self.norm(x)[:, 0])
+
+    def streams(self, pixel_values: Tensor, kept: Tensor | None = None) -> Iterator[Tensor]:
+        """The stream (B, S, D) that enters the first block, then what leaves each; no norm on the last."""
+        x = self._embed(pixel_values)
+        yield x
+        for index, layer in enumerate(self.layers):
+            x = layer(x, None if kept is None else kept[:, index])
+            yield x
+
+    def _embed(self, pixel_values: Tensor) -> Tensor:
         config = self.config
         expected = (config.num_channels, config.image_size, config.image_size)
         if pixel_values.shape[1:] != expected:
             raise SpecError(f"images of shape {tuple(pixel_values.shape[1:])}; the model takes {expected}: resize them")
         x = self.patches(pixel_values.to(self.patches.weight.dtype)).flatten(2).transpose(1, 2)
         x = torch.cat((self.class_token.expand(len(x), -1, -1).to(x.dtype), x), 1) + self.positions
-        yield (x := x if self.embed_multiplier == 1.0 else x * self.embed_multiplier)
-        for index, layer in enumerate(self.layers):
-            yield (x := layer(x, None if kept is None else kept[:, index], observer))
-
-    def logits(self, pixel_values: Tensor, kept: Tensor | None = None) -> Tensor:
-        """(B, classes). Arguments as of `streams`."""
-        for x in self.streams(pixel_values, kept):  # noqa: B007 - the last one is wanted
-            pass
-        return self.classifier(self.norm(x)[:, 0])
+        return x if self.embed_multiplier == 1.0 else x * self.embed_multiplier
 
     def summed_loss(self, pixel_values: Tensor, targets: Tensor, kept: Tensor | None = None) -> Tensor:
         """Sum of cross-entropies, float32. targets (B, classes) are probabilities: mixed or smoothed labels."""
@@ -229,8 +233,9 @@ class PaperViTForImageClassification(PreTrainedModel):
 
         x is the stream that enters the sum, branch what is added to it, N_post included; both (B, S, D).
         """
-        for _ in self.streams(pixel_values, observer=observer):
-            pass
+        x = self._embed(pixel_values)
+        for layer in self.layers:
+            x = layer(x, observer=observer)
 
 
 def register() -> None:
