@@ -73,6 +73,10 @@ def tiny_folder(folder, norm=MIX):
     return folder
 
 
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
 def tokens(batch=3, length=11, seed=1):
     return torch.randint(2, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
 

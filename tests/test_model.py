@@ -18,6 +18,7 @@ from support_model import (
     WIDTH,
     close,
     config_of,
+    count,
     each,
     model_of,
     padded,
@@ -59,10 +60,6 @@ def meta_model(size, norm):
         return PaperLlamaForCausalLM(
             PaperLlamaConfig(norm=norm, num_hidden_layers=size.n_layers, num_attention_heads=size.n_heads, **shape)
         )
-
-
-def count(module):
-    return sum(p.numel() for p in module.parameters())
 
 
 @pytest.mark.parametrize("name", COUNTS)

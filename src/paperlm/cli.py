@@ -51,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(verb=function)
         return sub
 
-    p = verb("prepare-data", _prepare_data, "prepare a data set: tokenize a text, or lay out items")
-    p.add_argument("--settings", required=True, type=_json, help="TokenData or ItemData as JSON")
+    p = verb("prepare-data", _prepare_data, "prepare a data set: tokenize a text, or lay out items or images")
+    p.add_argument("--settings", required=True, type=_json, help="settings of the data (paperlm.data.settings) as JSON")
     p.add_argument("--out", required=True, type=Path, help="folder for the data and manifest.json")
     _local_data(p)
 

@@ -1,5 +1,5 @@
 rule prepare_data:
-    "Prepare a data set once: tokenize a text, or lay out items; every job of every scale shares it."
+    "Prepare a data set once: tokenize a text, or lay out items or images; every job of every scale shares it."
     output:
         "results/data/{data}/manifest.json",
     log:

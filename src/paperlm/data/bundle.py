@@ -1,18 +1,22 @@
-"""How the bundled sets of items were drawn: `python -m paperlm.data.bundle FOLDER` writes them again.
+"""How the bundled sets were drawn: `python -m paperlm.data.bundle FOLDER DIGITS` writes them again.
 
-FOLDER holds the full sets (the files of the registry's `local` entries). A fixed rule draws them, so that anyone with
-the full sets gets the same lines; a test does.
+FOLDER holds the full sets of items (the files of the registry's `local` entries), DIGITS is the file digits.csv.gz of
+scikit-learn. A fixed rule draws them, so that anyone with the full sets gets the same; a test does.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from paperlm.data.registry import HERE
 from paperlm.data.sources import items
@@ -25,6 +29,8 @@ FEW_SHOT = 20
 "Items of the training split, to draw few-shot examples from; of MMLU the five of each subject that its task names."
 SFT_ITEMS = {"train": 4000, "validation": 200}
 PAIRS = {"train": 500, "validation": 100}
+VALIDATION_DIGITS = 500
+"Images, of 1,797."
 LONGEST_DIALOGUE = 600
 "Characters; about 150 tokens of a vocabulary of 32,000."
 
@@ -93,10 +99,30 @@ def compressed(rows: Iterable[Item]) -> bytes:
     return gzip.compress(b"".join(map(line, rows)), 9, mtime=0)
 
 
+def digits(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Path below data/bundled/ -> content of the files of handwritten digits; `path` is scikit-learn's digits.csv.gz.
+
+    Its lines are 64 counts from 0 to 16 and the digit. Validation are the images whose counts have the smallest
+    SHA-256; a count is stored as the nearest whole number to count * 255 / 16, which keeps all 17 apart.
+    """
+    from PIL import Image
+
+    table = np.loadtxt(path, delimiter=",", dtype=np.float64)
+    counts, labels = table[:, :64].astype(np.uint8), table[:, 64].astype(int)
+    order = sorted(range(len(counts)), key=lambda number: hashlib.sha256(counts[number].tobytes()).digest())
+    for split, chosen in (("validation", order[:VALIDATION_DIGITS]), ("train", order[VALIDATION_DIGITS:])):
+        picture = io.BytesIO()
+        Image.fromarray(np.round(counts[chosen] * (255 / 16)).astype(np.uint8)).save(picture, "png", optimize=True)
+        about = {"labels": labels[chosen].tolist(), "index_in_scikit_learn": chosen, "names": list("0123456789")}
+        yield f"images/digits.{split}.png", picture.getvalue()
+        yield f"images/digits.{split}.labels.json", json.dumps(about, separators=(",", ":")).encode()
+
+
 if __name__ == "__main__":
-    for name, rows in files(sys.argv[1]):
+    drawn_items = ((name, compressed(rows)) for name, rows in files(sys.argv[1]))
+    for name, data in itertools.chain(drawn_items, digits(Path(sys.argv[2]))):
         path = HERE / "bundled" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data := compressed(rows))
+        path.write_bytes(data)
         checksum = hashlib.sha256(data).hexdigest()
-        print(f"{len(rows)} items: {{path: bundled/{name}, bytes: {len(data)}, sha256: '{checksum}'}}")
+        print(f"{{path: bundled/{name}, bytes: {len(data)}, sha256: '{checksum}'}}")

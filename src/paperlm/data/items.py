@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from paperlm.data.images import ImageData, prepare_images
 from paperlm.data.model_files import ModelData, prepare_model_files
 from paperlm.data.prepare import prepare
 from paperlm.data.registry import dataset_entry
@@ -41,6 +42,8 @@ def _prepare(settings: DataSettings, folder: Path, local_data: str) -> Path:
         return prepare_text(settings, folder, local_data)
     if isinstance(settings, ModelData):
         return prepare_model_files(settings, folder, local_data)
+    if isinstance(settings, ImageData):
+        return prepare_images(settings, folder, local_data)
     return prepare_items(settings, folder, local_data)
 
 

@@ -1,4 +1,4 @@
-"""The registry of texts and tokenizers (registry.yaml) and of sets of items (items.yaml). Torch-free."""
+"""The registry of texts, images and tokenizers (registry.yaml) and of sets of items (items.yaml). Torch-free."""
 
 from __future__ import annotations
 
@@ -49,8 +49,16 @@ class Part(Frozen):
     "so many items from there on; None: all"
 
 
+class ImageFormat(Frozen):
+    """What is known of every image of a set."""
+
+    classes: int = Field(gt=1)
+    shape: tuple[int, int, Literal[1, 3]] | None = None
+    "height, width and channels of bundled and local images; a hub's may differ in theirs"
+
+
 class DatasetEntry(Frozen):
-    """A text corpus or a set of items, and everything needed to trust and cite it."""
+    """A text corpus, a set of items or a set of images, and everything needed to trust and cite it."""
 
     source: Literal["bundled", "local", "hub"]
     summary: str
@@ -59,7 +67,9 @@ class DatasetEntry(Frozen):
     citation: str
     documents: int | None = None
     fields: list[str] = []
-    "of a set of items: what each of them has; empty for a text corpus"
+    "of a set of items: what each of them has; empty for the other two"
+    images: ImageFormat | None = None
+    "of a set of images alone"
     splits: list[str] = []
     "of a hub's set of items: the splits it has; the other sources name them in `files`"
     parts: dict[str, Part] = {}
@@ -74,6 +84,16 @@ class DatasetEntry(Frozen):
     def complete(self) -> DatasetEntry:
         if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
             raise ValueError("a hub dataset has `hub`, the others have `files`")
+        if self.images:
+            if self.fields or self.splits or self.parts or self.validation_share:
+                raise ValueError("a set of images has the splits train and validation, and no `fields`")
+            if (self.images.shape is None) != (self.source == "hub"):
+                raise ValueError("images: `shape` is that of bundled and local images, and of no others")
+            if self.files and (
+                set(self.files) != {"train", "validation"} or {len(f) for f in self.files.values()} != {2}
+            ):
+                raise ValueError("a set of images has two files for train and for validation: a PNG and its labels")
+            return self
         if self.fields:
             if bool(self.splits) != (self.source == "hub"):
                 raise ValueError("a hub's set of items names its `splits`, the others name them in `files`")
@@ -85,6 +105,11 @@ class DatasetEntry(Frozen):
         if self.files and (self.validation_share is None) == ("validation" not in self.files):
             raise ValueError("give either files.validation or validation_share")
         return self
+
+    @property
+    def form(self) -> str:
+        """What it is, for messages."""
+        return "a set of images" if self.images else "a set of items" if self.fields else "a text"
 
 
 class TokenizerEntry(Frozen):
@@ -185,7 +210,7 @@ class ItemSets(Frozen):
 
 @functools.cache
 def registry() -> Registry:
-    """Texts, sets of items and tokenizers. Raises SpecError for a name that is used twice."""
+    """Texts, images, sets of items and tokenizers. Raises SpecError for a name that is used twice."""
     found = load(HERE / "registry.yaml", Registry)
     datasets = dict(found.datasets)
     for item_set in load(HERE / "items.yaml", ItemSets).items:
@@ -213,7 +238,7 @@ def item_splits(dataset: str, splits: Iterable[str]) -> DatasetEntry:
     """Entry of a set of items that has these splits; SpecError for a text or an unknown split."""
     _, entry = dataset_entry(dataset)
     if not entry.fields:
-        raise SpecError(f"dataset {dataset!r} is a text, no set of items")
+        raise SpecError(f"dataset {dataset!r} is {entry.form}, no set of items")
     known = {*(entry.splits or entry.files), *entry.parts}
     for split in splits:
         if split not in known:
@@ -253,6 +278,8 @@ def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, An
     found = {"files": files, "hub": hub, "share": share}
     if entry.parts:
         found["parts"] = {split: part.model_dump(mode="json") for split, part in entry.parts.items()}
+    if entry.images:
+        found["images"] = entry.images.model_dump(mode="json")
     return found if tokenizer is None else found | {"tokenizer": tokenizer_entry(tokenizer).file.sha256}
 
 

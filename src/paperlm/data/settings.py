@@ -1,4 +1,5 @@
-"""What the data rule prepares: rows of tokens to train on, items of a data set, documents, or a model's files.
+"""What the data rule prepares: rows of tokens to train on, items of a data set, documents, images, or a model's
+files.
 
 All are values with an id, like jobs: settings and checksums of the registry's entry.
 """
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from paperlm.data.images import ImageData
 from paperlm.data.model_files import ModelData
 from paperlm.data.registry import data_fingerprint, dataset_entry, item_splits, tokenizer_entry
 from paperlm.data.texts import TextData
@@ -40,8 +42,8 @@ class TokenData(Frozen):
             size = tokenizer_entry(self.tokenizer).vocab_size
         except SpecError as error:
             raise ValueError(str(error)) from None
-        if entry.fields:
-            raise ValueError(f"dataset {self.dataset!r} is a set of items, no text to make rows of tokens of")
+        if entry.form != "a text":
+            raise ValueError(f"dataset {self.dataset!r} is {entry.form}, no text to make rows of tokens of")
         if size != self.vocab_size:
             raise ValueError(
                 f"tokenizer {self.tokenizer!r} has {size} ids, the model vocab_size {self.vocab_size}: set vocab_size "
@@ -90,8 +92,8 @@ class ItemData(Frozen):
         return f"{name.replace('/', '_').lower()}-{digest(content)}"
 
 
-DataSettings = TokenData | ItemData | TextData | ModelData
-OWN_FIELD = {"splits": ItemData, "documents": TextData, "model": ModelData}
+DataSettings = TokenData | ItemData | TextData | ModelData | ImageData
+OWN_FIELD = {"splits": ItemData, "documents": TextData, "model": ModelData, "images": ImageData}
 "A field that tells the kinds apart; without one of them it is TokenData."
 
 

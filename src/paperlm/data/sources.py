@@ -85,10 +85,10 @@ def check_present(name: str, local_data: str) -> None:
 def documents(dataset: str, split: Split, local_data: str = "", skip: int = 0) -> Iterator[str]:
     """Texts of a split in their fixed order, the first `skip` left out. Raises DataError as `verify` does."""
     _, entry = dataset_entry(dataset)
-    if entry.fields:
-        raise SpecError(f"dataset {dataset!r} is a set of items, no text to train on; name a text")
+    if entry.form != "a text":
+        raise SpecError(f"dataset {dataset!r} is {entry.form}, no text to train on; name a text")
     texts = (
-        (row["text"] for row in _hub_rows(entry, split, skip))
+        (row["text"] for row in hub_rows(entry, split, skip))
         if entry.hub
         else _file_documents(entry, dataset, split, local_data, skip)
     )
@@ -126,7 +126,7 @@ def _file_items(dataset: str, split: str, local_data: str) -> Iterator[tuple[str
 
 
 def _hub_items(entry: DatasetEntry, split: str) -> Iterator[tuple[str, Any]]:
-    for number, row in enumerate(_hub_rows(entry, split, 0), start=1):
+    for number, row in enumerate(hub_rows(entry, split, 0), start=1):
         yield f"{entry.hub.name}, {split} split, item {number}", row
 
 
@@ -165,8 +165,11 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _hub_rows(entry: DatasetEntry, split: str, skip: int) -> Iterator[dict[str, Any]]:
-    """Streamed with `datasets`; where the entry has a seed, shard order and a buffer are shuffled by it."""
+def hub_rows(entry: DatasetEntry, split: str, skip: int, encoded: str = "") -> Iterator[dict[str, Any]]:
+    """Streamed with `datasets`; where the entry has a seed, shard order and a buffer are shuffled by it.
+
+    `encoded`: a column of images that are left as they are stored: {"bytes": ..., "path": ...}.
+    """
     import datasets
 
     hub = entry.hub
@@ -181,6 +184,8 @@ def _hub_rows(entry: DatasetEntry, split: str, skip: int) -> Iterator[dict[str, 
             f"dataset {hub.name!r} cannot be opened ({type(error).__name__}: {error}); this scale needs the network, "
             "or a folder in the hub's layout named by the environment variable PAPERLM_HUB_MIRROR"
         ) from error
+    if encoded:
+        stream = stream.cast_column(encoded, datasets.Image(decode=False))
     if split in hub.shuffle:
         stream = stream.shuffle(seed=hub.shuffle[split].seed, buffer_size=hub.shuffle[split].buffer)
     try:

@@ -30,8 +30,8 @@ class TextData(Frozen):
             _, entry = dataset_entry(value)
         except SpecError as error:
             raise ValueError(str(error)) from None
-        if entry.fields:
-            raise ValueError(f"dataset {value!r} is a set of items, no text")
+        if entry.form != "a text":
+            raise ValueError(f"dataset {value!r} is {entry.form}, no text")
         return value
 
     def fingerprint(self) -> dict[str, Any]:

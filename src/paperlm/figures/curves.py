@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from paperlm.figures.style import legend_below, row_styles
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.tables.jobs import incomparable
-from paperlm.tables.results import collect
+from paperlm.tables.results import UNIGRAM, collect
 
 
 def draw_curves(project: Project, table_name: str, records: Iterable[Path], out: Path) -> None:
@@ -26,13 +27,14 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     _, table = project.table(table_name)
     records = list(records)
     results = collect(project, table_name, records)
-    columns = ["row", "column", "scale", "seed", "kind", "update", "tokens", "value"]
-    rows = []
+    rows, counted = [], "tokens"
     for (row, column), cell in results.cells.items():
         for record in cell.records:
+            counted = record.series["train"].columns[1]
             for kind in ("train", "eval"):
-                for update, tokens, value, *_ in record.series[kind].rows:
-                    rows.append([row, column, project.scale.scale, record.job["seed"], kind, update, tokens, value])
+                for update, count, value, *_ in record.series[kind].rows:
+                    rows.append([row, column, project.scale.scale, record.job["seed"], kind, update, count, value])
+    columns = ["row", "column", "scale", "seed", "kind", "update", counted, "value"]
     frame = pd.DataFrame(rows, columns=columns)
     text = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     write_atomic(out.with_suffix(".csv"), lambda file: file.write(text.encode()))
@@ -48,18 +50,21 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         for row in methods:
             # A line a seed: one that diverged and one that trained have no common mean.
             for _, seed in panel[panel["row"] == row].groupby("seed"):
-                axis.plot(seed["tokens"], seed["value"], linewidth=1.0, **styles[row])
-        plateaus = {r.metrics["unigram_perplexity"] for c in results.column(column) for r in c.records}
+                axis.plot(seed[counted], seed["value"], linewidth=1.0, **styles[row])
+        plateaus = {r.metrics.get(UNIGRAM) for cell in results.column(column) for r in cell.records} - {None}
         for plateau in plateaus:
-            axis.axhline(_log(plateau), color="0.4", linestyle=":", linewidth=1)
-        axis.set(title=column, xlabel="training tokens", ylabel="training loss (nats)" if axis is axes[0][0] else "")
+            axis.axhline(math.log(plateau), color="0.4", linestyle=":", linewidth=1)
+        axis.set(
+            title=column, xlabel=f"training {counted}", ylabel="training loss (nats)" if axis is axes[0][0] else ""
+        )
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     if not shown:
         axes[0][0].text(0.5, 0.5, "no run has a record yet", ha="center", va="center")
         axes[0][0].set_axis_off()
     else:
         lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods]
-        lines.append(plt.Line2D([], [], color="0.4", linestyle=":", label="unigram plateau"))
+        if plateaus:
+            lines.append(plt.Line2D([], [], color="0.4", linestyle=":", label="unigram plateau"))
     missing = [c for c in table.columns if c not in shown]
     note = f" (not run: {', '.join(missing)})" if missing and shown else ""
     figure.suptitle(f"{table_name}, scale {project.scale.scale}{note}")
@@ -67,9 +72,3 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         legend_below(figure, lines, [line.get_label() for line in lines])
     write_picture(figure, [*incomparable(project, table_name), *labels_of(project, table_name, records)], out)
     plt.close(figure)
-
-
-def _log(value: float) -> float:
-    import math
-
-    return math.log(value)

@@ -71,6 +71,10 @@ class Job(Frozen):
         """What computes the number -> its behaviour: the kind, and kernels that this job uses."""
         return {self.kind: self.behaviour}
 
+    def derived(self) -> dict[str, tuple[str, str]]:
+        """What follows from the settings and is worth showing: name -> (value, how it follows)."""
+        return {}
+
     def snapshot(self, parent: str) -> int | None:
         """Update after which the parent's model is taken; None: its last. The field `at` says it for `of`."""
         at = getattr(self, "at", "end") if parent == "of" else "end"

@@ -130,6 +130,13 @@ class Pretrain(Job):
         loss = "" if self.loss == MATERIALISED else f"-{self.loss}"
         return f"llama_{self.size}-{method_slug(self.norm)}{loss}-s{self.seed}".lower()
 
+    def derived(self) -> dict[str, tuple[str, str]]:
+        slots = self.steps * self.global_batch * self.seq_len
+        return {
+            "warm-up": (f"{self.warmup_steps} updates", "warmup_fraction x steps"),
+            "token slots": (f"{slots:,}", "steps x global_batch x seq_len"),
+        }
+
     def behaviours(self) -> dict[str, int]:
         own = super().behaviours()
         if self.loss != MATERIALISED:

@@ -41,9 +41,7 @@ class PaperLlamaPreTrainedModel(PreTrainedModel):
             if isinstance(module, nn.Embedding) and self.config.zero_last_embedding_row:
                 module.weight[-1].zero_()
         elif isinstance(module, Residual):
-            for factor in (module.residual_scale, module.branch_scale):
-                if isinstance(factor, nn.Parameter):
-                    factor.fill_(factor.start_value)
+            module.reset_factors()
         elif isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim == 1:
             module.weight.fill_(1.0)
             if isinstance(getattr(module, "bias", None), nn.Parameter):

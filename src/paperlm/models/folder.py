@@ -57,19 +57,21 @@ def load_tokenizer(folder: Path) -> Any:
 def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
     """The model of a folder in evaluation mode, on the CPU.
 
-    `head`: causal, sequence (a score), none, or own: the class that the folder's configuration names. `options` are
-    from_pretrained's: dtype, attn_implementation. Raises JobError if it cannot be read, or if weights are missing or
-    left over: a graph with fresh weights in it would be evaluated without a word. Without a head, that of the folder
-    may be left over.
+    `head`: causal, sequence (a score), image (classes), none, or own: the class that the folder's configuration names.
+    `options` are from_pretrained's: dtype, attn_implementation. Raises JobError if it cannot be read, or if weights are
+    missing or left over: a graph with fresh weights in it would be evaluated without a word. Without a head, that of
+    the folder may be left over.
     """
     import transformers
     from safetensors import SafetensorError
 
-    import paperlm.models.llama  # noqa: F401 - makes the Auto classes know the decoder
+    import paperlm.models.llama
+    import paperlm.models.vit  # noqa: F401 - both make the Auto classes know their models
 
     classes = {
         "causal": transformers.AutoModelForCausalLM,
         "sequence": transformers.AutoModelForSequenceClassification,
+        "image": transformers.AutoModelForImageClassification,
         "none": transformers.AutoModel,
     }
     if head not in (*classes, "own"):
@@ -96,10 +98,10 @@ def architecture_class(config: Any) -> Any:
     """
     import transformers
 
-    from paperlm.models import llama
+    from paperlm.models import llama, vit
 
     name = (config.architectures or ["none"])[0]
-    found = getattr(llama, name, None) or getattr(transformers, name, None)
+    found = next((found for module in (llama, vit, transformers) if (found := getattr(module, name, None))), None)
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise JobError(f"the configuration names the architecture {name!r}, which neither transformers nor paperlm has")
     return found

@@ -7,6 +7,7 @@ Modules are called with tensors alone and never with another module: offloading 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from paperlm.models.config import PaperLlamaConfig
-from paperlm.norms.base import Learned, NormMethod, Wiring
+from paperlm.norms.base import Learned, ModelShape, NormMethod, Wiring
 
 
 class RMSNorm(nn.Module):
@@ -167,12 +168,11 @@ class Residual(nn.Module):
     (`leaks_future`), and to no others.
     """
 
-    def __init__(self, config: PaperLlamaConfig, wiring: Wiring, method: NormMethod) -> None:
+    def __init__(self, size: int, wiring: Wiring, norm: Callable[[], nn.Module]) -> None:
         super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.pre_norm = method.block_norm(size, eps) if wiring.pre else None
-        self.post_norm = method.block_norm(size, eps) if wiring.post else None
-        self.out_norm = method.block_norm(size, eps) if wiring.out else None
+        self.pre_norm = norm() if wiring.pre else None
+        self.post_norm = norm() if wiring.post else None
+        self.out_norm = norm() if wiring.out else None
         self.pre_scale = wiring.pre_scale
         self.residual_scale = self._factor(wiring.residual_scale, size)
         self.branch_scale = self._factor(wiring.branch_scale, size)
@@ -184,6 +184,12 @@ class Residual(nn.Module):
         parameter = nn.Parameter(torch.full((hidden_size if factor.per_feature else 1,), factor.init))
         parameter.start_value = factor.init
         return parameter
+
+    def reset_factors(self) -> None:
+        """Trained factors at their start; for a model's initialization."""
+        for factor in (self.residual_scale, self.branch_scale):
+            if isinstance(factor, nn.Parameter):
+                factor.fill_(factor.start_value)
 
     def before(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """c*N_pre(x), what the sub-layer f reads."""
@@ -201,6 +207,26 @@ class Residual(nn.Module):
         r = lent[0] if self.residual_scale is None else self.residual_scale
         s = lent[1] if self.branch_scale is None else self.branch_scale
         return _normed(self.out_norm, _times(x, r) + _times(branch, s), real), (r, s)
+
+
+def wired(
+    layer: int, method: NormMethod, shape: ModelShape, eps: float, own: Callable[[int, float], nn.Module]
+) -> tuple[Residual, Residual]:
+    """The residuals of attention and feed-forward of block `layer` (from 1), as the method wires it.
+
+    `own(hidden_size, eps)` makes the model's own norm, for methods that name no other one.
+    """
+    wiring = method.wiring(layer, shape)
+
+    def norm() -> nn.Module:
+        return method.block_norm(shape.hidden_size, eps) or own(shape.hidden_size, eps)
+
+    attention, mlp = (Residual(shape.hidden_size, wiring, norm) for _ in range(2))
+    for factor in ("residual_scale", "branch_scale"):
+        if isinstance(getattr(wiring, factor), Learned) and getattr(wiring, factor).shared:
+            # Registered once only, so that a saved model holds one copy.
+            setattr(mlp, factor, None)
+    return attention, mlp
 
 
 def _normed(norm: nn.Module | None, x: Tensor, real: Tensor | None) -> Tensor:
@@ -224,15 +250,9 @@ class DecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         method, shape = config.method(), config.shape()
         self.layer = layer = config.numbers()[index]
-        wiring = method.wiring(layer, shape)
         self.attention = Attention(config, index)
         self.mlp = SwiGLU(config)
-        self.attention_residual = Residual(config, wiring, method)
-        self.mlp_residual = Residual(config, wiring, method)
-        for factor in ("residual_scale", "branch_scale"):
-            if isinstance(getattr(wiring, factor), Learned) and getattr(wiring, factor).shared:
-                # Registered once only, so that a saved model holds one copy.
-                setattr(self.mlp_residual, factor, None)
+        self.attention_residual, self.mlp_residual = wired(layer, method, shape, config.rms_norm_eps, RMSNorm)
         for tensor in ("q", "k", "v", "o"):
             getattr(self.attention, f"{tensor}_proj").init_std = method.init_std(tensor, layer, shape)
         for tensor in ("gate", "up", "down"):

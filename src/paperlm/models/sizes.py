@@ -1,4 +1,4 @@
-"""Shapes of the papers' LLaMA models. Torch-free: paper files refer to these by name.
+"""Shapes of the papers' models. Torch-free: paper files refer to these by name.
 
 Source, unless a size says otherwise: configs/llama_*.json of pixeli99/MixLN at ff45826 and Table 7 of Mix-LN. They
 disagree at 250M, where the table prints hidden size 1024; only 768, the configuration file's value, gives 247 million
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """A shape, such as a row of Mix-LN Table 7, plus the exact parameter count with an untied vocabulary of 32,000."""
+    """A shape, such as a row of Mix-LN Table 7, plus the exact parameter count, of a decoder with an untied vocabulary
+    of 32,000."""
 
     hidden_size: int
     intermediate_size: int
@@ -35,6 +36,15 @@ SIZES = {
 }
 
 
+VIT_SIZES = {
+    "ViT-Tiny": Size(192, 768, 3, 12, 5_717_416, "assumed: DeiT-Tiny (arXiv 2012.12877, Table 1)"),
+    "ViT-Small": Size(384, 1536, 6, 12, 22_050_664, "assumed: DeiT-Small (arXiv 2012.12877, Table 1)"),
+}
+"Shapes of image classifiers; parameters with patches of 16 of 224 pixels, three channels and 1,000 classes."
+
+ALL_SIZES = SIZES | VIT_SIZES
+
+
 def parameter_count(
     hidden_size: int, intermediate_size: int, n_layers: int, vocab_size: int = 32_000, norms_per_block: int = 2
 ) -> int:
@@ -51,3 +61,14 @@ def flops_per_token(hidden_size: int, intermediate_size: int, n_layers: int, voc
     """
     matrices = n_layers * (4 * hidden_size**2 + 3 * hidden_size * intermediate_size) + vocab_size * hidden_size
     return 6.0 * matrices + 6.0 * n_layers * seq_len * hidden_size
+
+
+def flops_per_image(
+    hidden_size: int, intermediate_size: int, n_layers: int, tokens: int, patch_values: int, classes: int
+) -> float:
+    """Floating-point operations to train a vision transformer on one image of so many tokens, the class token included.
+
+    6 per matrix parameter and token, and 12 * tokens * hidden_size a token and block for attention over all tokens.
+    """
+    block = tokens * (6 * (4 * hidden_size**2 + 2 * hidden_size * intermediate_size) + 12 * tokens * hidden_size)
+    return float(n_layers * block + 6 * hidden_size * ((tokens - 1) * patch_values + classes))

@@ -1,4 +1,4 @@
-"""How a normalization method wires and initializes a decoder block.
+"""How a normalization method wires and initializes a block of a transformer.
 
 Every method of the two normalization papers is an instance of one equation. For block l = 1..L and each of
 its two sub-layers f (attention, then feed-forward):
@@ -79,7 +79,7 @@ class NormMethod:
 
     def init_std(self, tensor: str, layer: int, shape: ModelShape) -> float:
         """Standard deviation of a weight matrix; `tensor` is one of q k v o gate up down (layer >= 1) or
-        'embed', 'head' (layer 0)."""
+        'embed', 'head' (layer 0). An image classifier has no gate; its class token and positions are 'embed'."""
         return shape.embed_init_std if tensor == "embed" else shape.initializer_range
 
     def embed_multiplier(self, shape: ModelShape) -> float:
@@ -87,14 +87,13 @@ class NormMethod:
         return 1.0
 
     def block_norm(self, hidden_size: int, eps: float) -> Any:
-        """The norm module used inside blocks: norm(x), x (B, S, D). The final norm is always RMSNorm.
+        """The norm module used inside blocks: norm(x), x (B, S, D); None: the model's own, RMSNorm in the decoder and
+        LayerNorm in the image classifier, as the final norm always is.
 
         That of a method with `leaks_future` is also called as norm(x, real), real (B, S) being True at tokens that are
         no padding: statistics over the sequence are those of such tokens alone.
         """
-        from paperlm.models.layers import RMSNorm
-
-        return RMSNorm(hidden_size, eps)
+        return None
 
     def initialize_from_batch(self, model: Any, input_ids: Any) -> None:
         """Hook for methods whose initialization needs one forward pass over a training batch."""

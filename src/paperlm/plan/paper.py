@@ -12,7 +12,7 @@ from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
 from paperlm.jobs import kind_of
 from paperlm.jobs.base import parent_kinds
-from paperlm.models.sizes import SIZES
+from paperlm.models.sizes import ALL_SIZES
 from paperlm.plan.exhibit import (
     ArithmeticTable,
     CaseSpec,
@@ -245,9 +245,9 @@ class PaperSpec(Frozen):
             yield from ((f"scales.{scale}.sizes", "size", size, self.sizes) for size in changes.sizes)
             for size, other in changes.stand_ins.items():
                 yield f"scales.{scale}.stand_ins", "size", size, self.sizes
-                yield f"scales.{scale}.stand_ins.{size}", "model size", other.size, SIZES
+                yield f"scales.{scale}.stand_ins.{size}", "model size", other.size, ALL_SIZES
         for size in self.sizes:
-            yield "sizes", "model size", size, SIZES
+            yield "sizes", "model size", size, ALL_SIZES
         for name, case in self.cases.items():
             if case.vocab is None or case.width is None:
                 yield f"cases.{name}.model", "model", case.model, self.models

@@ -17,7 +17,7 @@ from paperlm.errors import SpecError
 from paperlm.jobs import Job, kind_of
 from paperlm.jobs.base import parent_kinds
 from paperlm.load import parse
-from paperlm.models.sizes import SIZES
+from paperlm.models.sizes import ALL_SIZES
 from paperlm.plan.exhibit import Part, Setting, Settings
 from paperlm.plan.paper import PaperSpec, ScaleChanges
 from paperlm.plan.scale import Changes, ScaleSpec
@@ -137,7 +137,7 @@ class Resolver:
                 value = info.get_default(call_default_factory=True)
                 found[key] = Setting(value=value, source=f"default of a {kind.kind} job")
         if size and set(SHAPE) <= set(fields):
-            shape = SIZES[self.trained_size(size)]
+            shape = ALL_SIZES[self.trained_size(size)]
             why = f"scale {self.scale.scale}: {self._own.stand_ins[size].why}; " if size in self._own.stand_ins else ""
             found |= {key: Setting(value=getattr(shape, key), source=why + shape.source) for key in SHAPE}
         lineage = self.paper.lineage(name)

@@ -10,7 +10,7 @@ from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
 from paperlm.jobs import kind_of
 from paperlm.jobs.base import parent_kinds
-from paperlm.models.sizes import SIZES
+from paperlm.models.sizes import ALL_SIZES
 from paperlm.norms import norm_methods
 
 
@@ -54,8 +54,8 @@ class Resources(Frozen):
         for key in value:
             kind, _, size = key.partition("/")
             _known_kind(kind)
-            if size and size not in SIZES:
-                raise ValueError(unknown("model size", size, SIZES))
+            if size and size not in ALL_SIZES:
+                raise ValueError(unknown("model size", size, ALL_SIZES))
         return value
 
     def of(self, kind: str, size: str) -> JobSize:
@@ -95,8 +95,8 @@ class ScaleSpec(Frozen):
     def names_exist(self) -> ScaleSpec:
         known_changes(self.jobs)
         for size, jobs in self.sizes.items():
-            if size not in SIZES:
-                raise ValueError(unknown("model size", size, SIZES))
+            if size not in ALL_SIZES:
+                raise ValueError(unknown("model size", size, ALL_SIZES))
             known_changes(jobs)
         for method in self.norms:
             if method not in norm_methods():

@@ -149,10 +149,8 @@ def _show_settings(console: Console, cell: Cell) -> None:
         for key, setting in sorted(sources.items()):
             value = getattr(job, key, setting.value) if job else setting.value
             grid.add_row(key, json.dumps(value), escape(setting.source))
-        if job is not None and hasattr(job, "warmup_steps"):
-            grid.add_row("(warm-up)", f"{job.warmup_steps} updates", "warmup_fraction x steps")
-            slots = job.steps * job.global_batch * job.seq_len
-            grid.add_row("(token slots)", f"{slots:,}", "steps x global_batch x seq_len")
+        for key, (value, why) in job.derived().items() if job else ():
+            grid.add_row(f"({key})", value, why)
         console.print(grid)
 
 

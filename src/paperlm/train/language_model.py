@@ -5,11 +5,10 @@ What is special: each token's weight in the loss follows from the job's `loss_gr
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from paperlm.models.losses import MATERIALISED
 from paperlm.models.sizes import flops_per_token
 from paperlm.train.distributed import World, start_world
 from paperlm.train.engine import Batch, Engine, run_task
-from paperlm.train.schedule import learning_rate
+from paperlm.train.task import ScheduledTask, start_dtype
 
 if TYPE_CHECKING:
     from paperlm.jobs.pretrain import Pretrain
@@ -60,14 +59,11 @@ def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) 
     )
     model = PaperLlamaForCausalLM(config)
     job.method().initialize_from_batch(model, first_batch)
-    # The rotary tables stay float32: they are computed once and cast where they are used.
-    if job.numerics == "pure_bf16":
-        for parameter in model.parameters():
-            parameter.data = parameter.data.bfloat16()
+    start_dtype(model, job.numerics)
     return model.to(device).train()
 
 
-class LanguageModelling:
+class LanguageModelling(ScheduledTask):
     """Next-token prediction on prepared shards. Raises DataError if the shards are not those of the job."""
 
     def __init__(self, job: Pretrain, manifest: Path, micro_batch: int, world: World) -> None:
@@ -78,8 +74,6 @@ class LanguageModelling:
         if settings != wanted:
             wrong = [k for k, v in wanted.items() if settings.get(k) != v]
             raise DataError(f"{manifest}: prepared for other settings ({', '.join(wrong)}); run the data rule again")
-        if job.global_batch % world.size:
-            raise DataError(f"global_batch {job.global_batch} does not split over {world.size} processes")
         self.updates, self.evaluate_every = job.steps, job.eval_every
         self.slots_per_update = job.global_batch * job.seq_len
         self.micro_batch = self._micro_batch(micro_batch)
@@ -99,7 +93,7 @@ class LanguageModelling:
 
     def _micro_batch(self, wish: int) -> int:
         """Sequences per forward pass: the loss group on a CPU, up to 64k tokens on a GPU, or as wished."""
-        per_rank = self.job.global_batch // self.world.size
+        per_rank = self.share()
         largest = math.gcd(self.job.loss_group, per_rank)
         if wish:
             if wish < 1 or largest % wish:
@@ -113,15 +107,6 @@ class LanguageModelling:
                 largest //= 2
         return largest
 
-    def trunk(self) -> None:
-        return None
-
-    def begin(self, update: int) -> Mapping[str, float]:
-        rate = learning_rate(update, self.job)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return {"lr": rate}
-
     def _labels(self, ids: np.ndarray) -> np.ndarray:
         return np.where(ids == self.train_shards.pad_id, IGNORE_INDEX, ids)
 
@@ -132,28 +117,13 @@ class LanguageModelling:
         group = np.arange(len(ids)) // self.job.loss_group
         per_group = np.maximum(1, np.bincount(group, counted))
         weights = 1.0 / (per_group[group] * len(per_group))
-        share = self.job.global_batch // self.world.size
+        share = self.share()
         start = self.world.rank * share
         parts = []
         for i in range(start, start + share, self.micro_batch):
             rows = slice(i, i + self.micro_batch)
-            parts.append(((self._to_device(ids[rows]), self._to_device(labels[rows])), float(weights[i])))
+            parts.append(((self.to_device(ids[rows]), self.to_device(labels[rows])), float(weights[i])))
         return Batch(parts, int((ids != self.train_shards.pad_id).sum()))
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self.world.device.type == "cuda":
-            return tensor.pin_memory().to(self.world.device, non_blocking=True)
-        return tensor
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.job.numerics == "fp32_master":
-            return torch.autocast(self.world.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
-
-    def clip(self) -> None:
-        if self.job.grad_clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.job.grad_clip)
 
     @torch.no_grad()
     def evaluate(self) -> Mapping[str, float | None]:
@@ -166,7 +136,7 @@ class LanguageModelling:
             ids = shards.rows(rows[start : start + batch])
             labels = self._labels(ids)
             with self.autocast():
-                losses = self.model.token_losses(self._to_device(ids), self._to_device(labels))
+                losses = self.model.token_losses(self.to_device(ids), self.to_device(labels))
             sums.append(losses.double().sum(1).cpu().numpy())
             counts.append((labels[:, 1:] != IGNORE_INDEX).sum(1))
         self.model.train()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from paperlm.jobs.pretrain import Pretrain
+from typing import Protocol
 
 
-def learning_rate(update: int, job: Pretrain) -> float:
+class Scheduled(Protocol):
+    """Settings of a job that its rate follows from."""
+
+    peak_lr: float
+    warmup_steps: int
+    steps: int
+    final_lr_fraction: float
+
+
+def learning_rate(update: int, job: Scheduled) -> float:
     """Rate of an update, counted from 0.
 
     update < W: peak * update / W; else peak * (f + (1-f) * (1 + cos(pi * (update-W)/(T-W))) / 2). The first update has
