@@ -294,3 +294,16 @@ def test_an_estimate_from_the_reference_loads_no_torch(root):
 )
 def test_a_dry_run_without_cores_is_about_all_cores_of_this_machine(words, cores, stated):
     assert stated_cores(words, cores) == stated
+
+
+def test_a_size_without_a_record_takes_time_in_proportion_to_its_operations():
+    """At scale gpu 71M and 130M have records, 1B has none: its operations are what its time follows from."""
+    project = Project({"scale": "gpu", "run_missing": "yes"})
+    costs = Costs(project, "none")
+    jobs = {cell.column: cell.jobs[0] for cell in project.cells("mixln_table1") if cell.row == "Pre-LN"}
+    seconds = {size: costs.of_job(job) for size, job in jobs.items()}
+    record = json.loads((project.root / project.places.committed(jobs["LLaMA-130M"])).read_bytes())
+    assert jobs["LLaMA-130M"].flops() == pytest.approx(record["cost"]["flops"]), "as the record counts them"
+    assert seconds["LLaMA-130M"] == pytest.approx(record["cost"]["wall_seconds"], rel=0.2)
+    ratio = jobs["LLaMA-1B"].flops() / jobs["LLaMA-130M"].flops()
+    assert seconds["LLaMA-1B"] == pytest.approx(ratio * seconds["LLaMA-130M"], rel=0.3) and ratio > 4

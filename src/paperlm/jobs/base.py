@@ -55,6 +55,11 @@ class Job(Frozen):
     has_curve: ClassVar[bool] = False
     "whether its record has the series `train` and `eval` that training curves are drawn from"
 
+    def flops(self) -> float | None:
+        """Operations of the job where they follow from its settings: jobs of one kind take time in proportion. None
+        where they do not."""
+        return None
+
     def parents(self) -> dict[str, Job]:
         """Field -> the job whose model it works on."""
         return {name: value for name in type(self).model_fields if isinstance(value := getattr(self, name), Job)}

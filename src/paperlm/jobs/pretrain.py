@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
 from paperlm.jobs.base import Inputs, Job, Machine, Seed
+from paperlm.models.sizes import flops_per_token
 from paperlm.norms import ModelShape, NormMethod, build_method
 
 if TYPE_CHECKING:
@@ -125,6 +126,13 @@ class Pretrain(Job):
 
     def data(self) -> list[DataSettings]:
         return [self.token_data()]
+
+    def flops(self) -> float:
+        """Of training: per token as `flops_per_token` counts them, over all token slots."""
+        per_token = flops_per_token(
+            self.hidden_size, self.intermediate_size, self.n_layers, self.vocab_size, self.seq_len
+        )
+        return per_token * self.steps * self.global_batch * self.seq_len
 
     def slug(self) -> str:
         loss = "" if self.loss == MATERIALISED else f"-{self.loss}"

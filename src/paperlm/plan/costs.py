@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -29,6 +29,8 @@ MEASURE = "measure"
 
 Known = dict[str, dict[str, list[tuple[str, float]]]]
 "Kind -> name without seed and hash -> (CPU or card, wall seconds) of each record."
+RATE = "seconds per operation"
+"In the place of a name: wall seconds of a record over the operations that it counted."
 
 
 Reference = Literal["none", "stored", "measured"]
@@ -61,7 +63,11 @@ class Costs:
 
     def of_job(self, job: Job) -> float | None:
         """Seconds of a job; None if nothing says."""
-        return self._of(job.kind, like(job.job_id))
+        name, flops = like(job.job_id), job.flops()
+        known = {**self._there.get(job.kind, {}), **self._here.get(job.kind, {})}
+        if flops and name not in known and (rates := self._here.get(f"{job.kind} {RATE}")):
+            return flops * statistics.median(chain(*([rate for _, rate in found] for found in rates.values())))
+        return self._of(job.kind, name)
 
     def of_measurement(self, op: str, case: str) -> float | None:
         """Seconds of a measured case with all its methods; None if nothing says."""
@@ -149,23 +155,39 @@ def _read(path: Path) -> ReferenceCosts | None:
 def _records(project: Project) -> Known:
     """Every record at this scale, and every case that was measured here."""
     found: Known = {}
-    for kind, name, device, seconds in (*_of_jobs(project), *_of_measurements(project)):
+    for kind, name, device, seconds in (*_of_jobs(project), *_rates(project), *_of_measurements(project)):
         found.setdefault(kind, {}).setdefault(name, []).append((device, seconds))
     return found
 
 
-def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:
+def _heads(project: Project) -> Iterator[dict[str, Any]]:
+    """Records at this scale that say what they cost; who reads a damaged one for its numbers names it."""
     for folder in (f"results/{project.scale.scale}", f"paper_tables/records/{project.scale.scale}"):
         for path in sorted((project.root / folder).glob("*/*.json")):
             try:
                 head = json.loads(path.read_bytes())
-                seconds, made = head["cost"]["wall_seconds"], head["environment"]
-                device = made["cpu"] if made["device"] == "CPU" else made["device"]
-                kind, name = head["kind"], like(head["job_id"])
-            except (ValueError, KeyError, TypeError):  # who reads it for its numbers names it
+                complete = head["cost"]["wall_seconds"] and head["kind"] and head["job_id"] and _device(head)
+            except (ValueError, KeyError, TypeError):
                 continue
-            if seconds and head.get("outcome") != "blocked":
-                yield kind, name, device, seconds
+            if complete and head.get("outcome") != "blocked":
+                yield head
+
+
+def _device(head: dict[str, Any]) -> str:
+    made = head["environment"]
+    return made["cpu"] if made["device"] == "CPU" else made["device"]
+
+
+def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:
+    for head in _heads(project):
+        yield head["kind"], like(head["job_id"]), _device(head), head["cost"]["wall_seconds"]
+
+
+def _rates(project: Project) -> Iterator[tuple[str, str, str, float]]:
+    """Seconds per operation of the records that count them, as a kind of its own."""
+    for head in _heads(project):
+        if flops := head["cost"].get("flops"):
+            yield f"{head['kind']} {RATE}", like(head["job_id"]), _device(head), head["cost"]["wall_seconds"] / flops
 
 
 def _of_measurements(project: Project) -> Iterator[tuple[str, str, str, float]]:
