@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 from paperlm import jobs
+from paperlm.jobs import Job, parse_job
 from paperlm.jobs.base import Machine
 from paperlm.record.places import Places
+from paperlm.record.record import Record, read_record, write_record
 from paperlm.run import Maker
 
 TOY_MODEL = '''
@@ -160,6 +163,32 @@ def write_paper(root: Path) -> Path:
 def maker(root: Path, **more: object) -> Maker:
     """A maker of jobs at the smoke scale below `root`."""
     return Maker(Places(root, "smoke"), Machine(device="cpu", progress=False), **more)
+
+
+def model(**settings: object) -> Job:
+    return parse_job({"kind": "toy_model", **settings})
+
+
+def number(of: Job | None = None, **settings: object) -> Job:
+    return parse_job({"kind": "toy_number", "of": (of or model()).canonical(), **settings})
+
+
+def made(root: Path, job: Job) -> Record:
+    return read_record(root / Places(root, "smoke").made(job), job.job_id)
+
+
+def folder_of(root: Path, job: Job) -> Path:
+    return root / Places(root, "smoke").model(job)
+
+
+def commit(root: Path, job: Job, **changes: object) -> Path:
+    """Make a job, move its record to the committed ones with changes, and remove everything else of it."""
+    maker(root).with_parents(job)
+    places = Places(root, "smoke")
+    path = root / places.committed(job)
+    write_record(path, made(root, job).model_copy(update=changes))
+    shutil.rmtree(root / "results")
+    return path
 
 
 if __name__ == "__main__":

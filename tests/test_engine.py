@@ -1,59 +1,35 @@
-"""The training engine: schedule, weights of the loss, resume, losses that are no numbers, checkpoints, processes."""
+"""The training engine: schedule, weights of the loss, evaluation, losses that are no numbers, processes."""
 
 from __future__ import annotations
 
 import json
 import math
-import resource
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from support import job_environment, smoke_run
+from support_engine import ALONE, QUIET, numbers, task_of, trained
 
 from paperlm.data.prepare import prepare
-from paperlm.errors import CheckpointError, DataError, Interrupted, JobError, PaperLMError
+from paperlm.errors import DataError, JobError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
-from paperlm.files import write_json
-from paperlm.jobs.base import Inputs, Machine, Result
-from paperlm.jobs.pretrain import Pretrain, run
+from paperlm.jobs.base import Inputs, Machine
+from paperlm.jobs.pretrain import Pretrain
 from paperlm.models.folder import load_model
 from paperlm.plan.project import Project
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.tables.metrics import metric_of
-from paperlm.train import checkpoint
 from paperlm.train.distributed import World
 from paperlm.train.engine import Engine
 from paperlm.train.language_model import LanguageModelling, pretrain
 from paperlm.train.schedule import learning_rate
-
-QUIET = Machine(device="cpu", progress=False)
-ALONE = World(0, 1, torch.device("cpu"))
-
-
-def numbers(found) -> dict:
-    """What must be bit-equal between two results, or records, of one job."""
-    series = {name: one.rows for name, one in found.series.items()}
-    return {"metrics": found.metrics, "series": series, "outcome": found.outcome, "labels": found.labels}
-
-
-def trained(job: Pretrain, manifest: Path, folder: Path, machine: Machine = QUIET, keep: tuple = ()) -> Result:
-    """The job's result; its model is in folder / model, its checkpoints in folder / work."""
-    (folder / "model").mkdir(parents=True, exist_ok=True)
-    return run(job, Inputs(data=(manifest,), work=folder / "work", model=folder / "model", keep=keep), machine)
-
-
-def task_of(job: Pretrain, manifest: Path, micro_batch: int = 0) -> LanguageModelling:
-    return LanguageModelling(job, manifest, micro_batch, ALONE)
 
 
 def first_loss(job: Pretrain, manifest: Path, folder: Path) -> float:
@@ -294,20 +270,7 @@ def test_the_curve_has_every_update_or_means_over_bins_of_equal_width(manifest, 
     assert ("ppl_sequences" in result.metrics) == (curve == "every_update")
 
 
-# -- kill and resume ----
-
-
-def start(job: Pretrain, root: Path, *more: str) -> subprocess.Popen:
-    """`paperlm run` of a job whose data is prepared, with everything below `root`."""
-    code = (
-        "import sys; from pathlib import Path; from paperlm.plan import project; root = sys.argv.pop(1); "
-        "project.ROOT = Path(root); from paperlm.cli import main; sys.exit(main())"
-    )
-    command = [
-        sys.executable, "-c", code, root, "run", "--job", json.dumps(job.canonical()), "--scale", "smoke",
-        "--device", "cpu", "--checkpoint-updates", "3", *more,
-    ]  # fmt: skip
-    return subprocess.Popen(list(map(str, command)), env=job_environment(), stderr=subprocess.PIPE, text=True)
+# -- many processes ----
 
 
 @pytest.fixture
@@ -315,144 +278,6 @@ def root(tmp_path: Path, manifest: Path) -> Path:
     """A folder with the prepared data of the smoke scale."""
     shutil.copytree(manifest.parent, (tmp_path / Places(tmp_path, "smoke").data(smoke_run().token_data())).parent)
     return tmp_path
-
-
-def wait_for_update(folder: Path, update: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while not any(int(p.name[5:]) >= update for p in checkpoint.steps(folder)):
-        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
-        time.sleep(0.005)
-
-
-def test_a_job_killed_twice_ends_in_the_same_record_and_weights_bit_for_bit(manifest, root, tmp_path):
-    job = smoke_run(steps=60, eval_every=10, norm={"name": "admin"}, numerics="fp32_master")
-    unbroken = trained(job, manifest, tmp_path / "unbroken")
-    places = Places(root, "smoke")
-    for update in (6, 27):
-        process = start(job, root)
-        wait_for_update(root / places.work(job), update, process)
-        process.kill()
-        process.wait()
-        assert not places.is_file(places.made(job)) and not places.is_file(places.manifest(job))
-    process = start(job, root)
-    assert process.wait(timeout=120) == 0, process.stderr.read()
-    resumed = read_record(root / places.made(job), job.job_id)
-    assert numbers(resumed) == numbers(unbroken)
-    assert len(resumed.cost.resumed_from) == 2
-    weights = [load_file(p / "model.safetensors") for p in (root / places.model(job), tmp_path / "unbroken/model")]
-    assert weights[0].keys() == weights[1].keys()
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert not (root / places.work(job)).exists(), "finished: its checkpoints are gone"
-
-
-def test_a_terminated_job_writes_a_checkpoint_and_asks_to_be_continued(root):
-    job = smoke_run(steps=5000, eval_every=5000)
-    work = root / Places(root, "smoke").work(job)
-    process = start(job, root)
-    wait_for_update(work, 3, process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
-    assert "start again to go on" in process.stderr.read()
-    state = json.loads((checkpoint.steps(work)[-1] / "state.json").read_text())
-    assert state["update"] >= 3
-
-
-def interrupted(job: Pretrain, manifest: Path, folder: Path, update: int, keep: tuple[int, ...] = ()) -> None:
-    with pytest.raises(Interrupted):
-        trained(job, manifest, folder, Machine(device="cpu", progress=False, stop_after=update), keep)
-
-
-def test_an_update_that_is_kept_is_the_model_of_a_job_that_ends_there(manifest, tmp_path):
-    flat = {"warmup_fraction": 0.0, "final_lr_fraction": 1.0, "eval_every": 2}
-    trained(smoke_run(steps=2, **flat), manifest, tmp_path / "short")
-    trained(smoke_run(steps=5, **flat), manifest, tmp_path / "long", keep=(2, 0))
-    two, kept, last = (
-        load_file(tmp_path / place / "model.safetensors") for place in ("short/model", "long/model/at-2", "long/model")
-    )
-    assert all(torch.equal(two[name], kept[name]) for name in two)
-    assert not all(torch.equal(two[name], last[name]) for name in two)
-    start_weights = load_file(tmp_path / "long/model/at-0/model.safetensors")
-    fresh = task_of(smoke_run(steps=5, **flat), manifest).model
-    assert all(torch.equal(start_weights[name], p) for name, p in fresh.named_parameters() if name in start_weights)
-
-
-def test_a_snapshot_that_is_asked_for_after_a_checkpoint_beyond_it_is_still_made(manifest, tmp_path):
-    job = smoke_run(steps=6)
-    interrupted(job, manifest, tmp_path, 4)
-    assert trained(job, manifest, tmp_path, keep=(2,)).outcome == "trained"
-    trained(job, manifest, tmp_path / "unbroken", keep=(2,))
-    for place in ("model/at-2", "model"):
-        one, other = (load_file(p / place / "model.safetensors") for p in (tmp_path, tmp_path / "unbroken"))
-        assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_a_checkpoint_of_another_job_is_refused_and_left_alone(manifest, tmp_path):
-    interrupted(smoke_run(steps=6), manifest, tmp_path, 2)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(CheckpointError, match=r"differs in peak_lr.*move the folder away"):
-        trained(smoke_run(steps=6, peak_lr=1e-4), manifest, tmp_path)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
-
-
-def test_a_checkpoint_of_earlier_rules_is_not_continued_under_todays(manifest, tmp_path, monkeypatch):
-    interrupted(smoke_run(steps=6), manifest, tmp_path, 2)
-    monkeypatch.setattr(Pretrain, "behaviour", Pretrain.behaviour + 1)
-    with pytest.raises(CheckpointError, match=r"made under earlier rules .*delete .*work: training starts anew"):
-        trained(smoke_run(steps=6), manifest, tmp_path)
-
-
-@pytest.mark.parametrize("damage", ["truncate", "alter"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(manifest, tmp_path, damage):
-    job = smoke_run(steps=6)
-    unbroken = trained(job, manifest, tmp_path / "unbroken")
-    for update in (2, 4):
-        interrupted(job, manifest, tmp_path / "run", update)
-    newest = checkpoint.steps(tmp_path / "run/work")[-1]
-    content = bytearray((newest / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (newest / "model.safetensors").write_bytes(content[:-9] if damage == "truncate" else content)
-    with pytest.raises(CheckpointError, match=r"model.safetensors: truncated or altered; delete .*step-00000002"):
-        trained(job, manifest, tmp_path / "run")
-    shutil.rmtree(newest)
-    assert numbers(trained(job, manifest, tmp_path / "run")) == numbers(unbroken)
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda text: text[:40], lambda text: text.replace("behaviour", "behavior"), lambda text: "[]"]
-)
-def test_a_damaged_checkpoint_state_is_named(manifest, tmp_path, damage):
-    interrupted(smoke_run(steps=6), manifest, tmp_path, 2)
-    state = checkpoint.steps(tmp_path / "work")[-1] / "state.json"
-    state.write_text(damage(state.read_text()))
-    with pytest.raises(CheckpointError, match=r"state.json: truncated or altered; delete"):
-        trained(smoke_run(steps=6), manifest, tmp_path)
-
-
-def test_a_full_disk_keeps_the_checkpoint_before_and_says_how_to_go_on(manifest, tmp_path):
-    job = smoke_run(steps=6)
-    interrupted(job, manifest, tmp_path, 2)
-    kept = checkpoint.steps(tmp_path / "work")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # a file cannot grow beyond this: EFBIG
-    try:
-        with pytest.raises(PaperLMError, match="no space left for the checkpoint"):
-            trained(job, manifest, tmp_path, Machine(device="cpu", progress=False, stop_after=4))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert kept and checkpoint.steps(tmp_path / "work") == kept
-    assert trained(job, manifest, tmp_path).metrics["updates"] == 6
-
-
-def test_a_full_disk_leaves_the_old_file_whole(tmp_path):
-    target = tmp_path / "record.json"
-    write_json(target, {"old": True})
-    (tmp_path / ".record.json.tmp").symlink_to("/dev/full")
-    with pytest.raises(PaperLMError, match="no space left to write"):
-        write_json(target, {"new": "x" * 100_000})
-    assert json.loads(target.read_text()) == {"old": True}
-
-
-# -- many processes ----
 
 
 def test_two_processes_under_torchrun_train_the_same_model_as_one(manifest, root, tmp_path):

@@ -1,10 +1,8 @@
-"""Tasks through lm-evaluation-harness: scorers whose accuracy is known, a loop in float64, cuts, bad input, the job."""
+"""Tasks through lm-evaluation-harness: scorers whose accuracy is known, a loop in float64, cuts, bad input."""
 
 import collections
-import hashlib
 import json
 import math
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,17 +13,14 @@ import pytest
 import torch
 from lm_eval.api.model import LM
 from support import job_environment
-from support_items import bundled, needs_full_sets, prepared
-from support_model import randomize
+from support_items import bundled, needs_full_sets, prepared, rewrite, small_model, without
 
 from paperlm.data.tokenizer import TextTokenizer
-from paperlm.errors import DataError, JobError, SpecError
+from paperlm.errors import DataError, SpecError
 from paperlm.evaluate.harness import evaluate, evaluate_lm, load_items
 from paperlm.evaluate.tasks import TASKS
-from paperlm.jobs.base import Inputs, Job, Machine
-from paperlm.jobs.lm_eval import LmEval, run
 from paperlm.models.folder import save_model, transformers_tokenizer
-from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM
+from paperlm.models.llama import PaperLlamaForCausalLM
 
 LETTERS = {letter: number for number, letter in enumerate("ABCDE")}
 # task -> the right option's number, from an item as the set has it
@@ -76,11 +71,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model():
-    """Three blocks with random weights, in float64."""
-    config = PaperLlamaConfig(
-        vocab_size=1024, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2
-    )
-    return randomize(PaperLlamaForCausalLM(config))
+    return small_model()
 
 
 @pytest.mark.parametrize("rule", ["decreasing", "constant"])
@@ -191,18 +182,6 @@ def test_subjects_of_unequal_size_weigh_by_their_items(items, tmp_path):
     assert found.metrics["mmlu/acc"] == pytest.approx(labels.count(0) / len(labels)) and found.items["mmlu"] == 166
 
 
-def rewrite(manifest, folder, change, split="test"):
-    """A copy of prepared items with one split changed, checksums included."""
-    shutil.copytree(manifest.parent, folder / "copy", dirs_exist_ok=True)
-    path = folder / "copy" / f"{split}.jsonl"
-    rows = change([json.loads(line) for line in path.read_bytes().splitlines()])
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    content = json.loads(manifest.read_text(encoding="utf-8"))
-    content["splits"][split] |= {"rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    (folder / "copy/manifest.json").write_text(json.dumps(content), encoding="utf-8")
-    return folder / "copy/manifest.json"
-
-
 def two_subjects(items, folder):
     def chosen(rows):
         return [row for row in rows if row["subject"] in ("anatomy", "virology")]
@@ -303,10 +282,6 @@ def test_a_limit_takes_the_first_items_and_at_least_two_of_each_subject(limit, m
     assert len(found["mmlu"]["test"]) == mmlu_items
 
 
-def without(field):
-    return lambda rows: [*rows[:6], {key: value for key, value in rows[6].items() if key != field}, *rows[7:]]
-
-
 @pytest.mark.parametrize(
     ("change", "few_shot", "message"),
     [
@@ -353,79 +328,9 @@ def test_an_option_without_a_token_is_named(model, tokenizer, items, tmp_path):
         evaluate_lm(lm, ["openbookqa"], {"openbookqa": manifest}, few_shot=0)
 
 
-class Parent(Job):
-    """Stands for a trained model."""
-
-    kind = "pretrain"
-    summary = "toy"
-    name: str = "toy"
-
-    def slug(self):
-        return f"pre_ln-{self.name}"
-
-
-SETTINGS = {"tasks": ["arc_easy", "boolq"], "source": "bundled", "few_shot": 0, "max_length": 48}
-
-
-@pytest.fixture
-def inputs(model, tokenizer, items, tmp_path):
-    save_model(tmp_path / "model", model, tokenizer)
-    data = tuple(items[name] for name in SETTINGS["tasks"])
-    return Inputs(data=data, models={"of": tmp_path / "model"}, work=tmp_path / "work")
-
-
-def test_the_job_hands_over_metrics_errors_versions_and_says_what_was_cut(inputs, model, tokenizer, items):
-    job = LmEval(of=Parent(), items=9, **SETTINGS)
-    result = run(job, inputs, Machine(device="cpu", progress=False))
-    assert result.outcome == "measured" and result == run(job, inputs, Machine(device="cpu", progress=False))
-    same = evaluate(model, tokenizer, job.tasks, items, few_shot=0, max_length=48, batch_size=16, limit=9)
-    assert {k: v for k, v in result.metrics.items() if "acc" in k} == same.metrics
-    assert result.metrics["boolq/items"] == 9 and result.metrics["boolq/cut"] == 1.0
-    assert "boolq: 100 % of requests cut on the left to 48 tokens" in result.labels
-    assert {"arc_easy: a subset of 9 items", "boolq: a subset of 9 items"} <= set(result.labels)
-    assert set(result.standard_errors) <= set(result.metrics) and result.versions == same.versions
-
-
-def test_unusable_items_are_named_before_a_model_is_read(inputs, tmp_path):
-    data = (rewrite(inputs.data[0], tmp_path, without("choices")), inputs.data[1])
-    broken = Inputs(data=data, models={"of": tmp_path / "no such folder"}, work=tmp_path)
-    with pytest.raises(DataError, match="item 7: no 'choices'"):
-        run(LmEval(of=Parent(), **SETTINGS), broken, Machine(device="cpu"))
-    with pytest.raises(JobError, match="no such folder"):
-        run(LmEval(of=Parent(), **SETTINGS), Inputs(data=inputs.data, models=broken.models, work=tmp_path), Machine())
-
-
-def test_the_jobs_name_and_data_follow_from_its_settings():
-    job = LmEval(of=Parent(), **SETTINGS)
-    assert job.job_id.startswith("lm_eval-0shot-pre_ln-toy-")
-    assert [data.splits for data in job.data()] == [{"test": None}, {"validation": None}]
-    few = LmEval(of=Parent(), **SETTINGS | {"few_shot": 5})
-    assert [data.splits for data in few.data()] == [{"test": None, "train": None}, {"validation": None, "train": None}]
-    ids = {
-        j.job_id for j in (job, few, LmEval(of=Parent(name="b"), **SETTINGS), LmEval(of=Parent(), items=9, **SETTINGS))
-    }
-    assert len(ids) == 4 and LmEval(of=Parent(), few_shot_seed=1234, **SETTINGS).job_id == job.job_id
-    full = LmEval(of=Parent(), **SETTINGS | {"source": "hub"})
-    assert [d.dataset for d in full.data()] == ["hub:allenai/ai2_arc/ARC-Easy", "hub:aps/super_glue/boolq"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tasks": ["hellaswg"]}, "unknown task 'hellaswg'; did you mean 'hellaswag'"),
-        ({"tasks": ["piqa", "piqa"]}, "named twice"),
-        ({"tasks": []}, "at least 1 item"),
-        ({"items": 1}, "greater than or equal to 2"),
-        ({"source": "mirror"}, "'bundled', 'local' or 'hub'"),
-    ],
-)
-def test_bad_settings_of_the_job_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        LmEval(of=Parent(), **SETTINGS | change)
-
-
 @pytest.mark.slow
-def test_lm_evals_own_command_line_evaluates_a_folder_of_the_decoder(inputs, items, tmp_path):
+def test_lm_evals_own_command_line_evaluates_a_folder_of_the_decoder(model, tokenizer, items, tmp_path):
+    save_model(tmp_path / "model", model, tokenizer)
     definition = {"task": "toy", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
     definition |= {"dataset_kwargs": {"data_files": {"test": str(items["arc_easy"].parent / "test.jsonl")}}}
     definition |= {"doc_to_text": "Question: {{question}}\nAnswer:", "doc_to_choice": "{{choices.text}}"}
@@ -437,7 +342,7 @@ def test_lm_evals_own_command_line_evaluates_a_folder_of_the_decoder(inputs, ite
         "--model",
         "hf",
         "--model_args",
-        f"pretrained={inputs.models['of']},dtype=float64,max_length=48",
+        f"pretrained={tmp_path / 'model'},dtype=float64,max_length=48",
     ]
     arguments += ["--tasks", "toy", "--include_path", str(tmp_path / "tasks"), "--device", "cpu", "--limit", "12"]
     arguments += ["--output_path", str(tmp_path / "out")]
@@ -447,6 +352,6 @@ def test_lm_evals_own_command_line_evaluates_a_folder_of_the_decoder(inputs, ite
     assert done.returncode == 0, done.stderr[-2000:]
     (path,) = Path(tmp_path / "out").rglob("results_*.json")
     questions = [arc(item) for item in bundled("eval/arc_easy.test")[:12]]
-    model = PaperLlamaForCausalLM.from_pretrained(inputs.models["of"]).double().eval()
+    model = PaperLlamaForCausalLM.from_pretrained(tmp_path / "model").double().eval()
     acc, _, _ = by_hand(model, questions, 48)
     assert json.loads(path.read_text())["results"]["toy"]["acc,none"] == pytest.approx(acc)

@@ -1,0 +1,96 @@
+"""The job that evaluates a model on tasks: what it hands over, its name and data, settings and items it refuses."""
+
+import pytest
+from support_items import prepared, rewrite, small_model, without
+
+from paperlm.errors import DataError, JobError
+from paperlm.evaluate.harness import evaluate
+from paperlm.jobs.base import Inputs, Job, Machine
+from paperlm.jobs.lm_eval import LmEval, run
+from paperlm.models.folder import save_model, transformers_tokenizer
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("items"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return transformers_tokenizer("bpe1024", 128)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model()
+
+
+class Parent(Job):
+    """Stands for a trained model."""
+
+    kind = "pretrain"
+    summary = "toy"
+    name: str = "toy"
+
+    def slug(self):
+        return f"pre_ln-{self.name}"
+
+
+SETTINGS = {"tasks": ["arc_easy", "boolq"], "source": "bundled", "few_shot": 0, "max_length": 48}
+
+
+@pytest.fixture
+def inputs(model, tokenizer, items, tmp_path):
+    save_model(tmp_path / "model", model, tokenizer)
+    data = tuple(items[name] for name in SETTINGS["tasks"])
+    return Inputs(data=data, models={"of": tmp_path / "model"}, work=tmp_path / "work")
+
+
+def test_the_job_hands_over_metrics_errors_versions_and_says_what_was_cut(inputs, model, tokenizer, items):
+    job = LmEval(of=Parent(), items=9, **SETTINGS)
+    result = run(job, inputs, Machine(device="cpu", progress=False))
+    assert result.outcome == "measured" and result == run(job, inputs, Machine(device="cpu", progress=False))
+    same = evaluate(model, tokenizer, job.tasks, items, few_shot=0, max_length=48, batch_size=16, limit=9)
+    assert {k: v for k, v in result.metrics.items() if "acc" in k} == same.metrics
+    assert result.metrics["boolq/items"] == 9 and result.metrics["boolq/cut"] == 1.0
+    assert "boolq: 100 % of requests cut on the left to 48 tokens" in result.labels
+    assert {"arc_easy: a subset of 9 items", "boolq: a subset of 9 items"} <= set(result.labels)
+    assert set(result.standard_errors) <= set(result.metrics) and result.versions == same.versions
+
+
+def test_unusable_items_are_named_before_a_model_is_read(inputs, tmp_path):
+    data = (rewrite(inputs.data[0], tmp_path, without("choices")), inputs.data[1])
+    broken = Inputs(data=data, models={"of": tmp_path / "no such folder"}, work=tmp_path)
+    with pytest.raises(DataError, match="item 7: no 'choices'"):
+        run(LmEval(of=Parent(), **SETTINGS), broken, Machine(device="cpu"))
+    with pytest.raises(JobError, match="no such folder"):
+        run(LmEval(of=Parent(), **SETTINGS), Inputs(data=inputs.data, models=broken.models, work=tmp_path), Machine())
+
+
+def test_the_jobs_name_and_data_follow_from_its_settings():
+    job = LmEval(of=Parent(), **SETTINGS)
+    assert job.job_id.startswith("lm_eval-0shot-pre_ln-toy-")
+    assert [data.splits for data in job.data()] == [{"test": None}, {"validation": None}]
+    few = LmEval(of=Parent(), **SETTINGS | {"few_shot": 5})
+    assert [data.splits for data in few.data()] == [{"test": None, "train": None}, {"validation": None, "train": None}]
+    ids = {
+        j.job_id for j in (job, few, LmEval(of=Parent(name="b"), **SETTINGS), LmEval(of=Parent(), items=9, **SETTINGS))
+    }
+    assert len(ids) == 4 and LmEval(of=Parent(), few_shot_seed=1234, **SETTINGS).job_id == job.job_id
+    full = LmEval(of=Parent(), **SETTINGS | {"source": "hub"})
+    assert [d.dataset for d in full.data()] == ["hub:allenai/ai2_arc/ARC-Easy", "hub:aps/super_glue/boolq"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": ["hellaswg"]}, "unknown task 'hellaswg'; did you mean 'hellaswag'"),
+        ({"tasks": ["piqa", "piqa"]}, "named twice"),
+        ({"tasks": []}, "at least 1 item"),
+        ({"items": 1}, "greater than or equal to 2"),
+        ({"source": "mirror"}, "'bundled', 'local' or 'hub'"),
+    ],
+)
+def test_bad_settings_of_the_job_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        LmEval(of=Parent(), **SETTINGS | change)
