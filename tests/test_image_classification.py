@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import math
@@ -16,10 +17,16 @@ from support_images import image_job, prepared
 
 from paperlm.data.images import ImageShards
 from paperlm.errors import DataError, Interrupted, JobError
+from paperlm.figures.curves import draw_curves
 from paperlm.jobs import run_job
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.models.folder import load_model
 from paperlm.models.sizes import flops_per_image
+from paperlm.plan.project import Project
+from paperlm.record.places import Places
+from paperlm.record.record import read_record
+from paperlm.run import Maker
+from paperlm.tables.build import table_contents
 from paperlm.train.augment import evaluation_pixels, smoothed, training_pixels
 from paperlm.train.distributed import World
 from paperlm.train.image_classification import Classifying
@@ -307,3 +314,44 @@ def test_training_pixels_and_targets_come_from_the_functions_that_are_tested_alo
     assert np.array_equal(pixels.numpy(), np.stack(images))
     assert torch.equal(targets, smoothed(torch.from_numpy(task.images.labels[numbers]), 10, 0.2))
     assert len(list(itertools.chain(*targets.tolist()))) == 80
+
+
+def test_the_table_prints_percents_with_their_error_beside_the_print_and_its_curves_count_images(tmp_path):
+    """Table 4 at the smoke scale, made: cells, labels, claims and curves come from the four records."""
+    project = Project({"scale": "smoke"})
+    maker = Maker(Places(tmp_path, "smoke"), QUIET)
+    files = {job: tmp_path / maker.places.made(job) for job in project.jobs_of("mixln_table4")}
+    for job in files:
+        maker.with_parents(job)
+    contents = table_contents(project, "mixln_table4", files.values())
+    assert [row.published for row in contents.diff] == ["67.30", "75.99", "67.34", "76.40"]
+    for row in contents.diff:
+        (job,) = (job for job in files if job.job_id == row.jobs)
+        record = read_record(files[job])
+        assert float(row.regenerated) == pytest.approx(100 * record.metrics["accuracy"], abs=0.005)
+        error = 100 * record.standard_errors["accuracy"]
+        assert row.spread == f"standard error {error:.2g}" if error else not row.spread
+        assert row.verdict == "not comparable at this scale" and record.data[0].dataset == "digits"
+    draw_curves(project, "mixln_table4", files.values(), tmp_path / "curves.svg")
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert {row["images"] for row in rows} == {"8", "16", "24", "32"} and len(rows) == 4 * (4 + 2)
+    text = (tmp_path / "curves.svg").read_text()
+    assert "training images" in text and "unigram plateau" not in text
+
+
+def test_at_paper_scale_the_recipe_is_the_specified_one():
+    """Section 7 of the specification of the normalization papers, and 120 epochs of ImageNet's 1,281,167 images."""
+    jobs = Project({"scale": "paper"}).jobs_of("mixln_table4")
+    assert [(j.size, j.norm["name"], j.stochastic_depth) for j in jobs] == [
+        ("ViT-Tiny", "pre_ln", 0.0), ("ViT-Small", "pre_ln", 0.1),
+        ("ViT-Tiny", "mix_ln", 0.0), ("ViT-Small", "mix_ln", 0.1),
+    ]  # fmt: skip
+    for job in jobs:
+        assert job.left_out() == [] and job.method().wiring(3, job.shape()).out == (job.norm["name"] == "mix_ln")
+        assert not job.method().wiring(4, job.shape()).out, "three of twelve blocks are Post-LN"
+        assert (job.image_size, job.patch_size, job.n_layers, job.layer_norm_eps) == (224, 16, 12, 1e-6)
+        assert (job.peak_lr, job.global_batch, job.weight_decay, job.adam_betas) == (4e-3, 4096, 0.05, (0.9, 0.999))
+        assert (job.mixup, job.cutmix, job.rand_augment) == (0.8, 1.0, (9, 0.5))
+        assert (job.erasing, job.label_smoothing) == (0.25, 0.1)
+        assert job.steps * job.global_batch / 1_281_167 == pytest.approx(120, abs=0.01)
+        assert job.warmup_steps * job.global_batch / 1_281_167 == pytest.approx(20, abs=0.01)
