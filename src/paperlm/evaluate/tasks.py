@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from paperlm.errors import SpecError, unknown
 
@@ -91,6 +93,17 @@ TASKS: dict[str, Task] = {
     ),
 }
 "The seven of Mix-LN Table 2 and LNS Table 3."
+
+
+def _known(name: str) -> str:
+    try:
+        task_of(name)
+    except SpecError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+TaskName = Annotated[str, AfterValidator(_known)]
 
 
 def task_of(name: str) -> Task:

@@ -162,6 +162,8 @@ At = int | Literal["init", "end"]
 "Of which state of the parent: after so many updates, before the first (`init`), after the last (`end`)."
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+"Decay of one of Adam's two moments."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from paperlm.data.registry import DatasetName, TokenizerName
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
-from paperlm.jobs.base import Inputs, Job, Machine, Seed
+from paperlm.jobs.base import Beta, Inputs, Job, Machine, Seed
 from paperlm.norms import ModelShape, NormMethod, build_method
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class Pretrain(Job):
     embed_init_std: float = Field(gt=0)
     zero_last_embedding_row: bool
 
-    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
-    tokenizer: str
+    dataset: DatasetName
+    tokenizer: TokenizerName
     seq_len: int = Field(gt=1)
     example: Example
     train_examples: int = Field(gt=0)
@@ -56,7 +57,7 @@ class Pretrain(Job):
     "the first documents that hold so many real tokens are the validation set"
 
     optimizer: Literal["adam"]
-    adam_betas: tuple[float, float]
+    adam_betas: tuple[Beta, Beta]
     adam_eps: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     grad_clip: float = Field(ge=0)
