@@ -298,7 +298,7 @@ def rewrite(path: Path, edit) -> None:
 def test_an_impossible_value_in_any_scale_file_is_refused_naming_file_and_place(root, scale, setting, value, message):
     change = {"value": value, "why": "a test"}
     rewrite(root / f"workflow/scales/{scale}.yaml", lambda s: s["jobs"]["pretrain"].update({setting: change}))
-    with pytest.raises(SpecError, match=rf"{scale}\.yaml: jobs\.pretrain: {message}"):
+    with pytest.raises(SpecError, match=rf"{scale}\.yaml: jobs\.pretrain: .*{message}"):
         Project({"scale": "tiny"}, root)
 
 

@@ -132,7 +132,8 @@ def _explain(error: Any, model: type[BaseModel], where: str) -> str:
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         return f"{where}: {unknown(place, error['input'], choices)}"
     message = error["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(error["input"], dict | list | BaseModel) else f", got {error['input']!r}"
+    given = error["input"]
+    shown = "" if isinstance(given, dict | list | BaseModel) or repr(given) in message else f", got {given!r}"
     return f"{where}: {place + ': ' if place else ''}{message}{shown}"
 
 
