@@ -32,6 +32,8 @@ class Task:
     "name of the set in the registry"
     fields: tuple[str, ...]
     "what the definition reads of an item"
+    metrics: tuple[str, ...] = ("acc",)
+    "what the definition computes: acc, and acc_norm, by the likelihood over the option's length in characters"
     group: str | None = None
     "file of the group that averages over the subjects"
 
@@ -62,6 +64,7 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("arc_easy", "allenai/ai2_arc/ARC-Easy"),
         fields=("question", "choices", "answerKey"),
+        metrics=("acc", "acc_norm"),
     ),
     "piqa": Task(
         definition="piqa/piqa.yaml",
@@ -69,6 +72,7 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("piqa", "baber/piqa"),
         fields=("goal", "sol1", "sol2", "label"),
+        metrics=("acc", "acc_norm"),
     ),
     "hellaswag": Task(
         definition="hellaswag/hellaswag.yaml",
@@ -76,6 +80,7 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("hellaswag", "Rowan/hellaswag"),
         fields=("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+        metrics=("acc", "acc_norm"),
     ),
     "openbookqa": Task(
         definition="openbookqa/openbookqa.yaml",
@@ -83,6 +88,7 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("openbookqa", "allenai/openbookqa"),
         fields=("question_stem", "choices", "answerKey"),
+        metrics=("acc", "acc_norm"),
     ),
     "winogrande": Task(
         definition="winogrande/default.yaml",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -62,6 +62,15 @@ class Job(Frozen):
     def data(self) -> list[DataSettings]:
         """What the data rule has to prepare; `Inputs.data` has the manifests in this order."""
         return []
+
+    def metrics(self) -> tuple[str, ...] | None:
+        """Names of the metrics of its record, so that a misspelt one in a table is found before the job runs; None: not
+        said, and nothing is checked."""
+        return None
+
+    def series(self) -> Mapping[str, tuple[str, ...]] | None:
+        """Series of its record and their columns; None: not said."""
+        return None
 
     def slug(self) -> str:
         """Readable part of the name: lower case letters, digits, `_`, `.` and `-`."""

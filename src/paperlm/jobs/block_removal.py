@@ -47,6 +47,12 @@ class BlockRemoval(TextProbe):
             self.evaluation()
         return self
 
+    def metrics(self) -> tuple[str, ...]:
+        return ("full/perplexity", "full/accuracy") if self.task else ("full/perplexity",)
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"removal": ("block", "accuracy", "drop", "stderr", "perplexity")}
+
     def sequences(self) -> int:
         return self.documents
 

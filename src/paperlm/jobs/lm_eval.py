@@ -59,6 +59,13 @@ class LmEval(Job):
             found.append(ItemData(dataset=dataset, splits=dict.fromkeys(splits)))
         return found
 
+    def metrics(self) -> tuple[str, ...]:
+        kinds = {name: (*task_of(name).metrics, "items", "cut") for name in self.tasks}
+        return tuple(f"{name}/{kind}" for name in self.tasks for kind in kinds[name])
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
     def slug(self) -> str:
         """lm_eval-5shot-<parent's>."""
         return f"lm_eval-{self.few_shot}shot-{self.of.slug()}"

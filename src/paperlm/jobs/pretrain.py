@@ -127,6 +127,19 @@ class Pretrain(Job):
     def data(self) -> list[DataSettings]:
         return [self.token_data()]
 
+    def metrics(self) -> tuple[str, ...]:
+        return (
+            "ppl_true", "loss_true", "loss_batches", "validation_tokens", "unigram_perplexity", "updates",
+            "tokens_nonpad", "tokens_slots", "epochs", "parameters", *self._by_sequence(),
+        )  # fmt: skip
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        columns = ("update", "tokens")
+        return {"train": (*columns, "loss"), "eval": (*columns, "ppl_true", *self._by_sequence())}
+
+    def _by_sequence(self) -> tuple[str, ...]:
+        return ("ppl_sequences",) if self.curve == "every_update" else ()
+
     def slug(self) -> str:
         loss = "" if self.loss == MATERIALISED else f"-{self.loss}"
         return f"llama_{self.size}-{method_slug(self.norm)}{loss}-s{self.seed}".lower()
