@@ -430,7 +430,11 @@ def test_a_cell_without_a_size_or_a_norm_says_where_to_give_one(root):
             "unknown file 'paper_tables/published/no.csv'; did you mean",
         ),
         ("mixln", lambda p: p["scales"].update(tini={}), "unknown scale 'tini'; did you mean 'tiny'"),
-        ("mixln", lambda p: p["scales"]["tiny"].update({"except": {"MIX-T1-99": "a test"}}), "unknown claim 'MIX-T1-99'"),
+        (
+            "mixln",
+            lambda p: p["scales"]["tiny"].update({"except": {"MIX-T1-99": "a test"}}),
+            "unknown claim 'MIX-T1-99'",
+        ),
         ("mixln", lambda p: p["tables"]["mixln_table1"].update(seeds={"tinny": 3}), "unknown scale 'tinny'"),
         (
             "cce",

@@ -55,6 +55,10 @@ class Operation(abc.ABC):
     name: str
     summary: ClassVar[str]
     measures: ClassVar[Mapping[str, str]]
+    metrics: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+    "metric of its rows -> field that tells rows of this metric apart -> the values it has; empty: not said"
+    numbers: tuple[str, ...] = ("value", "low", "high")
+    "fields of its rows with a number that a table can show"
     first: ClassVar[str] = ""
     "a name, no method's: the task that comes first on each case and describes it, such as a lower bound"
     packages: ClassVar[tuple[str, ...]] = ()

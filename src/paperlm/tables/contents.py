@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from paperlm.errors import SpecError
+from paperlm.errors import SpecError, did_you_mean
 from paperlm.plan.exhibit import Printed
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.published import PublishedTable
@@ -115,13 +115,17 @@ def check_labels(
 ) -> None:
     """Every printed row and column is declared, in the printed order, and the other way round; SpecError otherwise."""
     for kind, declared, printed in (("row", rows, [*published.rows]), ("column", columns, published.columns)):
+        elsewhere = published.other_editions if kind == "row" else ()
+        strangers = [label for label, flag in declared.items() if flag is True and label not in {*printed, *elsewhere}]
         for label in printed:
             if not declared.get(label, False):
-                raise SpecError(f"tables.{name}: {kind} {label!r} is printed but not declared")
-        elsewhere = published.other_editions if kind == "row" else ()
-        for label, is_printed in declared.items():
-            if is_printed is True and label not in printed and label not in elsewhere:
-                raise SpecError(f"tables.{name}: {kind} {label!r} is declared but not printed")
+                hint = did_you_mean(label, strangers) or "; declare it"
+                raise SpecError(f"tables.{name}: {kind} {label!r} is printed but not declared{hint}")
+        for label in strangers:
+            raise SpecError(
+                f"tables.{name}: {kind} {label!r} is declared but not printed; say so (in_print: false, or printed: "
+                "false), or leave it out"
+            )
         if (order := [label for label in declared if label in printed]) != printed:
             raise SpecError(f"tables.{name}: {kind}s are declared as {order}, but printed as {printed}; reorder them")
 
