@@ -150,6 +150,12 @@ def _walk(model: type[BaseModel], location: list[Any]) -> tuple[type[BaseModel] 
         if part in kinds:
             here = kinds[part]
             continue
+        if (
+            here is not None
+            and not typing.get_args(here)
+            and not (isinstance(here, type) and issubclass(here, BaseModel))
+        ):
+            continue  # the branch of a union, such as int or literal['init']
         path.append(str(part))
         if isinstance(here, type) and issubclass(here, BaseModel):
             field = here.model_fields.get(str(part))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,11 +201,19 @@ class Project:
         paper, exhibit = self.exhibit(name)
         if not isinstance(exhibit, JobCells) or not exhibit.job:
             return ()
-        cells = []
-        for row_name, row in self._parts(exhibit.rows):
-            for column_name, column in self._columns(exhibit):
-                cells.append(self._cell(name, paper, exhibit, (row_name, row), (column_name, column)))
-        return tuple(cells)
+        pairs = itertools.product(self._parts(exhibit.rows), self._columns(exhibit))
+        return tuple(self._cell(name, paper, exhibit, row, column) for row, column in pairs)
+
+    def cells_anywhere(self, name: str) -> Iterator[Cell]:
+        """Those cells, and of the rows and columns of other scales those that could be made at this one, for checks."""
+        paper, exhibit = self.exhibit(name)
+        yield from self.cells(name)
+        for row, column in itertools.product(exhibit.rows.items(), () if exhibit.along else exhibit.columns.items()):
+            elsewhere = any(part.scales and self.scale.scale not in part.scales for _, part in (row, column))
+            # What only another scale's settings make possible is checked there.
+            with contextlib.suppress(SpecError):
+                if elsewhere:
+                    yield self._cell(name, paper, exhibit, row, column)
 
     def _parts(self, parts: dict[str, Part]) -> Iterator[tuple[str, Part]]:
         return ((name, part) for name, part in parts.items() if not part.scales or self.scale.scale in part.scales)

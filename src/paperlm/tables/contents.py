@@ -119,7 +119,7 @@ def check_labels(
         strangers = [label for label, flag in declared.items() if flag is True and label not in {*printed, *elsewhere}]
         for label in printed:
             if not declared.get(label, False):
-                hint = did_you_mean(label, strangers) or "; declare it"
+                hint = did_you_mean(label, set(declared) - {*printed}) or "; declare it"
                 raise SpecError(f"tables.{name}: {kind} {label!r} is printed but not declared{hint}")
         for label in strangers:
             raise SpecError(

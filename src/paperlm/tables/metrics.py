@@ -8,7 +8,10 @@ from typing import Any
 
 from paperlm.errors import SpecError, unknown
 from paperlm.jobs import Job
+from paperlm.plan.project import Project
 from paperlm.record.record import Record
+
+UNIGRAM = "unigram_perplexity"
 
 
 def _ppl_paper(metrics: Mapping[str, Any], values: Mapping[str, Any]) -> float | None:
@@ -36,10 +39,28 @@ def check_metric(job: Job, name: str, values: Mapping[str, Any]) -> None:
     _, needs, metric = DERIVED.get(name, (None, (), name))
     for key in needs:
         if key not in values:
-            raise SpecError(f"metric {name} needs sizes.<size>.values.{key}: {unknown('value', key, values)}")
+            there = f"there is {', '.join(values)}: rename it" if values else "there is none: add it"
+            raise SpecError(f"metric {name} needs sizes.<size>.values.{key}, and {there}")
     known = job.metrics()
     if known is not None and metric not in known:
         raise SpecError(f"a {job.kind} job: {unknown('metric', name, [*known, *DERIVED])}")
+
+
+def check_metrics(project: Project, name: str) -> None:
+    """SpecError for a metric of a table of jobs that the records of its cells will not have."""
+    _, table = project.table(name)
+    rule = ("ppl_true", UNIGRAM) if table.diverged else ()
+    columns = {cell.column: cell for cell in project.cells_anywhere(name) if cell.jobs}
+    for cell in project.cells_anywhere(name):
+        jobs, wanted = cell.jobs, (cell.metric or table.metric, table.printed_metric, *rule)
+        if cell.sum_of_column:
+            jobs, wanted = columns[cell.column].jobs if cell.column in columns else (), (cell.sum_of_column,)
+        for metric in filter(None, () if cell.mean_of else wanted):
+            for job in jobs:
+                try:
+                    check_metric(job, metric, cell.values)
+                except SpecError as error:
+                    raise SpecError(f"tables.{name} [{cell.row}, {cell.column}]: {error}") from None
 
 
 def metric_of(record: Record, name: str, values: Mapping[str, Any]) -> float | None:
