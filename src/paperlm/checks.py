@@ -10,8 +10,10 @@ from typing import Any
 from paperlm.bench.names import check_measured
 from paperlm.errors import SpecError, unknown
 from paperlm.figures import figure_kinds
+from paperlm.figures.options import check_options
 from paperlm.plan.exhibit import MeasurementsTable
 from paperlm.plan.measured import places
+from paperlm.plan.names import check_names
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import ROOT, Project, ProjectConfig
 from paperlm.tables.build import printed_table, table_contents
@@ -30,10 +32,15 @@ def open_project(config: dict[str, Any] | ProjectConfig | None = None, root: Pat
     can be read and name cells that exist.
     """
     project = Project(config, root)
-    for name, (paper, figure) in project.figures.items():
-        if figure.draw not in figure_kinds():
-            raise SpecError(f"{paper.paper.id}: figures.{name}.draw: {unknown('figure', figure.draw, figure_kinds())}")
+    check_names(project)
+    if (folder := project.config.local_data) and not Path(folder).is_dir():
+        raise SpecError(f"local_data: {folder}: no such folder; name the one that has the files of `local:` datasets")
     _ = project.jobs
+    for name, (paper, figure) in project.figures.items():
+        with _in_file_of(project, paper):
+            if figure.draw not in figure_kinds():
+                raise SpecError(f"figures.{name}.draw: {unknown('figure', figure.draw, figure_kinds())}")
+            check_options(project, name)
     for path in sorted((root / PUBLISHED).glob("*.csv")):
         read_cells(path)
     for name, (paper, table) in project.tables.items():

@@ -35,7 +35,8 @@ def _named(
             yield "cases", f"case of {operation.name}", on_cpu, [*operation.cases]
     for label, row in table.rows.items():
         yield f"rows.{label}.method", "method", row.method, methods
-        yield from ((f"rows.{label}.remarks", "column", column, [*table.columns]) for column in row.remarks)
+        said = (*row.remarks, *row.misprints)
+        yield from ((f"rows.{label}", "column", column, [*table.columns]) for column in said)
     for label, column in table.columns.items():
         if column.only:
             yield f"columns.{label}.only", "method", column.only, [row.method for row in table.rows.values()]

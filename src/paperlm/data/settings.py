@@ -23,6 +23,7 @@ from paperlm.data.registry import (
 from paperlm.data.texts import TextData
 from paperlm.errors import DataError, SpecError
 from paperlm.frozen import Frozen, digest
+from paperlm.load import parse
 
 Example = Literal["truncate", "split", "packed"]
 """truncate: a document is one example, its rest is dropped (the normalization papers); split: its rest makes more
@@ -105,6 +106,6 @@ def data_settings(value: dict[str, Any]) -> DataSettings:
     """The settings that a JSON object describes; DataError if it is of no kind."""
     kind = next((kind for name, kind in OWN_FIELD.items() if name in value), TokenData)
     try:
-        return kind.model_validate(value)
-    except ValueError as error:
-        raise DataError(f"data settings: {error}") from None
+        return parse(value, kind, f"settings of {kind.__name__}")
+    except SpecError as error:
+        raise DataError(str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job
 from paperlm.jobs.base import Seed
-from paperlm.load import load, parse
+from paperlm.load import load, parse, read_yaml
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting, TableSpec
 from paperlm.plan.paper import Deviation, PaperSpec, ScaleChanges
 from paperlm.plan.resolve import Context, Resolver
@@ -24,6 +24,16 @@ from paperlm.plan.scale import ScaleSpec
 from paperlm.record.places import Places
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def clone() -> Path:
+    """The clone of the repository that this package stands in; SpecError where it was installed without one."""
+    if not (ROOT / "workflow/scales").is_dir():
+        raise SpecError(
+            f"this works in a clone of the repository only: {ROOT} has no workflow/scales. Clone it, and run "
+            "python -m paperlm there"
+        )
+    return ROOT
 
 
 class ProjectConfig(Frozen):
@@ -55,6 +65,17 @@ class ProjectConfig(Frozen):
     "a running job can lose at most so much work"
     editions: dict[str, str] = {}
     "table -> edition of the paper whose printed numbers it is compared with, instead of the one its paper file names"
+
+
+def configuration(root: Path, given: Mapping[str, Any] | None = None) -> ProjectConfig:
+    """What config.yaml says, with the keys that a command line gives (`--config`). Raises SpecError naming which of
+    the two is wrong."""
+    path = root / "config.yaml"
+    content = read_yaml(path)
+    file = parse({} if content is None else content, ProjectConfig, str(path))
+    if not given:
+        return file
+    return parse({**file.model_dump(), **given}, ProjectConfig, "--config")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from paperlm.frozen import digest
 from paperlm.jobs import Job, job_kinds
 from paperlm.plan.echo import our_settings
 from paperlm.plan.exhibit import ArithmeticTable, MeasurementsTable, SettingsTable
-from paperlm.plan.measured import measured_methods, places
+from paperlm.plan.measured import measured_methods, places, read_rows
 from paperlm.plan.project import Project
 from paperlm.plan.scale import JobSize
 from paperlm.plan.state import State
@@ -232,7 +232,7 @@ class Workflow:
         path = self.places.root / self.places.committed_measurements(op)
         if self.project.scale.device == "cpu" or not path.is_file():
             return frozenset()
-        return frozenset(json.loads(line)["case"] for line in path.read_text().splitlines())
+        return frozenset(row["case"] for row in read_rows(path))
 
     @functools.cached_property
     def measurements(self) -> dict[tuple[str, str], list[str]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from paperlm.errors import SpecError, did_you_mean
+from paperlm.errors import RecordError, SpecError, did_you_mean
 from paperlm.plan.exhibit import Printed
 from paperlm.tables.claims import CellSamples, PrintedCell
-from paperlm.tables.published import PublishedTable
+from paperlm.tables.published import PublishedTable, read_cells
 from paperlm.tables.vocabulary import NOT_FOUND, NOT_PRINTED
 
 Key = tuple[str, str]
@@ -101,6 +102,23 @@ class Contents:
     def cells(self) -> dict[Key, DiffRow]:
         """Diff rows by row and column label."""
         return {(d.row, d.column): d for d in self.diff}
+
+
+def read_built(path: Path) -> list[dict[str, str]]:
+    """Lines of a built diff or claims file, by column. RecordError for a file that is none."""
+    needed = {"diff": DIFF_COLUMNS, "claims": ("claim", "says", "verdict", "reason", "scale")}
+    kind = path.name.split(".")[-2]
+    try:
+        heads, *lines = read_cells(path) or [[]]
+    except SpecError as error:
+        raise RecordError(str(error)) from None
+    if missing := [name for name in needed.get(kind, ()) if name not in heads]:
+        raise RecordError(f"{path}: no {kind} of a table, it has no column {missing[0]}; delete it and build it again")
+    return [dict(zip(heads, line, strict=True)) for line in lines]
+
+
+DIFF_COLUMNS = ("row", "column", "scale", "published", "regenerated", "verdict", "labels")
+"What is shown of a diff."
 
 
 def without_print(*printed: Printed) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def check_metric(job: Job, name: str, values: Mapping[str, Any]) -> None:
             raise SpecError(f"metric {name} needs sizes.<size>.values.{key}, and {there}")
     known = job.metrics()
     if known is not None and metric not in known:
-        raise SpecError(f"a {job.kind} job: {unknown('metric', name, [*known, *DERIVED])}")
+        raise SpecError(f"a job of kind {job.kind}: {unknown('metric', name, [*known, *DERIVED])}")
 
 
 def check_metrics(project: Project, name: str) -> None:
