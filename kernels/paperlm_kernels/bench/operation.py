@@ -124,9 +124,14 @@ class Operation(abc.ABC):
         """Rows as Markdown."""
         return report.tables(found)
 
+    def has_chart(self) -> None:
+        """Raises ValueError for an operation whose rows cannot be drawn."""
+        if type(self).draw is Operation.draw:
+            raise ValueError(f"{self.name} has no chart; leave --plot out")
+
     def draw(self, found: list[Row], path: Path) -> None:
         """A chart in the format of the suffix of `path`. Raises ValueError where there is none to draw."""
-        raise ValueError(f"{self.name} has no chart; leave --plot out")
+        self.has_chart()
 
     # -- for `run` --
 

@@ -106,19 +106,23 @@ class Contents:
 
 def read_built(path: Path) -> list[dict[str, str]]:
     """Lines of a built diff or claims file, by column. RecordError for a file that is none."""
-    needed = {"diff": DIFF_COLUMNS, "claims": ("claim", "says", "verdict", "reason", "scale")}
     kind = path.name.split(".")[-2]
     try:
         heads, *lines = read_cells(path) or [[]]
     except SpecError as error:
         raise RecordError(str(error)) from None
-    if missing := [name for name in needed.get(kind, ()) if name not in heads]:
+    if missing := [name for name in SHOWN.get(kind, ()) if name not in heads]:
         raise RecordError(f"{path}: no {kind} of a table, it has no column {missing[0]}; delete it and build it again")
     return [dict(zip(heads, line, strict=True)) for line in lines]
 
 
-DIFF_COLUMNS = ("row", "column", "scale", "published", "regenerated", "verdict", "labels")
-"What is shown of a diff."
+SHOWN = {
+    "diff": ("row", "column", "scale", "published", "regenerated", "verdict", "labels"),
+    "claims": (
+        "claim", "part", "says", "scale", "verdict", "reason", "margin", "detectable", "would_decide",
+    ),
+}  # fmt: skip
+"Columns of built files that are shown in the terminal and in documents."
 
 
 def without_print(*printed: Printed) -> tuple[str, str]:
