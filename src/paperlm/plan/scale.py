@@ -128,7 +128,9 @@ def known_settings(kind: str, settings: Mapping[str, Any]) -> None:
     for key in settings:
         if key not in allowed:
             raise ValueError(unknown("setting", key, allowed))
-    parse_part({key: given.value for key, given in settings.items()}, cls)
+    # A state written in words, e.g. share 1/2, means an update of the run that the cell's model is of (resolve).
+    worded = {key for key, given in settings.items() if key == "at" and isinstance(given.value, str)}
+    parse_part({key: given.value for key, given in settings.items() if key not in worded}, cls)
 
 
 def _known_kind(kind: str) -> str:

@@ -277,7 +277,7 @@ class Workflow:
             if name in self.project.tables or self.has_claims(name):
                 kinds += ["diff.csv", "claims.csv"]
             if name in self.curves:
-                kinds += ["curves.svg", "curves.png", "curves.csv"]
+                kinds += ["curves.svg", "curves.png", "curves.csv", "curves.notes.txt"]
             yield from (f"paper_tables/{name}.{kind}" for kind in kinds)
 
     def asked(self, arguments: list[str]) -> list[str]:

@@ -50,8 +50,9 @@ def check_metrics(project: Project, name: str) -> None:
     """SpecError for a metric of a table of jobs that the records of its cells will not have."""
     _, table = project.table(name)
     rule = ("ppl_true", UNIGRAM) if table.diverged else ()
-    columns = {cell.column: cell for cell in project.cells_anywhere(name) if cell.jobs}
-    for cell in project.cells_anywhere(name):
+    cells = list(project.cells_anywhere(name))
+    columns = {cell.column: cell for cell in cells if cell.jobs}
+    for cell in cells:
         jobs, wanted = cell.jobs, (cell.metric or table.metric, table.printed_metric, *rule)
         if cell.sum_of_column:
             jobs, wanted = columns[cell.column].jobs if cell.column in columns else (), (cell.sum_of_column,)
