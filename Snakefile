@@ -33,5 +33,8 @@ for paper, spec in project.papers.items():
             targets(*spec.exhibits()),
 
 
+refuse_unknown_targets()
+
+
 onsuccess:
     show_summary()

@@ -26,7 +26,7 @@ PAPER = ROOT / "workflow/papers/mixln.yaml"
         ({"sale": "tiny"}, r"unknown key 'sale'; did you mean 'scale'"),
         ({"seeds": []}, "seeds"),
         ({"seeds": ["a"]}, "seeds"),
-        ({"seeds": [-1]}, "seed: Input should be greater than or equal to 0"),
+        ({"seeds": [-1]}, "seeds.0: Input should be greater than or equal to 0"),
         ({"run_missing": "maybe"}, "run_missing"),
         ({"remake": "drifting"}, "remake"),
         ({"checkpoint_seconds": -1}, "checkpoint_seconds"),
@@ -167,17 +167,33 @@ def rewrite(path: Path, edit) -> None:
     ("setting", "value", "message"),
     [
         ("hidden_size", -64, "hidden_size: Input should be greater than 0"),
-        ("hidden_size", 63, "does not split into 2 heads"),
         ("steps", 0, "steps: Input should be greater than 0"),
-        ("loss_group", 3, "loss_group 3 does not divide global_batch 4"),
-        ("vocab_size", 2000, "tokenizer 'bpe1024' has 1024 ids, the model vocab_size 2000"),
         ("tokenizer", "bpe1025", "unknown tokenizer 'bpe1025'; did you mean 'bpe1024'"),
         ("dataset", "bundled:c4_sampel", "unknown dataset 'c4_sampel'; did you mean 'c4_sample'"),
         ("dataset", "bundled:c4_sample;rm", "dataset: String should match pattern"),
-        ("numerics", "bf16", "numerics"),
+        ("numerics", "bf16", "unknown numerics 'bf16'; did you mean 'pure_bf16'"),
+        ("adam_betas", [0.9, 1.0], "adam_betas.1: Input should be less than 1"),
+        ("peak_lr", float("inf"), "peak_lr: Input should be a finite number"),
     ],
 )
-def test_a_scale_with_an_impossible_setting_is_refused_naming_the_cell(root, setting, value, message):
+@pytest.mark.parametrize("scale", ["tiny", "gpu"])
+def test_an_impossible_value_in_any_scale_file_is_refused_naming_file_and_place(root, scale, setting, value, message):
+    change = {"value": value, "why": "a test"}
+    rewrite(root / f"workflow/scales/{scale}.yaml", lambda s: s["jobs"]["pretrain"].update({setting: change}))
+    with pytest.raises(SpecError, match=rf"{scale}\.yaml: jobs\.pretrain: .*{message}"):
+        Project({"scale": "tiny"}, root)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("hidden_size", 63, "does not split into 2 heads"),
+        ("loss_group", 3, "loss_group 3 does not divide global_batch 4"),
+        ("vocab_size", 2000, "tokenizer 'bpe1024' has 1024 ids, the model vocab_size 2000"),
+        ("steps", True, "steps is a truth value; give a number"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused_naming_the_cell(root, setting, value, message):
     change = {"value": value, "why": "a test"}
     rewrite(root / "workflow/scales/tiny.yaml", lambda s: s["jobs"]["pretrain"].update({setting: change}))
     with pytest.raises(SpecError, match=message) as error:
@@ -293,16 +309,18 @@ def test_a_cell_without_a_size_or_a_norm_says_where_to_give_one(root):
         (
             "mixln",
             lambda p: p["tables"]["mixln_table1"].update(published="paper_tables/published/no.csv"),
-            "no file paper_tables/published/no.csv",
+            "unknown file 'paper_tables/published/no.csv'; did you mean",
         ),
         ("mixln", lambda p: p["scales"].update(tini={}), "unknown scale 'tini'; did you mean 'tiny'"),
-        ("mixln", lambda p: p["scales"]["tiny"].update({"except": {"MIX-T1-99": "x"}}), "unknown claim 'MIX-T1-99'"),
+        (
+            "mixln",
+            lambda p: p["scales"]["tiny"].update({"except": {"MIX-T1-99": "a test"}}),
+            "unknown claim 'MIX-T1-99'",
+        ),
         ("mixln", lambda p: p["tables"]["mixln_table1"].update(seeds={"tinny": 3}), "unknown scale 'tinny'"),
         (
             "cce",
-            lambda p: p["tables"].update(
-                mixln_table1=p["tables"]["cce_tableA3"], cce_tableA3=p["tables"]["cce_tableA3"]
-            ),
+            lambda p: p["tables"].update(mixln_table1=p["tables"]["cce_tableA3"] | {"claims": [], "claims_name": ""}),
             "'mixln_table1' is declared twice; rename one",
         ),
         (

@@ -11,20 +11,12 @@ import torch.nn.functional as F
 from paperlm_kernels.bench import clocks, ops
 from paperlm_kernels.bench.operation import Task
 from paperlm_kernels.bench.ops.cross_entropy import accuracy, measure, task
-from paperlm_kernels.bench.ops.cross_entropy.data import (
-    CASES,
-    GROUPS,
-    IGNORED,
-    Case,
-    Inputs,
-    describe,
-    make_inputs,
-    sized,
-)
+from paperlm_kernels.bench.ops.cross_entropy.data import IGNORED, Inputs, describe, make_inputs
+from paperlm_kernels.bench.ops.cross_entropy.declared import CASES, GROUPS, Case, sized
 from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 
 CPU = torch.device("cpu")
-SMALL = Case("small", "", vocab=640, width=24, softcap=20.0, tokens=256, counting=0.5, dtype=torch.float32)
+SMALL = Case("small", "", vocab=640, width=24, softcap=20.0, tokens=256, counting=0.5, dtype="float32")
 
 
 # -- cases and data ----
@@ -100,7 +92,7 @@ def test_ignored_tokens_come_in_runs_and_leave_the_share_that_was_asked_for():
 
 @pytest.mark.parametrize("permute", [False, True])
 def test_describe_equals_the_definition_on_the_whole_softmax(permute):
-    data = make_inputs(dataclasses.replace(SMALL, vocab=700, tokens=300, dtype=torch.bfloat16), permute=permute)
+    data = make_inputs(dataclasses.replace(SMALL, vocab=700, tokens=300, dtype="bfloat16"), permute=permute)
     found = describe(data, 20.0, chunk=128, tiles=((128, 128), (64, 32)))
     kept = data.target != IGNORED
     logits = 20 * torch.tanh(data.hidden[kept].double() @ data.weight.double().T / 20)
@@ -124,7 +116,7 @@ def test_every_method_computes_the_mean_loss_of_the_counting_tokens(name, counti
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     case = dataclasses.replace(SMALL, counting=counting)
     data = make_inputs(case)
-    contender = METHODS[name][0](case, CPU)
+    contender = METHODS[name](case, CPU)
     exact = F.cross_entropy(20 * torch.tanh(data.hidden.double() @ data.weight.double().T / 20), data.target)
     torch.testing.assert_close(contender.loss(data.hidden, data.weight, data.target).double(), exact, rtol=1e-5, atol=0)
     found = accuracy.errors(contender, Inputs(*map(_leaf, _tensors(data))), accuracy.truth(data, 20.0, chunk=200))
@@ -149,7 +141,7 @@ def test_the_truth_is_autograd_in_float64():
 
 
 def test_an_error_in_a_gradient_is_seen_with_its_size():
-    class Doubled(METHODS["eager"][0].func):
+    class Doubled(METHODS["eager"].func):
         def loss(self, hidden, weight, target):
             return super().loss(2 * hidden - hidden.detach(), weight, target)
 
@@ -161,7 +153,7 @@ def test_an_error_in_a_gradient_is_seen_with_its_size():
 
 
 def test_the_time_of_a_step_is_divided_among_its_kernels():
-    contender = METHODS["eager"][0](SMALL, CPU)
+    contender = METHODS["eager"](SMALL, CPU)
     step = measure.step(contender, Inputs(*map(_leaf, _tensors(make_inputs(SMALL)))), "both")
     found = clocks.kernel_times(step, CPU, warmup=1, runs=3)
     assert found["mm"][1] == 3, "products a step: logits and two gradients"
@@ -188,12 +180,12 @@ def test_kernels_are_named_without_their_template(kernel, short):
 
 
 def test_results_that_change_from_run_to_run_are_called_so():
-    class Noisy(METHODS["eager"][0].func):
+    class Noisy(METHODS["eager"].func):
         def loss(self, hidden, weight, target):
             return super().loss(hidden, weight * (1 + 1e-3 * torch.rand(())), target)
 
     data = make_inputs(SMALL)
-    assert accuracy.reproducible(METHODS["eager"][0](SMALL, CPU), data) == {"loss": True, "dE": True, "dC": True}
+    assert accuracy.reproducible(METHODS["eager"](SMALL, CPU), data) == {"loss": True, "dE": True, "dC": True}
     assert accuracy.reproducible(Noisy(SMALL, CPU), data) == {"loss": False, "dE": False, "dC": False}
 
 
@@ -222,7 +214,7 @@ def test_peak_memory_on_a_cpu_is_what_was_allocated_at_once():
 def test_the_baseline_holds_as_many_logit_matrices_as_its_arithmetic_needs(part, matrices):
     """Float32, capped: forward logits, tanh and log-softmax; backward two gradients beside the two that are kept."""
     case = dataclasses.replace(CASES["tiny_cpu"], tokens=128, vocab=4096, width=16)
-    step = measure.step(METHODS["eager"][0](case, CPU), make_inputs(case), part)
+    step = measure.step(METHODS["eager"](case, CPU), make_inputs(case), part)
     assert clocks.peak_memory(step, CPU) == pytest.approx(matrices * 128 * 4096 * 4 / 2**20, rel=0.01)
 
 
@@ -236,7 +228,7 @@ def test_repetitions_are_as_many_as_asked_for_or_ten_when_time_is_short(repeats,
 
 def test_the_gradient_is_measured_without_its_forward_pass():
     data = make_inputs(SMALL)
-    step = measure.step(METHODS["eager"][0](SMALL, CPU), data, "gradient")
+    step = measure.step(METHODS["eager"](SMALL, CPU), data, "gradient")
     loss = step.prepare()
     assert data.hidden.grad is None
     step.run(loss)
@@ -259,7 +251,7 @@ def test_the_products_alone_are_timed_over_the_counting_tokens():
 def test_on_a_cpu_one_repetition_of_both_gives_all_three_times():
     calls = []
 
-    class Counted(METHODS["eager"][0].func):
+    class Counted(METHODS["eager"].func):
         def loss(self, *inputs):
             calls.append(1)
             return super().loss(*inputs)

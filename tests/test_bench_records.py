@@ -12,7 +12,7 @@ from paperlm_kernels.bench import ops, peers, rows
 from paperlm_kernels.bench.command import main
 from paperlm_kernels.bench.operation import Task
 from paperlm_kernels.bench.ops.cross_entropy import BOUND, chart
-from paperlm_kernels.bench.ops.cross_entropy.data import CASES
+from paperlm_kernels.bench.ops.cross_entropy.declared import CASES
 from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 from paperlm_kernels.bench.ops.cross_entropy.report import tables
 from paperlm_kernels.bench.run import run

@@ -316,7 +316,7 @@ def test_an_unknown_edition_or_one_of_a_table_without_editions_is_refused():
 
 def test_cases_and_methods_of_the_tables_are_those_of_the_benchmark(paper):
     from paperlm_kernels.bench.ops.cross_entropy import BOUND
-    from paperlm_kernels.bench.ops.cross_entropy.data import CASES
+    from paperlm_kernels.bench.ops.cross_entropy.declared import CASES
     from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 
     for name, case in paper.cases.items():

@@ -6,7 +6,8 @@ import dataclasses
 import pytest
 import torch
 from paperlm_kernels import linear_cross_entropy
-from paperlm_kernels.bench.ops.cross_entropy.data import CASES, make_inputs
+from paperlm_kernels.bench.ops.cross_entropy.data import make_inputs
+from paperlm_kernels.bench.ops.cross_entropy.declared import CASES
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from support_cross_entropy import (
     CPU,

@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paperlm.bench.names import check_measured
 from paperlm.errors import SpecError, unknown
 from paperlm.figures import figure_kinds
+from paperlm.figures.options import check_options
 from paperlm.plan.exhibit import MeasurementsTable
 from paperlm.plan.measured import places
-from paperlm.plan.project import ROOT, Project
-from paperlm.tables.build import printed_table
+from paperlm.plan.names import check_names
+from paperlm.plan.paper import PaperSpec
+from paperlm.plan.project import ROOT, Project, ProjectConfig
+from paperlm.tables.build import printed_table, table_contents
 from paperlm.tables.claims import parts_of, read
-from paperlm.tables.contents import check_labels
+from paperlm.tables.metrics import check_metrics
+from paperlm.tables.published import check_numbers, read_cells
+
+PUBLISHED = "paper_tables/published"
 
 
-def open_project(config: dict[str, Any] | None = None, root: Path = ROOT) -> Project:
-    """The project, checked: kinds of figures exist, printed tables can be read and match their declaration, claims can
-    be parsed. Raises SpecError."""
+def open_project(config: dict[str, Any] | ProjectConfig | None = None, root: Path = ROOT) -> Project:
+    """The project, checked. Raises SpecError.
+
+    Every cell has its jobs, whose records will have the metrics that are asked for; printed tables can be read and have
+    the declared rows and columns; the benchmark has what tables of measurements name; kinds of figures exist; claims
+    can be read and name cells that exist.
+    """
     project = Project(config, root)
+    check_names(project)
+    if (folder := project.config.local_data) and not Path(folder).is_dir():
+        raise SpecError(f"local_data: {folder}: no such folder; name the one that has the files of `local:` datasets")
+    _ = project.jobs
     for name, (paper, figure) in project.figures.items():
-        if figure.draw not in figure_kinds():
-            raise SpecError(f"{paper.paper.id}: figures.{name}.draw: {unknown('figure', figure.draw, figure_kinds())}")
-    for name, (_, table) in project.tables.items():
-        if table.published and table.kind in ("jobs", "measurements"):
-            rows, columns = ({k: v.printed for k, v in part.items()} for part in (table.rows, table.columns))
-            check_labels(name, rows, columns, printed_table(project, name))
+        with _in_file_of(project, paper):
+            if figure.draw not in figure_kinds():
+                raise SpecError(f"figures.{name}.draw: {unknown('figure', figure.draw, figure_kinds())}")
+            check_options(project, name)
+    for path in sorted((root / PUBLISHED).glob("*.csv")):
+        read_cells(path)
+    for name, (paper, table) in project.tables.items():
+        with _in_file_of(project, paper):
+            if table.kind == "jobs":
+                check_metrics(project, name)
+            if table.kind == "measurements":
+                check_measured(paper, name)
+            if table.published and table.kind != "settings":  # a hyper-parameter may be a word
+                check_numbers(root / table.published, printed_table(project, name))
+            table_contents(project, name, [])
     for name in project.exhibits:
-        check_claims(project, name)
+        with _in_file_of(project, project.exhibit(name)[0]):
+            check_claims(project, name)
     return project
+
+
+@contextlib.contextmanager
+def _in_file_of(project: Project, paper: PaperSpec) -> Iterator[None]:
+    """Put the paper's file in front of an error that names none."""
+    try:
+        yield
+    except SpecError as error:
+        path = project.root / f"workflow/papers/{paper.paper.id}.yaml"
+        named = str(error).startswith(str(project.root))
+        raise SpecError(str(error) if named else f"{path}: {error}") from None
 
 
 def check_claims(project: Project, name: str) -> None:
     """Claims can be read, part by part, and name rows and columns that exist. Raises SpecError."""
-    paper, exhibit = project.exhibit(name)
+    _, exhibit = project.exhibit(name)
     called = project.called(name)
     known = {short: dict.fromkeys(cells_of(project, other), "0") for short, other in called.items()}
     for claim in exhibit.claims:
-        where = f"{paper.paper.id}: {name}: claim {claim.id}"
+        where = f"{name}: claim {claim.id}"
         expressions = [(claim.expression, names) for names in parts_of(claim.for_each)]
         expressions += [
             (text, {}) for text in (claim.given and claim.given.expression, claim.expression_in_print) if text

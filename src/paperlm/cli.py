@@ -6,32 +6,48 @@ Each verb imports what it needs when it runs, so that the light ones start at on
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paperlm.errors import Interrupted, PaperLMError, SpecError
-from paperlm.files import FULL_DISK
+from paperlm_kernels.bench.arguments import Refused, amount, folder, json_object, to_read, to_write, whole
+
+from paperlm import __version__
+from paperlm.errors import Interrupted, PaperLMError, SpecError, unknown
+from paperlm.files import is_full_disk
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the exit status: 0, 2 for an error the user can mend, 75 for a run to be continued."""
     given = sys.argv[1:] if arguments is None else arguments
-    # Verbs that pass everything on must not have their options read here.
-    rest = given[1:] if given and given[0] in PASSED_ON else []
-    options = _parser().parse_args(given[:1] if rest else given)
-    options.rest = rest
     try:
+        parser, verbs = _parser()
+        if given and not given[0].startswith("-") and given[0] not in verbs:
+            raise SpecError(unknown("verb", given[0], verbs))
+        # Verbs that pass everything on must not have their options read here.
+        rest = given[1:] if given and given[0] in PASSED_ON else []
+        options = parser.parse_args(given[:1] if rest else given)
+        options.rest = rest
         return options.verb(options) or 0
     except PaperLMError as error:
         print(f"error: {error}", file=sys.stderr)
         return 75 if isinstance(error, Interrupted) else 2
-    except OSError as error:
-        if error.errno not in FULL_DISK:
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # who read the output has gone, e.g. head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if is_full_disk(error):
+            said = f"no space left ({error}); free some and start the same command again"
+        elif isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}"
+        else:
             raise
-        print(f"error: no space left ({error}); free some and start the same command again", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         return 2
 
 
@@ -42,8 +58,10 @@ PASSED_ON = ("bench", "lm-eval")
 "Verbs whose arguments another command line reads."
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
+    """The parser and the names of its verbs. Raises SpecError for an environment variable that is no default."""
     parser = argparse.ArgumentParser(prog="paperlm", description=__doc__.splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"paperlm {__version__}")
     verbs = parser.add_subparsers(required=True, metavar="<verb>")
 
     def verb(name: str, function, summary: str, prefix: bool = False) -> argparse.ArgumentParser:
@@ -52,14 +70,14 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     p = verb("prepare-data", _prepare_data, "prepare a data set: tokenize a text, or lay out items or images")
-    p.add_argument("--settings", required=True, type=_json, help="settings of the data (paperlm.data.settings) as JSON")
-    p.add_argument("--out", required=True, type=Path, help="folder for the data and manifest.json")
+    p.add_argument("--settings", required=True, type=json_object, help="of paperlm.data.settings, as JSON")
+    p.add_argument("--out", required=True, type=folder, help="folder for the data and manifest.json")
     _local_data(p)
 
     p = verb("run", _run, "make one job, or every job of a table or figure; what is there already is not made again")
     p.add_argument("what", nargs="?", help="job id, or the name of a table or figure (see `plan`, `show`)")
     p.add_argument("--with-parents", action="store_true", help="first the data and the models that it works on")
-    p.add_argument("--job", type=_json, help="a job as JSON instead (`show --json` prints it)")
+    p.add_argument("--job", type=json_object, help="a job as JSON instead (`show --json` prints it)")
     p.add_argument("--scale", help="scale whose folders are used; with `what`: as --config scale=...")
     p.add_argument("--keep", default="", help="with --job: updates after which the model is kept for other jobs")
     p.add_argument("--again", action="store_true", help="make the named job although its record is there")
@@ -78,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _common(p)
 
     p = verb("evidence", _evidence, "missing jobs by the claims that they would decide per hour, by recorded costs")
-    p.add_argument("--hours", type=float, default=3.0, help="time to spend (default: %(default)s)")
+    p.add_argument("--hours", type=amount("hours"), default=3.0, help="time to spend (default: %(default)s)")
     p.add_argument("--scale", help="as --config scale=...")
     p.add_argument("--run", action="store_true", help="make them, in this order, with their parents")
     _common(p)
@@ -86,28 +104,32 @@ def _parser() -> argparse.ArgumentParser:
     _local_data(p)
 
     p = verb("watch", _watch, "a line for each job that is being made, with its progress and time left")
-    p.add_argument("--seconds", type=float, default=2.0, help="between two looks")
+    p.add_argument("--seconds", type=amount("seconds"), default=2.0, help="between two looks")
     p.add_argument("--once", action="store_true", help="look once")
     _common(p)
 
     p = verb("table", _table, "build a table, its diff and its claims from records")
     _common(p)
     p.add_argument("table")
-    p.add_argument("--records", nargs="*", type=Path, default=[], help="record files")
-    p.add_argument("--out", required=True, type=Path, help="the table's CSV; diff and claims are written beside it")
-    p.add_argument("--html", type=Path, help="folder for the report's HTML versions")
+    p.add_argument("--records", nargs="*", type=to_read, default=[], help="record files")
+    p.add_argument(
+        "--out", required=True, type=to_write(".csv"), help="the table's CSV; diff and claims are written beside it"
+    )
+    p.add_argument("--html", type=folder, help="folder for the report's HTML versions")
 
     p = verb("curves", _curves, "draw the training curves behind a table")
     _common(p)
     p.add_argument("table")
-    p.add_argument("--records", nargs="*", type=Path, default=[])
-    p.add_argument("--out", required=True, type=Path, help="SVG file; the CSV with its numbers is written beside it")
+    p.add_argument("--records", nargs="*", type=to_read, default=[])
+    p.add_argument(
+        "--out", required=True, type=to_write(".svg"), help="SVG file; the CSV with its numbers is written beside it"
+    )
 
     p = verb("figure", _figure, "draw a figure of a paper file")
     _common(p)
     p.add_argument("figure")
-    p.add_argument("--records", nargs="*", type=Path, default=[], help="files of the table it is drawn from")
-    p.add_argument("--out", required=True, type=Path, help="SVG file; PNG and CSV are written beside it")
+    p.add_argument("--records", nargs="*", type=to_read, default=[], help="files of the table it is drawn from")
+    p.add_argument("--out", required=True, type=to_write(".svg"), help="SVG file; PNG and CSV are written beside it")
 
     p = verb("measure", _measure, "measure an operation of paperlm_kernels on one case, on a free GPU")
     p.add_argument("op", help="e.g. cross_entropy")
@@ -119,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     p.add_argument("--size", choices=["full", "small"], default="full", help="small: an eighth of each size, to try it")
-    p.add_argument("--out", required=True, type=Path, help="JSON lines file to append the rows to")
+    p.add_argument("--out", required=True, type=to_write(".jsonl"), help="JSON lines file to append the rows to")
 
     p = verb("summary", _summary, "print a built table, its diff and its verdicts")
     p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables")
@@ -140,61 +162,72 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verb("bench", _bench, "time operations against their peers; `bench --help` lists them", prefix=True)
     p = verb("lm-eval", _lm_eval, "lm_eval's own command line, which then knows this project's models", prefix=True)
-    return parser
+    return parser, verbs.choices
 
 
 def _machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--micro-batch", type=_positive, default=0, help="examples per forward pass; left out: chosen")
     parser.add_argument("--compile", choices=["auto", "yes", "no"], default="auto")
-    seconds = float(os.environ.get("PAPERLM_CHECKPOINT_SECONDS", 60))
-    parser.add_argument("--checkpoint-seconds", type=float, default=seconds)
+    seconds = amount("seconds")
+    default = _from_environment("PAPERLM_CHECKPOINT_SECONDS", "60", seconds)
+    parser.add_argument("--checkpoint-seconds", type=seconds, default=default)
     parser.add_argument("--checkpoint-updates", type=_positive, default=0, help="by updates instead of by the clock")
 
 
 def _local_data(parser: argparse.ArgumentParser) -> None:
-    folder = os.environ.get("PAPERLM_LOCAL_DATA", "")
-    parser.add_argument("--local-data", default=folder, help="folder that holds the files of `local:` datasets")
+    default = _from_environment("PAPERLM_LOCAL_DATA", "", _local_folder)
+    parser.add_argument(
+        "--local-data", type=_local_folder, default=default, help="folder that holds the files of `local:` datasets"
+    )
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
+def _local_folder(text: str) -> str:
+    if text and not Path(text).is_dir():
+        raise Refused(f"{text}: no such folder; name the one that has the files of `local:` datasets")
+    return text
+
+
+def _from_environment(variable: str, otherwise: str, parse: Callable[[str], Any]) -> Any:
+    """Default of an argument that a variable gives. Raises SpecError naming it."""
+    try:
+        return parse(os.environ.get(variable, otherwise))
+    except Refused as error:
+        raise SpecError(f"environment variable {variable}: {error}") from None
+
+
+_positive = whole(1)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="as in config.yaml")
-    parser.add_argument("--config-json", type=_json, help="a whole configuration, instead of config.yaml")
-
-
-def _json(text: str):
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    parser.add_argument("--config-json", type=json_object, help="a whole configuration, instead of config.yaml")
 
 
 def _project(options: argparse.Namespace):
     from paperlm.checks import open_project
-    from paperlm.load import read_yaml
-    from paperlm.plan.project import ROOT
+    from paperlm.load import parse
+    from paperlm.plan.project import ProjectConfig, clone, configuration
 
+    root = clone()
     if options.config_json is not None:
-        return open_project(options.config_json)
+        return open_project(parse(options.config_json, ProjectConfig, "--config-json"))
     import yaml
 
-    config = read_yaml(ROOT / "config.yaml")
+    given = {}
     for item in options.config:
         key, equals, value = item.partition("=")
         if not equals:
             raise SpecError(f"--config takes KEY=VALUE, got {item!r}")
-        config[key] = yaml.safe_load(value)
+        try:
+            given[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise SpecError(f"--config {item}: not valid YAML ({' '.join(str(error).split())})") from None
     if getattr(options, "scale", None):
-        config["scale"] = options.scale
+        given["scale"] = options.scale
     if getattr(options, "local_data", ""):
-        config["local_data"] = options.local_data
-    return open_project(config)
+        given["local_data"] = options.local_data
+    return open_project(configuration(root, given))
 
 
 def _prepare_data(options: argparse.Namespace) -> None:
@@ -205,8 +238,14 @@ def _prepare_data(options: argparse.Namespace) -> None:
 
 
 def _machine_of(options: argparse.Namespace) -> Machine:
+    """Raises SpecError for variables of torchrun that are no numbers."""
     from paperlm.jobs import Machine
 
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        if not os.environ.get(variable, "0").isdecimal():
+            raise SpecError(
+                f"environment variable {variable} is {os.environ[variable]!r}; torchrun sets a whole number"
+            )
     return Machine(
         device=options.device,
         micro_batch=options.micro_batch,
@@ -229,16 +268,23 @@ def _run(options: argparse.Namespace) -> None:
             raise SpecError("--keep is for --job; a job that is named keeps what its children need")
         run_named(project, options.what, machine, options.with_parents, options.again)
         return
-    from paperlm.plan.project import ROOT
+    from paperlm.plan.project import clone
     from paperlm.record.places import Places
 
+    root = clone()
     if not options.scale:
         raise SpecError("--job needs --scale: the record goes to results/<scale>/")
+    scales = [path.stem for path in (root / "workflow/scales").glob("*.yaml")]
+    if options.scale not in scales:
+        raise SpecError(f"--scale: {unknown('scale', options.scale, scales)}")
     job = parse_job(options.job)
-    if not all(update.isdigit() for update in filter(None, options.keep.split(","))):
-        raise SpecError(f"--keep takes updates separated by commas, got {options.keep!r}")
-    keep = tuple(int(update) for update in filter(None, options.keep.split(",")))
-    maker = Maker(Places(ROOT, options.scale), machine, options.local_data, {job.job_id: keep})
+    parts = list(filter(None, options.keep.split(",")))
+    if not all(update.isdecimal() and int(update) in job.snapshots() for update in parts):
+        there = job.snapshots()
+        states = f"it has states {there.start} to {there.stop - 1}" if there else "it has none beside its last"
+        raise SpecError(f"--keep takes updates of the job separated by commas, got {options.keep!r}; {states}")
+    keep = tuple(map(int, parts))
+    maker = Maker(Places(root, options.scale), machine, options.local_data, {job.job_id: keep})
     (maker.with_parents if options.with_parents else maker.make)(job, options.again)
 
 

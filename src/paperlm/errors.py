@@ -38,6 +38,19 @@ LISTED = 40
 "So many known names are listed in an error; of more, the nearest ones."
 
 
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that is most like another one; None if none is near."""
+    names = {str(k).lower(): str(k) for k in known}
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    return names[near[0]] if near else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` with the nearest known name; empty if none is near."""
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Message for an unknown name: the nearest known one first, then all of them.
 
@@ -45,8 +58,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     "unknown norm 'mixln'; did you mean 'mix_ln'? known: mix_ln, pre_ln"
     """
     names = sorted(str(k) for k in known)
-    near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
-    hint = f"; did you mean {next(n for n in names if n.lower() == near[0])!r}?" if near else ";"
+    hint = did_you_mean(name, names) or ";"
     if len(names) > LISTED:
         shown = difflib.get_close_matches(str(name), names, n=5, cutoff=0.0)
         return f"unknown {kind} {str(name)!r}{hint} nearest of {len(names)}: {', '.join(shown)}"

@@ -15,6 +15,13 @@ from paperlm.errors import PaperLMError
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error says that there is no space left: by its number or, of safetensors and torch, in its words."""
+    if isinstance(error, OSError):
+        return error.errno in FULL_DISK
+    return any(words in str(error) for words in ("No space left", "File too large", "Disk quota exceeded"))
+
+
 def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Call `write(file)` on a neighbour of `path`, then rename it to `path`. Raises PaperLMError on a full disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +34,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if error.errno in FULL_DISK:
+        if is_full_disk(error):
             raise PaperLMError(
                 f"no space left to write {path} ({error.strerror}); free some and start the same command again: "
                 "finished work is kept and a training run continues from its last checkpoint"

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Frozen(BaseModel):
-    """Unknown keys are errors; values cannot be changed after construction."""
+    """Unknown keys and numbers that are not finite are errors; values cannot be changed after construction."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def digest(value: Any, length: int = 8) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice: the first value would be lost silently."""
 
 
+class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """SafeLoader, in C where PyYAML has it, that refuses a key written twice: its first value would be lost."""
+
+
 def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
@@ -36,7 +42,7 @@ def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is written twice", key_node.start_mark)
         seen.add(key)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+    return yaml.constructor.SafeConstructor.construct_mapping(loader, node, deep=True)
 
 
 _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
@@ -44,11 +50,15 @@ _LOADER = _UniqueKeyLoader
 
 
 def read_yaml(path: Path) -> Any:
-    """Parsed content of a YAML file; SpecError if it is missing or no YAML."""
+    """Parsed content of a YAML file; SpecError if it cannot be read, is not UTF-8 or no YAML."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 - derives from SafeLoader
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: not valid YAML: {error}") from None
 
@@ -59,11 +69,49 @@ def load(path: Path, model: type[M]) -> M:
 
 
 def parse(value: Any, model: type[M], where: str) -> M:
-    """`value` as `model`; `where` starts each line of the SpecError."""
+    """`value` as `model`; `where` starts each line of the SpecError.
+
+    yes, no, true and false are refused where a number stands, which pydantic would read as 1 and 0.
+    """
     try:
-        return model.model_validate(value)
+        found = model.model_validate(value)
     except ValidationError as error:
-        raise SpecError("\n".join(_explain(e, model, where) for e in error.errors())) from None
+        raise SpecError(explained(error, model, where)) from None
+    if places := list(_truth_values_as_numbers(value, found)):
+        raise SpecError("\n".join(f"{where}: {place} is a truth value; give a number" for place in places))
+    return found
+
+
+def parse_part(value: Mapping[str, Any], model: type[BaseModel]) -> None:
+    """ValueError for a key that `model` does not have and for a value that its field refuses.
+
+    Fields that are left out are not missed, and what fields say together is not looked at.
+    """
+    try:
+        model.model_validate(value)
+    except ValidationError as error:
+        found = [e for e in error.errors() if e["loc"] and e["loc"][0] in value]
+        if found:
+            raise ValueError("; ".join(_explain(e, model, "").removeprefix(": ") for e in found)) from None
+
+
+def explained(error: ValidationError, model: type[BaseModel], where: str) -> str:
+    """Every problem that pydantic found, a line each: file, place, nearest known name."""
+    return "\n".join(_explain(e, model, where) for e in error.errors())
+
+
+def _truth_values_as_numbers(given: Any, found: Any, place: str = "") -> Iterator[str]:
+    """Places where a number was made of True or False."""
+    if isinstance(given, bool):
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            yield place
+    elif isinstance(given, Mapping):
+        for key, value in given.items():
+            one = found.get(key) if isinstance(found, Mapping) else getattr(found, str(key), None)
+            yield from _truth_values_as_numbers(value, one, f"{place}.{key}" if place else str(key))
+    elif isinstance(given, list | tuple) and isinstance(found, list | tuple):
+        for index, pair in enumerate(zip(given, found, strict=False)):
+            yield from _truth_values_as_numbers(*pair, f"{place}.{index}")
 
 
 def _explain(error: Any, model: type[BaseModel], where: str) -> str:
@@ -77,13 +125,19 @@ def _explain(error: Any, model: type[BaseModel], where: str) -> str:
         return f"{where}: {prefix}{unknown('key', str(location[-1]), known)}"
     if error["type"] == "missing":
         return f"{where}: {place} is missing: add it"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type") and not place:
+        return f"{where}: has to be a mapping, `key: value` on each line; it is {error['input']!r:.60}"
     if error["type"] == "union_tag_not_found":
         return f"{where}: {place}.kind is missing: add it"
     if error["type"] == "union_tag_invalid":
         known = [tag.strip("' ") for tag in error["ctx"]["expected_tags"].split(",")]
         return f"{where}: {place}.kind: {unknown('kind', error['ctx']['tag'], known)}"
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        return f"{where}: {unknown(place, error['input'], choices)}"
     message = error["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(error["input"], dict | list | BaseModel) else f", got {error['input']!r}"
+    given = error["input"]
+    shown = "" if isinstance(given, dict | list | BaseModel) or repr(given) in message else f", got {given!r}"
     return f"{where}: {place + ': ' if place else ''}{message}{shown}"
 
 
@@ -100,6 +154,12 @@ def _walk(model: type[BaseModel], location: list[Any]) -> tuple[type[BaseModel] 
         if part in kinds:
             here = kinds[part]
             continue
+        if (
+            here is not None
+            and not typing.get_args(here)
+            and not (isinstance(here, type) and issubclass(here, BaseModel))
+        ):
+            continue  # the branch of a union, such as int or literal['init']
         path.append(str(part))
         if isinstance(here, type) and issubclass(here, BaseModel):
             field = here.model_fields.get(str(part))

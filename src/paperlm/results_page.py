@@ -7,7 +7,6 @@ run with; no table is ever built from it.
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from collections import Counter
@@ -20,6 +19,8 @@ from paperlm.plan.costs import write_costs
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.places import REFERENCE
+from paperlm.record.record import read_record
+from paperlm.tables.contents import read_built
 from paperlm.tables.jobs import proxies
 from paperlm.tables.vocabulary import why
 
@@ -42,11 +43,11 @@ def take_reference(project: Project) -> list[str]:
             continue
         taken.append(name)
         for stored in filter(None, map(state.stored, project.jobs_of(name))):
-            found = json.loads((project.root / stored.path).read_bytes())["environment"]
-            places["machines"].add(found["cpu"] if found["device"] == "CPU" else found["device"])
-            places["dates"].add(found["date"])
-            places["commits"].add(str(found["commit"])[:7])
-            places["torch"].add(found["packages"]["torch"])
+            found = read_record(project.root / stored.path).environment
+            places["machines"].add(found.cpu if found.device == "CPU" else found.device)
+            places["dates"].add(found.date)
+            places["commits"].add(str(found.commit)[:7])
+            places["torch"].add(found.packages["torch"])
     if not taken:
         raise RecordError(f"no exhibit of scale {project.scale.scale} has been built; run snakemake first")
     shutil.rmtree(folder, ignore_errors=True)
@@ -63,7 +64,7 @@ def take_reference(project: Project) -> list[str]:
 
 def _has_numbers(diff: Path, scale: str) -> bool:
     """Whether an exhibit was built at this scale and has a number of ours."""
-    rows = _read(diff)
+    rows = read_built(diff)
     return any(row["scale"] == scale and row["regenerated"] not in ("", "not run") for row in rows)
 
 
@@ -86,7 +87,7 @@ def page(project: Project, scales: tuple[str, ...] = ("tiny",)) -> str:
 def _of_scale(project: Project) -> Iterator[str]:
     scale = project.scale.scale
     folder = project.root / REFERENCE / scale
-    made = json.loads((folder / "made.json").read_bytes())
+    made = _made(folder / "made.json")
     yield f"## Scale `{scale}`"
     yield ""
     yield project.scale.summary
@@ -103,8 +104,21 @@ def _of_scale(project: Project) -> Iterator[str]:
             yield from _exhibit(project, folder, name)
 
 
+def _made(path: Path) -> dict[str, list[str]]:
+    """Where and when a reference was made. Raises RecordError for a file that does not say it."""
+    again = f"make the reference again: python -m paperlm results --take --config scale={path.parent.name}"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        _ = [found[key][0] for key in ("machines", "dates", "commits", "torch")]
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such file; {again}") from None
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        raise RecordError(f"{path}: does not say where the reference was made; {again}") from None
+    return found
+
+
 def _verdicts(project: Project, folder: Path) -> Iterator[str]:
-    rows = [row for path in folder.glob("*.claims.csv") for row in _read(path)]
+    rows = [row for path in folder.glob("*.claims.csv") for row in read_built(path)]
     counts = Counter(row["verdict"] for row in rows if not row["part"])
     yield "Claims: " + ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word]) + "."
     yield ""
@@ -112,7 +126,7 @@ def _verdicts(project: Project, folder: Path) -> Iterator[str]:
 
 def _exhibit(project: Project, folder: Path, name: str) -> Iterator[str]:
     paper, exhibit = project.exhibit(name)
-    diff, claims = _read(folder / f"{name}.diff.csv"), _read(folder / f"{name}.claims.csv")
+    diff, claims = read_built(folder / f"{name}.diff.csv"), read_built(folder / f"{name}.claims.csv")
     yield f"### {paper.paper.title.split(':')[0]}, {exhibit.number}: {exhibit.title}"
     yield ""
     yield from grid(diff)
@@ -164,16 +178,12 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|").replace("\n", " ")
 
 
-def _read(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-
-
 def reference_part(project: Project, scale: str, name: str) -> str:
     """The reference of an exhibit as a Markdown table, and what its models are. RecordError if there is none."""
     path = project.root / REFERENCE / scale / f"{name}.diff.csv"
     if not path.is_file():
         raise RecordError(f"{path}: no reference of {name}; python -m paperlm results --take --config scale={scale}")
-    lines = list(grid(_read(path)))
+    lines = list(grid(read_built(path)))
     if said := proxies(Project({"scale": scale}, project.root), name):
         lines += ["", *(f"{line[0].upper()}{line[1:]}." for line in said)]
     return "\n".join(lines)

@@ -20,7 +20,7 @@ BAR = re.compile(r"(\d+)%\|.*?\| *([\d,.]+\w?)/([\d,.]+\w?) \[([\d:]+)<([\d:?]+)
 def running(folder: Path) -> list[str]:
     """Names of the jobs whose lock a process holds."""
     found = []
-    for path in sorted(folder.glob("*")):
+    for path in sorted(path for path in folder.glob("*") if path.is_file()):
         with path.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,9 +1,11 @@
 # Loads and checks every declaration before any job starts; named input functions. All logic is in src/paperlm.
 import atexit
+import os
 import sys
 from pathlib import Path
 from shlex import quote
 
+from snakemake.cli import parse_args
 from snakemake.exceptions import WorkflowError
 
 ROOT = Path(workflow.basedir)
@@ -13,11 +15,12 @@ sys.path = list(dict.fromkeys(sys.path))
 from paperlm.checks import open_project
 from paperlm.errors import PaperLMError
 from paperlm.plan.estimate import expectation, stated_cores
+from paperlm.plan.project import configuration
 from paperlm.plan.stale_lock import break_stale_lock
 from paperlm.plan.workflow import NOTHING, Workflow
 
 try:
-    project = open_project({k: v for k, v in config.items()})
+    project = open_project(configuration(ROOT, config))
     plan = Workflow(project)
 except PaperLMError as error:
     raise WorkflowError(str(error)) from None
@@ -135,6 +138,18 @@ def targets(*names):
     "Files of these exhibits; where a report is asked for, of those that are built: Snakemake stops at one that is not."
     reports = any(argument.partition("=")[0] == "--report" for argument in sys.argv)
     return plan.targets(*names, built=reports)
+
+
+def refuse_unknown_targets():
+    "A target that no rule makes stops here, with the nearest one: Snakemake would name none."
+    if not workflow.is_main_process or Path(sys.argv[0]).name not in ("snakemake", "__main__.py"):
+        return
+    for target in parse_args(sys.argv[1:])[1].targets:
+        path = os.path.relpath(target)
+        made = workflow.is_rule(target) or any(rule.is_producer(path) for rule in workflow.rules)
+        if not made and not Path(path).exists():
+            atexit.unregister(show_expectation)
+            raise WorkflowError(plan.unknown_target(target, (rule.name for rule in workflow.rules)))
 
 
 def show_summary():

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from paperlm_kernels.bench import ops, report
 from paperlm_kernels.bench import rows as files
+from paperlm_kernels.bench.arguments import amount, to_read, to_write, whole
 from paperlm_kernels.bench.operation import Operation, Task
 from paperlm_kernels.bench.run import run
+
+CHARTS = (".svg", ".png", ".pdf")
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m paperlm_kernels.bench") -> int:
@@ -43,23 +46,27 @@ def _parser(program: str) -> argparse.ArgumentParser:
         measure.add_argument("--methods", help="names separated by commas (default: all)")
         parts = "; ".join(f"{part}: {what}" for part, what in operation.measures.items())
         measure.add_argument("--measure", help=f"names separated by commas. {parts}")
-        measure.add_argument("--repeats", type=int, help="repetitions of each time")
-        measure.add_argument("--seconds", type=float, help="fewer repetitions if they take longer; a few in any case")
-        measure.add_argument("--warmup", type=int, help="repetitions before those")
-        measure.add_argument("--seed", type=int, default=0, help="of the data")
+        measure.add_argument("--repeats", type=whole(), help="repetitions of each time")
+        measure.add_argument(
+            "--seconds",
+            type=amount("seconds", above_zero=False),
+            help="fewer repetitions if they take longer; a few in any case",
+        )
+        measure.add_argument("--warmup", type=whole(0), help="repetitions before those")
+        measure.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="of the data")
         operation.add_arguments(measure)
         measure.add_argument(
             "--scale", choices=("full", "small"), default="full", help="small: an eighth of the sizes, to try this out"
         )
         measure.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
-        measure.add_argument("--out", type=Path, help="append the rows to this JSON lines file")
-        measure.add_argument("--plot", type=Path, help="draw a chart (svg, png, pdf); needs seaborn")
+        measure.add_argument("--out", type=to_write(), help="append the rows to this JSON lines file")
+        measure.add_argument("--plot", type=to_write(*CHARTS), help="draw a chart (svg, png, pdf); needs seaborn")
         measure.add_argument(
             "--list", action="store_true", help="print cases and methods, and which of them cannot run here"
         )
     show = verbs.add_parser("show", help="print rows as Markdown tables")
-    show.add_argument("rows", type=Path, help="JSON lines file")
-    show.add_argument("--plot", type=Path, help="draw a chart (svg, png, pdf) too; needs seaborn")
+    show.add_argument("rows", type=to_read, help="JSON lines file")
+    show.add_argument("--plot", type=to_write(*CHARTS), help="draw a chart (svg, png, pdf) too; needs seaborn")
     return parser
 
 
@@ -94,10 +101,9 @@ def _measure(operation: Operation, options: argparse.Namespace) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("PyTorch sees no CUDA GPU; use --device cpu, or install a CUDA build of PyTorch")
     tasks = _tasks(operation, options, device)
-    if options.out is not None and options.out.is_dir():
-        raise ValueError(f"--out {options.out} is a folder; name a file in it, e.g. {options.out / 'rows.jsonl'}")
     if options.plot is not None:
         _import_seaborn()
+        operation.has_chart()
     progress = _Progress(len(tasks))
 
     def collect(task: Task, rows: list[files.Row]) -> None:
@@ -121,8 +127,6 @@ def _tasks(operation: Operation, options: argparse.Namespace, device: str) -> li
     repeats, warmup, seconds = (
         getattr(usual if getattr(options, name) is None else options, name) for name in ("repeats", "warmup", "seconds")
     )
-    if repeats < 1 or warmup < 0 or seconds < 0:
-        raise ValueError("--repeats is 1 or more, --warmup and --seconds are 0 or more")
     cases = _names("case", options.cases, usual.cases, operation.cases, operation.groups)
     first = [operation.first] if operation.first else []
     methods = _names("method", options.methods, usual.methods, [*operation.methods, *first])

@@ -55,6 +55,10 @@ class Operation(abc.ABC):
     name: str
     summary: ClassVar[str]
     measures: ClassVar[Mapping[str, str]]
+    metrics: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+    "metric of its rows -> field that tells rows of this metric apart -> the values it has; empty: not said"
+    numbers: tuple[str, ...] = ("value", "low", "high")
+    "fields of its rows with a number that a table can show"
     first: ClassVar[str] = ""
     "a name, no method's: the task that comes first on each case and describes it, such as a lower bound"
     packages: ClassVar[tuple[str, ...]] = ()
@@ -120,9 +124,14 @@ class Operation(abc.ABC):
         """Rows as Markdown."""
         return report.tables(found)
 
+    def has_chart(self) -> None:
+        """Raises ValueError for an operation whose rows cannot be drawn."""
+        if type(self).draw is Operation.draw:
+            raise ValueError(f"{self.name} has no chart; leave --plot out")
+
     def draw(self, found: list[Row], path: Path) -> None:
         """A chart in the format of the suffix of `path`. Raises ValueError where there is none to draw."""
-        raise ValueError(f"{self.name} has no chart; leave --plot out")
+        self.has_chart()
 
     # -- for `run` --
 

@@ -29,9 +29,14 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-NEEDED = ("op", "case", "method", "name", "metric", "unit", "value", "device", "order", "scale", "seed", "shape")
-NEEDED += ("versions", "date")
-"Fields without which no table can be made of a row."
+NEEDED: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("op", "case", "method", "name", "metric", "unit", "device", "order", "scale", "date"), str),
+    "value": (int, float, type(None)),
+    "seed": int,
+    "shape": dict,
+    "versions": dict,
+}
+"Fields without which no table can be made of a row, and what they hold."
 
 
 def row(
@@ -71,18 +76,25 @@ def short(value: float) -> float:
 
 
 def read(path: Path) -> list[Row]:
-    """Rows of a JSON lines file. Raises ValueError, with file and line, for what is none."""
+    """Rows of a JSON lines file. Raises ValueError, with file and line, for what is none, OSError if there is none."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: no text, so no rows of JSON; name the file that --out wrote") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             found.append(json.loads(line))
             missing = [name for name in NEEDED if name not in found[-1]]
+            wrong = [name for name, kind in NEEDED.items() if not missing and not isinstance(found[-1][name], kind)]
         except (ValueError, TypeError):
             raise ValueError(f"{path}:{number}: not a row of JSON; restore the file or delete the line") from None
         if missing:
             raise ValueError(f"{path}:{number}: the row has no {', '.join(missing)}; measure it again")
+        if wrong:
+            raise ValueError(f"{path}:{number}: {wrong[0]} is {found[-1][wrong[0]]!r}; measure the row again")
     return found
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paperlm.errors import DataError, SpecError, unknown
 from paperlm.frozen import Frozen, digest
@@ -251,6 +251,24 @@ def tokenizer_entry(name: str) -> TokenizerEntry:
     if name not in registry().tokenizers:
         raise SpecError(unknown("tokenizer", name, registry().tokenizers))
     return registry().tokenizers[name]
+
+
+def _known(find: Callable[[str], Any]) -> AfterValidator:
+    """A field's check that the registry has what it names."""
+
+    def check(value: str) -> str:
+        try:
+            find(value)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    return AfterValidator(check)
+
+
+DatasetName = Annotated[str, Field(pattern=r"^(bundled|local|hub):[\w./-]+$"), _known(dataset_entry)]
+"`source:name` of the registry."
+TokenizerName = Annotated[str, _known(tokenizer_entry)]
 
 
 def model_entry(model: str) -> tuple[str, ModelEntry]:

@@ -12,10 +12,18 @@ from pydantic import Field, model_validator
 
 from paperlm.data.images import ImageData
 from paperlm.data.model_files import ModelData
-from paperlm.data.registry import data_fingerprint, dataset_entry, item_splits, tokenizer_entry
+from paperlm.data.registry import (
+    DatasetName,
+    TokenizerName,
+    data_fingerprint,
+    dataset_entry,
+    item_splits,
+    tokenizer_entry,
+)
 from paperlm.data.texts import TextData
 from paperlm.errors import DataError, SpecError
 from paperlm.frozen import Frozen, digest
+from paperlm.load import parse
 
 Example = Literal["truncate", "split", "packed"]
 """truncate: a document is one example, its rest is dropped (the normalization papers); split: its rest makes more
@@ -25,8 +33,8 @@ examples; packed: all documents in a row, cut into full examples (Cut Cross-Entr
 class TokenData(Frozen):
     """Text as rows of token ids (paperlm.data.prepare)."""
 
-    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
-    tokenizer: str
+    dataset: DatasetName
+    tokenizer: TokenizerName
     vocab_size: int = Field(gt=2, le=65536)
     seq_len: int = Field(gt=1)
     example: Example
@@ -37,11 +45,8 @@ class TokenData(Frozen):
 
     @model_validator(mode="after")
     def tokenizer_fits(self) -> TokenData:
-        try:
-            _, entry = dataset_entry(self.dataset)
-            size = tokenizer_entry(self.tokenizer).vocab_size
-        except SpecError as error:
-            raise ValueError(str(error)) from None
+        _, entry = dataset_entry(self.dataset)
+        size = tokenizer_entry(self.tokenizer).vocab_size
         if entry.form != "a text":
             raise ValueError(f"dataset {self.dataset!r} is {entry.form}, no text to make rows of tokens of")
         if size != self.vocab_size:
@@ -66,7 +71,7 @@ class TokenData(Frozen):
 class ItemData(Frozen):
     """Items of a set for fine-tuning, preference or evaluation: JSON lines per split, as the source has them."""
 
-    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
+    dataset: DatasetName
     splits: dict[str, int | None] = Field(min_length=1)
     "split -> at most so many of its first items; None: all"
 
@@ -101,6 +106,6 @@ def data_settings(value: dict[str, Any]) -> DataSettings:
     """The settings that a JSON object describes; DataError if it is of no kind."""
     kind = next((kind for name, kind in OWN_FIELD.items() if name in value), TokenData)
     try:
-        return kind.model_validate(value)
-    except ValueError as error:
-        raise DataError(f"data settings: {error}") from None
+        return parse(value, kind, f"settings of {kind.__name__}")
+    except SpecError as error:
+        raise DataError(str(error)) from None

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from paperlm.errors import SpecError, unknown
 
@@ -30,6 +32,8 @@ class Task:
     "name of the set in the registry"
     fields: tuple[str, ...]
     "what the definition reads of an item"
+    metrics: tuple[str, ...] = ("acc",)
+    "what the definition computes: acc, and acc_norm, by the likelihood over the option's length in characters"
     group: str | None = None
     "file of the group that averages over the subjects"
 
@@ -60,6 +64,7 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("arc_easy", "allenai/ai2_arc/ARC-Easy"),
         fields=("question", "choices", "answerKey"),
+        metrics=("acc", "acc_norm"),
     ),
     "piqa": Task(
         definition="piqa/piqa.yaml",
@@ -67,6 +72,7 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("piqa", "baber/piqa"),
         fields=("goal", "sol1", "sol2", "label"),
+        metrics=("acc", "acc_norm"),
     ),
     "hellaswag": Task(
         definition="hellaswag/hellaswag.yaml",
@@ -74,6 +80,7 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("hellaswag", "Rowan/hellaswag"),
         fields=("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+        metrics=("acc", "acc_norm"),
     ),
     "openbookqa": Task(
         definition="openbookqa/openbookqa.yaml",
@@ -81,6 +88,7 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("openbookqa", "allenai/openbookqa"),
         fields=("question_stem", "choices", "answerKey"),
+        metrics=("acc", "acc_norm"),
     ),
     "winogrande": Task(
         definition="winogrande/default.yaml",
@@ -91,6 +99,17 @@ TASKS: dict[str, Task] = {
     ),
 }
 "The seven of Mix-LN Table 2 and LNS Table 3."
+
+
+def _known(name: str) -> str:
+    try:
+        task_of(name)
+    except SpecError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+TaskName = Annotated[str, AfterValidator(_known)]
 
 
 def task_of(name: str) -> Task:

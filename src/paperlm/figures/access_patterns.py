@@ -11,11 +11,14 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
 
 from paperlm.cost.access import OURS, PUBLISHED, READ, UPDATE, WRITE, accesses
 from paperlm.cost.memory import MIB
 from paperlm.figures.base import Drawing
+from paperlm.figures.options import FigureOptions, options_of
 from paperlm.plan.project import Project
 
 if TYPE_CHECKING:
@@ -34,14 +37,24 @@ MODES = {
 }
 
 
+class Options(FigureOptions):
+    """The shape that the numbers are for."""
+
+    drawn_from: ClassVar[str] = ""
+    tokens: int = Field(gt=0)
+    vocab: int = Field(gt=0)
+    width: int = Field(gt=0)
+    alive: float = Field(ge=0, le=1)
+    "share of the tiles that the filter keeps"
+
+
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """Six panels and the accesses behind them; options: tokens, vocab, width, alive (share of tiles kept)."""
+    """Six panels and the accesses behind them."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
     _, spec = project.figure(name)
-    options = spec.options
-    rows = accesses(options["tokens"], options["vocab"], options["width"], options["alive"])
+    rows = accesses(**options_of(project, name))
     frame = pd.DataFrame(
         {
             "scheme": a.scheme, "kernel": a.kernel, "tensor": a.tensor, "access": a.mode, "block": a.block,

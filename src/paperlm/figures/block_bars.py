@@ -1,9 +1,4 @@
-"""A number for each block as bars, a panel for each row: gradient norms, what a model loses without a block.
-
-Options: `series` and `column` of the records, `label` of the axis, `error`: metric whose standard error one number has,
-`percent`: shares are shown as points; `log`: the axis is logarithmic; `also`: further
-statistics that claims read (depth.FURTHER).
-"""
+"""A number for each block as bars, a panel for each row: gradient norms, what a model loses without a block."""
 
 from __future__ import annotations
 
@@ -11,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import depth_samples, mean_over_seeds, statistics_of
+from paperlm.figures.depth import Also, depth_samples, mean_over_seeds, statistics_of
+from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.style import method_color, norm_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -21,13 +17,38 @@ ACROSS = 3
 "Panels beside each other: more of them are too narrow to read on a page."
 
 
+class Options(FigureOptions):
+    """Which number, and how it is shown."""
+
+    series: str
+    "of the records"
+    column: str
+    "of the series"
+    label: str
+    "of the axis"
+    error: str = ""
+    "metric whose standard error one number has"
+    percent: bool = False
+    "shares are shown as points"
+    log: bool = False
+    "the axis is logarithmic"
+    also: Also = ""
+    "further statistics that claims read"
+
+    def reads(self) -> Columns:
+        return {self.series: ("block", self.column)}
+
+    def reads_metrics(self) -> tuple[str, ...]:
+        return (self.error,) if self.error else ()
+
+
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """Bars are means over seeds, a dot is one seed's number."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
     _, spec = project.figure(name)
-    options, records = spec.options, list(records)
+    options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     curves = {row: [values(record, options) for record in seeds] for row, seeds in found.items()}
@@ -51,7 +72,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.bar(range(len(mean)), mean, color=method_color(methods[row]), width=0.75)
         for seed in seeds if len(seeds) > 1 else ():
             axis.plot(range(len(seed)), seed, ".", color="0.2", markersize=3)
-        if options.get("log"):
+        if options["log"]:
             axis.set_yscale("log")
         else:
             axis.axhline(0, color="0.4", linewidth=0.8)
@@ -63,7 +84,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
     figure.tight_layout()
-    also = options.get("also", "")
+    also = options["also"]
     statistics = {row: [statistics_of(curve, also) for curve in seeds] for row, seeds in curves.items()}
     samples = depth_samples(statistics, _errors(found, options))
     untested = "" if found else "no model has been measured"
@@ -73,14 +94,14 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
 def values(record: Record, options: dict) -> list[float]:
     """The number of each block, first to last."""
     series = record.series[options["series"]]
-    factor = 100.0 if options.get("percent") else 1.0
+    factor = 100.0 if options["percent"] else 1.0
     pairs = zip(series.column("block"), series.column(options["column"]), strict=True)
     return [factor * value for _, value in sorted(pairs)]
 
 
 def _errors(found: dict[str, tuple[Record, ...]], options: dict) -> dict[str, float] | None:
     """Standard error of one number of a row, if the measurement has one."""
-    if not (metric := options.get("error")):
+    if not (metric := options["error"]):
         return None
-    factor = 100.0 if options.get("percent") else 1.0
+    factor = 100.0 if options["percent"] else 1.0
     return {row: factor * seeds[0].standard_errors[metric] for row, seeds in found.items()}

@@ -1,7 +1,6 @@
 """A number of each block over training, one line a block, a panel for each row (LayerNorm Scaling Figure 1).
 
-The columns of the figure are states along a run (`along`). Options: `series` and `column` of the records, `label`,
-`log`: the axis is logarithmic.
+The columns of the figure are states along a run (`along`).
 """
 
 from __future__ import annotations
@@ -12,12 +11,29 @@ from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.depth import CORRELATION, depth_samples, depth_statistics
+from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
 
 Curve = dict[int, list[float]]
 "Update -> the number of each block, first to last."
+
+
+class Options(FigureOptions):
+    """Which number."""
+
+    series: str
+    "of the records"
+    column: str
+    "of the series"
+    label: str
+    "of the axis"
+    log: bool = False
+    "the axis is logarithmic"
+
+    def reads(self) -> Columns:
+        return {self.series: ("block", self.column)}
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
@@ -27,7 +43,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import seaborn as sns
 
     _, spec = project.figure(name)
-    options, records = spec.options, list(records)
+    options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     curves: dict[str, dict[int, Curve]] = {}
     for (row, _), cell in results.cells.items():
@@ -46,7 +62,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     frame = pd.DataFrame(rows, columns=["row", "seed", "update", "block", options["column"]])
     count = max(1, len(curves))
     figure, axes = plt.subplots(
-        1, count, figsize=(3.1 * count + 0.7, 3.0), sharey=bool(options.get("log")), squeeze=False, layout="constrained"
+        1, count, figsize=(3.1 * count + 0.7, 3.0), sharey=options["log"], squeeze=False, layout="constrained"
     )
     for axis, (row, seeds) in zip(axes[0], curves.items(), strict=False):
         curve = next(iter(seeds.values()))
@@ -54,7 +70,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         depth = len(curve[updates[0]])
         for block, color in enumerate(sns.color_palette("viridis", depth)):
             axis.plot(updates, [curve[update][block] for update in updates], color=color, linewidth=1.1)
-        if options.get("log"):
+        if options["log"]:
             axis.set_yscale("log")
         axis.set(title=row, xlabel="update", ylabel=options["label"] if axis is axes[0][0] else "")
     if curves:

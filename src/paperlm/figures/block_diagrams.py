@@ -1,6 +1,5 @@
 """Blocks of normalization methods, drawn from the wiring that models are built with (Mix-LN Figure 1, LNS Figure 3).
 
-Options: `methods`, title of a panel -> a norm as rows of an exhibit have it; `layers`, blocks of the drawn model.
 Blocks of one structure share a column; what changes from block to block is written as its formula or its range.
 """
 
@@ -9,9 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pydantic import AfterValidator, Field
+
+from paperlm.errors import SpecError
 from paperlm.figures.base import Drawing
+from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import method_color
 from paperlm.norms import ModelShape, NormMethod, Wiring, build_method
 from paperlm.norms.base import Learned
@@ -32,14 +35,33 @@ SIDE = 1.45
 "How far left of the sub-layers the residual runs."
 
 
+def _can_be_built(norm: dict[str, Any]) -> dict[str, Any]:
+    try:
+        build_method(norm)
+    except SpecError as error:
+        raise ValueError(str(error)) from None
+    return norm
+
+
+class Options(FigureOptions):
+    """Whose blocks are drawn."""
+
+    drawn_from: ClassVar[str] = ""
+    layers: int = Field(gt=0)
+    "blocks of the model"
+    methods: dict[str, Annotated[dict[str, Any], AfterValidator(_can_be_built)]] = Field(min_length=1)
+    "title of a panel -> norm method"
+
+
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """A panel a method; the numbers are every block's norms and factors c, r and s (paperlm.norms.base)."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
     _, spec = project.figure(name)
-    layers = spec.options["layers"]
-    panels = {title: build_method(norm) for title, norm in spec.options["methods"].items()}
+    options = options_of(project, name)
+    layers = options["layers"]
+    panels = {title: build_method(norm) for title, norm in options["methods"].items()}
     groups = {title: structures(method, layers) for title, method in panels.items()}
     rows = [
         [title, number, w.pre, w.post, w.out, *map(written, (w.pre_scale, w.residual_scale, w.branch_scale))]

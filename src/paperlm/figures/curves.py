@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from paperlm.errors import SpecError
 from paperlm.figures.base import labels_of, write_picture
 from paperlm.figures.style import legend_below, row_styles
 from paperlm.files import write_atomic
@@ -26,6 +27,8 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
 
     _, table = project.table(table_name)
     records = list(records)
+    if not any(job.has_curve for job in project.jobs_of(table_name)):
+        raise SpecError(f"{table_name}: none of its jobs has a training curve")
     results = collect(project, table_name, records)
     rows, counted = [], "tokens"
     for (row, column), cell in results.cells.items():

@@ -1,23 +1,38 @@
 """Angular distance between the streams of two blocks, a heat map for each row (Mix-LN Figures 2, 3 and 5).
 
-Option `values`, a line of panels for each: raw (angle over pi, the same colours in every panel) or scaled (clipped and
-stretched for each n, so that panels share no scale). Claims read the raw values; `also`: further statistics of them.
+Claims read the raw values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from paperlm.figures.base import Drawing, labels_of
-from paperlm.figures.depth import depth_samples, statistics_of
+from paperlm.figures.depth import Also, depth_samples, statistics_of
+from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect
 
 MEANING = {"raw": "angle / pi", "scaled": "angle, scaled for each n"}
+
+
+class Options(FigureOptions):
+    """Which values."""
+
+    values: list[Literal["raw", "scaled"]] = Field(min_length=1)
+    """a line of panels for each; raw: angle over pi, the same colours in every panel; scaled: clipped and stretched for
+    each n, so that panels share no scale"""
+    also: Also = ""
+    "further statistics of the raw values that claims read"
+
+    def reads(self) -> Columns:
+        return {"angular": ("block", "n", "raw", "scaled", "raw_last")}
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
@@ -36,7 +51,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for values in record.series["angular"].rows
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "block", "n", "raw", "scaled", "raw_last"])
-    shown = spec.options["values"]
+    options = options_of(project, name)
+    shown = options["values"]
     width, height = 2.6 * max(1, len(found)) + 0.9, 2.5 * len(shown) + 0.5
     figure, axes = plt.subplots(
         len(shown), max(1, len(found)), figsize=(width, height), squeeze=False, layout="constrained"
@@ -61,8 +77,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for axis in axes.flat:
             axis.set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
-    also = spec.options.get("also", "")
-    statistics = {row: [statistics_of(neighbours(record), also) for record in seeds] for row, seeds in found.items()}
+    statistics = {
+        row: [statistics_of(neighbours(record), options["also"]) for record in seeds] for row, seeds in found.items()
+    }
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, depth_samples(statistics), untested, labels=labels_of(project, name, records))
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 from paperlm.cost.memory import GIB, activations_per_token, logits_per_token, quantities
 from paperlm.figures.base import Drawing
+from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import legend_below
 from paperlm.plan.project import Project
 from paperlm.tables.arithmetic import table_setup
@@ -25,14 +27,23 @@ MASTER_COPY = 16
 "Bytes of weight and gradient in 16 bit, and of weight and two moments in 32 bit."
 
 
+class Options(FigureOptions):
+    """Which of the table's two batches."""
+
+    drawn_from: ClassVar[str] = "arithmetic"
+    logits: bool
+    "whether the log-probabilities are stored"
+
+
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """Bars of every model whose size is known; option `logits`: whether the log-probabilities are stored."""
+    """Bars of every model whose size is known."""
     import matplotlib.pyplot as plt
     import pandas as pd
     import seaborn as sns
 
     _, spec = project.figure(name)
-    frame = pd.DataFrame(numbers(project, spec.table, spec.options["logits"]))
+    logits = options_of(project, name)["logits"]
+    frame = pd.DataFrame(numbers(project, spec.table, logits))
     panels = list(frame["state_bytes"].unique())
     models = list(frame["model"].unique())
     figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 0.27 * len(models) + 1.5), sharey=True)
@@ -50,7 +61,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.grid(visible=False, axis="y")
     axes[0].invert_yaxis()
     handles, labels = axes[0].get_legend_handles_labels()
-    shown = len(PARTS) if spec.options["logits"] else len(PARTS) - 1
+    shown = len(PARTS) if logits else len(PARTS) - 1
     figure.suptitle(f"{spec.number}: {spec.title} (tokens beside the bars)")
     legend_below(figure, handles[:shown], labels[:shown])
     return Drawing(figure, frame)

@@ -1,15 +1,17 @@
 """Bars of a table of measurements: time over that of one matrix product, and memory over its lower bound.
 
 Two panels a case, a bar for each row of the table that was measured; the printed numbers, of another card, are not
-drawn. Options name the table's columns and its row of lower bounds.
+drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 from paperlm.figures.base import Drawing
+from paperlm.figures.options import FigureOptions, options_of
 from paperlm.plan.project import Project
 from paperlm.tables.build import table_contents
 from paperlm.tables.contents import Contents
@@ -18,6 +20,21 @@ QUANTITIES = {
     "time": "time / time of one matrix product",
     "memory": "peak memory / lower bound",
 }
+
+
+class Options(FigureOptions):
+    """Columns of the table, and its row of lower bounds."""
+
+    drawn_from: ClassVar[str] = "measurements"
+    time: str
+    memory: str
+    bound: str
+
+    def names_rows(self) -> dict[str, str]:
+        return {"bound": self.bound}
+
+    def names_columns(self) -> dict[str, str]:
+        return {"time": self.time, "memory": self.memory}
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
@@ -67,21 +84,22 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
 def bars(project: Project, name: str, contents: Contents) -> list[list[object]]:
     """[case, row, quantity, value, how it was measured] of every bar, in the order of the table."""
     paper, spec = project.figure(name)
+    options = options_of(project, name)
     _, table = project.table(spec.table)
     found = []
     for case in table.cases:
         model = paper.cases[case].model
         prefix = f"{model}: " if len(table.cases) > 1 else ""
-        bound = contents.samples.get((prefix + spec.options["bound"], spec.options["memory"]))
+        bound = contents.samples.get((prefix + options["bound"], options["memory"]))
         for row in table.rows:
             place = prefix + row
-            values = {key: contents.samples.get((place, spec.options[key])) for key in QUANTITIES}
-            if row == spec.options["bound"]:
+            values = {key: contents.samples.get((place, options[key])) for key in QUANTITIES}
+            if row == options["bound"]:
                 continue
             for key, sample in values.items():
                 if sample is not None:
                     over = bound.values[0] if key == "memory" else 1.0
-                    labels = contents.cells[place, spec.options[key]].labels
+                    labels = contents.cells[place, options[key]].labels
                     label = f"{row}\n{contents.made_by[place]}" if place in contents.made_by else row
                     found.append([model, label, key, sum(sample.values) / len(sample.values) / over, labels])
     return found

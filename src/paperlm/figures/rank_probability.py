@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.options import Columns, FigureOptions
 from paperlm.figures.style import legend_below, row_styles
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples
@@ -22,6 +23,19 @@ COLUMNS = {
     "Alive Tiles": "alive_tiles",
 }
 "Column that claims read -> metric of a record."
+
+
+class Options(FigureOptions):
+    """It has none."""
+
+    def reads(self) -> Columns:
+        return {"ranks": ("rank", "mean_probability")}
+
+    def reads_metrics(self) -> tuple[str, ...]:
+        return (*COLUMNS.values(), "threshold", "tokens")
+
+    def statistics(self) -> tuple[str, ...]:
+        return tuple(COLUMNS)
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:

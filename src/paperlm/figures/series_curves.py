@@ -1,9 +1,6 @@
 """A series of the records over its first column, one line a row: rewards, training losses, validation perplexities.
 
-Options: `series`, `x` and `y` columns, `label`, `window`: so many points are averaged, `log`: the axis is logarithmic.
-With `reference`, a row that the others are compared with, and `since`, the share of the run from which they are, there
-are statistics for claims; `noise` says how the scale's seed noise of perplexity becomes that of y: relative (y is a
-perplexity) or log (y is its logarithm). Bands: 95 % interval over seeds.
+Bands: 95 % interval over seeds.
 """
 
 from __future__ import annotations
@@ -13,11 +10,13 @@ import statistics
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import band, smoothed
 from paperlm.figures.style import legend_below, row_styles
 from paperlm.plan.project import Project
@@ -31,13 +30,41 @@ FEW = 40
 END, LATER_MEAN, HIGHEST_GAP = "End", "Mean of the Later Part", "Largest Gap to the Reference"
 
 
+class Options(FigureOptions):
+    """Which curve, and what is compared: with `reference` there are statistics for claims."""
+
+    series: str
+    "of the records"
+    x: str
+    y: str
+    "columns of the series"
+    label: str
+    "of the axis"
+    window: int = Field(gt=0)
+    "so many points are averaged"
+    log: bool = False
+    "the axis is logarithmic"
+    reference: str = ""
+    "row that the others are compared with"
+    since: str = Field("0", pattern=r"^(0|\d+/[1-9]\d*)$")
+    "share of the run from which they are"
+    noise: Literal["relative", "log"] = "relative"
+    """how the scale's seed noise of perplexity becomes that of y; relative: y is a perplexity, log: its logarithm"""
+
+    def reads(self) -> Columns:
+        return {self.series: (self.x, self.y)}
+
+    def names_rows(self) -> dict[str, str]:
+        return {"reference": self.reference} if self.reference else {}
+
+
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """Smoothed means over seeds; the numbers are those of each seed, not smoothed."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
     _, spec = project.figure(name)
-    options, records = spec.options, list(records)
+    options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     rows = [
@@ -59,8 +86,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.plot(x, mean, linewidth=1.4, label=row, marker=marker, markersize=3, **style)
         if len(curves) > 1:
             axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
-    axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options.get("log") else "linear")
-    if options.get("log"):
+    axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options["log"] else "linear")
+    if options["log"]:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
@@ -70,7 +97,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     else:
         axis.text(0.5, 0.5, "no job has a record yet", ha="center", va="center", transform=axis.transAxes)
     untested = "" if found else "no job has a record"
-    samples = curve_samples(found, options, project.scale.seed_noise.value) if "reference" in options else {}
+    samples = curve_samples(found, options, project.scale.seed_noise.value) if options["reference"] else {}
     return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
 
 

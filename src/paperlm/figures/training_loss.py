@@ -1,7 +1,4 @@
-"""Figure 4 of Cut Cross-Entropy: training loss with each loss function, over seeds.
-
-Option `reference` names the row that the others are compared with.
-"""
+"""Figure 4 of Cut Cross-Entropy: training loss with each loss function, over seeds."""
 
 from __future__ import annotations
 
@@ -11,8 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from paperlm.figures.base import Drawing
+from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import p_equivalent, p_greater, smoothed
 from paperlm.figures.seed_curves import (
     Runs,
@@ -36,12 +35,33 @@ DEVIATION = "Between-Seed Deviation"
 EQUIVALENCE, BEYOND = "p of Equivalence", "p of Difference"
 
 
+class Options(FigureOptions):
+    """What is compared, and how."""
+
+    reference: str
+    "row that the others are compared with"
+    window: int = Field(gt=0)
+    "updates that a point of the curves is the mean of"
+    margin: float = Field(gt=0)
+    "nats within which two losses count as equal"
+    last: float = Field(gt=0, le=1)
+    "share of the updates, the last ones, whose mean loss is compared"
+
+    def reads(self) -> Columns:
+        return {"train": ("update", "tokens", "loss")}
+
+    def names_rows(self) -> dict[str, str]:
+        return {"reference": self.reference}
+
+    def statistics(self) -> tuple[str, ...]:
+        return (DIFFERENCE, DEVIATION, EQUIVALENCE, BEYOND)
+
+
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """Smoothed training loss of each row, and its difference to the reference row's; options: window, margin, last."""
+    """Smoothed training loss of each row, and its difference to the reference row's."""
     import pandas as pd
 
-    _, spec = project.figure(name)
-    options = spec.options
+    options = options_of(project, name)
     runs, every = runs_of(project, name, records)
     window, reference = options["window"], options["reference"]
     rows = [

@@ -1,7 +1,4 @@
-"""Figure 5 of Cut Cross-Entropy: validation perplexity during training with each loss function, over seeds.
-
-Options: `reference`, the row that the others are compared with, and `exact`, the row without a filtered head.
-"""
+"""Figure 5 of Cut Cross-Entropy: validation perplexity during training with each loss function, over seeds."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paperlm.figures.base import Drawing
+from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import p_greater
 from paperlm.figures.seed_curves import (
     Runs,
@@ -37,11 +35,31 @@ DEFINITIONS = {
 }
 
 
+class Options(FigureOptions):
+    """What is compared."""
+
+    reference: str
+    "row that the others are compared with"
+    exact: str
+    "row without a filtered head"
+
+    def reads(self) -> Columns:
+        return {"eval": ("update", "tokens", *DEFINITIONS)}
+
+    def reads_metrics(self) -> tuple[str, ...]:
+        return tuple(RATIOS)
+
+    def names_rows(self) -> dict[str, str]:
+        return {"reference": self.reference, "exact": self.exact}
+
+    def statistics(self) -> tuple[str, ...]:
+        return (*RATIOS.values(), f"{WORSE} {self.exact}", f"{NOT_WORSE} {self.exact}")
+
+
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """Validation perplexity of each row over the updates, in both definitions; option `exact`: the unfiltered row."""
+    """Validation perplexity of each row over the updates, in both definitions."""
     import pandas as pd
 
-    _, spec = project.figure(name)
     runs, every = runs_of(project, name, records)
     rows = [
         [row, seed, int(update), int(tokens), *values]
@@ -61,7 +79,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
     finish(project, name, figure, axes[0], runs, every)
-    samples = perplexity_samples(runs, spec.options["reference"], spec.options["exact"])
+    samples = perplexity_samples(runs, **options_of(project, name))
     return drawn(project, name, figure, frame, samples, records)
 
 

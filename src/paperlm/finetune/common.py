@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from paperlm.errors import CheckpointError, DataError, Interrupted, PaperLMError
-from paperlm.files import FULL_DISK, sha256_of, write_json
+from paperlm.files import is_full_disk, sha256_of, write_json
 from paperlm.finetune.settings import Training
 from paperlm.frozen import digest
 from paperlm.jobs.base import Cost, Inputs, Machine, Series
@@ -69,8 +69,7 @@ class Checkpointed:
             write_json(folder / STATE, content)
         except Exception as error:
             shutil.rmtree(folder, ignore_errors=True)
-            full = isinstance(error, OSError) and error.errno in FULL_DISK
-            if full or "No space left" in str(error) or "File too large" in str(error):
+            if is_full_disk(error):
                 raise PaperLMError(
                     f"no space left for the checkpoint {folder}; free some and start the same command again: training "
                     "continues from the checkpoint before"

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.data.registry import dataset_entry
+from paperlm.data.registry import DatasetName, dataset_entry
 from paperlm.data.settings import ItemData
-from paperlm.jobs.base import Job, Seed
+from paperlm.jobs.base import Beta, Job, Seed
 
 Numerics = Literal["fp32", "fp32_master", "pure_bf16"]
 """fp32: everything; fp32_master: float32 weights and products in bfloat16 (autocast); pure_bf16: weights, gradients and
@@ -19,7 +19,7 @@ Adam's moments in bfloat16."""
 class Training(Job):
     """Data, optimizer, schedule and length of a training by trl."""
 
-    dataset: str
+    dataset: DatasetName
     "set of items: `bundled:`, `local:` or `hub:` and a name of the data registry"
     train_split: str = "train"
     "its split to train on"
@@ -38,9 +38,9 @@ class Training(Job):
     seed: Seed
     max_updates: int | None = Field(None, gt=0)
     "stop, with the schedule ended, after so many updates even if epochs are left"
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    adam_eps: float = 1e-8
-    weight_decay: float = 0.0
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
+    adam_eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
     "decoupled (AdamW); norm weights are left out"
     grad_clip: float = Field(1.0, ge=0)
     "largest norm of the gradient; 0: not clipped. 1 is the default of transformers' trainer"

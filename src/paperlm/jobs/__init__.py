@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from paperlm.errors import SpecError, unknown
 from paperlm.jobs.base import Inputs, Job, Machine, Result
+from paperlm.load import explained
 
 __all__ = ["Inputs", "Job", "Machine", "Result", "job_from", "job_kinds", "run_job"]
 
@@ -63,7 +64,7 @@ def parse_job(value: Any) -> Job:
     try:
         return job_from(value)
     except ValidationError as error:
-        raise SpecError(str(error)) from None
+        raise SpecError(explained(error, kind_of(value["kind"]), f"a job of kind {value['kind']}")) from None
 
 
 def module_of(job: Job) -> ModuleType:

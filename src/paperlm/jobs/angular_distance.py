@@ -22,6 +22,12 @@ class AngularDistance(TextProbe):
     documents: int = Field(1024, gt=0)
     "validation sequences that are averaged over; 1,024 of the published length are about 200,000 tokens"
 
+    def metrics(self) -> tuple[str, ...]:
+        return ("tokens", "documents")
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"angular": ("block", "n", "raw", "scaled", "raw_last")}
+
     def sequences(self) -> int:
         return self.documents
 

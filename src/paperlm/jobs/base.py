@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -67,6 +67,15 @@ class Job(Frozen):
     def data(self) -> list[DataSettings]:
         """What the data rule has to prepare; `Inputs.data` has the manifests in this order."""
         return []
+
+    def metrics(self) -> tuple[str, ...] | None:
+        """Names of the metrics of its record, so that a misspelt one in a table is found before the job runs; None: not
+        said, and nothing is checked."""
+        return None
+
+    def series(self) -> Mapping[str, tuple[str, ...]] | None:
+        """Series of its record and their columns; None: not said."""
+        return None
 
     def slug(self) -> str:
         """Readable part of the name: lower case letters, digits, `_`, `.` and `-`."""
@@ -167,6 +176,8 @@ At = int | Literal["init", "end"]
 "Of which state of the parent: after so many updates, before the first (`init`), after the last (`end`)."
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+"Decay of one of Adam's two moments."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from paperlm.evaluate.tasks import TaskName
 from paperlm.files import write_json
 from paperlm.jobs.base import Inputs, Job, Machine, Result, Series
 from paperlm.probe.text import Sequences, TextProbe, run_probe
@@ -26,15 +27,15 @@ class BlockRemoval(TextProbe):
 
     documents: int = Field(64, gt=0)
     "validation sequences of the perplexity"
-    task: str | None = None
+    task: TaskName | None = None
     "task of an lm_eval job; None: perplexity alone"
     source: Literal["bundled", "local", "hub"] | None = None
     "of the task: where its items come from"
-    items: int | None = None
+    items: int | None = Field(None, ge=2)
     "of the task: at most so many of its first items; None: all"
-    few_shot: int = 0
+    few_shot: int = Field(0, ge=0)
     "of the task: worked examples in front of each item"
-    max_length: int | None = None
+    max_length: int | None = Field(None, gt=1)
     "of the task: tokens that the model sees at once"
 
     @model_validator(mode="after")
@@ -45,6 +46,12 @@ class BlockRemoval(TextProbe):
         if self.task is not None:
             self.evaluation()
         return self
+
+    def metrics(self) -> tuple[str, ...]:
+        return ("full/perplexity", "full/accuracy") if self.task else ("full/perplexity",)
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"removal": ("block", "accuracy", "drop", "stderr", "perplexity")}
 
     def sequences(self) -> int:
         return self.documents

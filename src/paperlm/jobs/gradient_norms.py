@@ -21,6 +21,12 @@ class GradientNorms(TextProbe):
     batch: int = Field(gt=0)
     "sequences of a batch: a larger one has less of the gradient's noise in its norm"
 
+    def metrics(self) -> tuple[str, ...]:
+        return ("loss", "tokens")
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"gradient_norms": ("block", "norm", "input_norm"), "tensors": ("block", "tensor", "norm")}
+
     def sequences(self) -> int:
         return self.batches * self.batch
 

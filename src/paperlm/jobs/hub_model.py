@@ -38,6 +38,12 @@ class HubModel(Job):
     def data(self) -> list[Any]:
         return [ModelData(model=self.name)]
 
+    def metrics(self) -> tuple[str, ...]:
+        return ("parameters", "blocks")
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
     def slug(self) -> str:
         name, _ = model_entry(self.name)
         return name.rpartition("/")[2].lower()

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings, ImageData
 from paperlm.errors import SpecError, unknown
-from paperlm.jobs.base import Inputs, Job, Machine, Seed
+from paperlm.jobs.base import Beta, Inputs, Job, Machine, Seed
 from paperlm.jobs.pretrain import method_slug
 from paperlm.models.sizes import VIT_SIZES
 from paperlm.norms import ModelShape, NormMethod, build_method
@@ -51,7 +52,7 @@ class ImageClassification(Job):
     layer_norm_eps: float = Field(gt=0)
     initializer_range: float = Field(gt=0)
 
-    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
+    dataset: DatasetName
     classes: int = Field(gt=1)
     train_images: int | None = Field(gt=0)
     "at most so many of the first; null: all"
@@ -86,7 +87,7 @@ class ImageClassification(Job):
     "side of the central square that is evaluated over the image's shorter side"
 
     optimizer: Literal["adamw"]
-    adam_betas: tuple[float, float]
+    adam_betas: tuple[Beta, Beta]
     adam_eps: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     "of matrices and patches; biases, norms, class token and positions have none"
@@ -190,6 +191,12 @@ class ImageClassification(Job):
 
     def data(self) -> list[DataSettings]:
         return [self.image_data()]
+
+    def metrics(self) -> tuple[str, ...]:
+        return ("accuracy", "loss_validation", "validation_images", "updates", "images", "epochs", "parameters")
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"train": ("update", "images", "loss"), "eval": ("update", "images", "accuracy", "loss")}
 
     def slug(self) -> str:
         return f"{self.size}-{method_slug(self.norm)}-s{self.seed}".lower()

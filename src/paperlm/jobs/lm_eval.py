@@ -7,8 +7,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
-from paperlm.errors import SpecError
-from paperlm.evaluate.tasks import Source, task_of
+from paperlm.evaluate.tasks import Source, TaskName, task_of
 from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Seed, parent
 
 BATCH = {"cpu": 16, "cuda": 64}
@@ -30,7 +29,7 @@ class LmEval(Job):
     "the model"
     at: At = "end"
     "of which state of it"
-    tasks: list[str] = Field(min_length=1)
+    tasks: list[TaskName] = Field(min_length=1)
     "names of paperlm.evaluate.tasks"
     source: Source
     "where the items come from"
@@ -46,12 +45,7 @@ class LmEval(Job):
 
     @field_validator("tasks")
     @classmethod
-    def tasks_are_known(cls, tasks: list[str]) -> list[str]:
-        try:
-            for name in tasks:
-                task_of(name)
-        except SpecError as error:
-            raise ValueError(str(error)) from None
+    def tasks_are_different(cls, tasks: list[str]) -> list[str]:
         if len(set(tasks)) < len(tasks):
             raise ValueError("a task is named twice")
         return tasks
@@ -64,6 +58,13 @@ class LmEval(Job):
             dataset = f"{self.source}:{task.datasets[self.source]}"
             found.append(ItemData(dataset=dataset, splits=dict.fromkeys(splits)))
         return found
+
+    def metrics(self) -> tuple[str, ...]:
+        kinds = {name: (*task_of(name).metrics, "items", "cut") for name in self.tasks}
+        return tuple(f"{name}/{kind}" for name in self.tasks for kind in kinds[name])
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {}
 
     def slug(self) -> str:
         """lm_eval-5shot-<parent's>."""

@@ -19,6 +19,12 @@ class OutputVariance(TextProbe):
     documents: int = Field(64, gt=0)
     "validation sequences that are averaged over"
 
+    def metrics(self) -> tuple[str, ...]:
+        return ("tokens", "documents")
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"variance": ("block", "var_tok", "var_all")}
+
     def sequences(self) -> int:
         return self.documents
 

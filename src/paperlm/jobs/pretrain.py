@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from paperlm.data.registry import DatasetName, TokenizerName
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
-from paperlm.jobs.base import Inputs, Job, Machine, Seed
+from paperlm.jobs.base import Beta, Inputs, Job, Machine, Seed
 from paperlm.models.sizes import flops_per_token
 from paperlm.norms import ModelShape, NormMethod, build_method
 
@@ -47,8 +48,8 @@ class Pretrain(Job):
     embed_init_std: float = Field(gt=0)
     zero_last_embedding_row: bool
 
-    dataset: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
-    tokenizer: str
+    dataset: DatasetName
+    tokenizer: TokenizerName
     seq_len: int = Field(gt=1)
     example: Example
     train_examples: int = Field(gt=0)
@@ -57,7 +58,7 @@ class Pretrain(Job):
     "the first documents that hold so many real tokens are the validation set"
 
     optimizer: Literal["adam"]
-    adam_betas: tuple[float, float]
+    adam_betas: tuple[Beta, Beta]
     adam_eps: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     grad_clip: float = Field(ge=0)
@@ -133,6 +134,19 @@ class Pretrain(Job):
             self.hidden_size, self.intermediate_size, self.n_layers, self.vocab_size, self.seq_len
         )
         return per_token * self.steps * self.global_batch * self.seq_len
+
+    def metrics(self) -> tuple[str, ...]:
+        return (
+            "ppl_true", "loss_true", "loss_batches", "validation_tokens", "unigram_perplexity", "updates",
+            "tokens_nonpad", "tokens_slots", "epochs", "parameters", *self._by_sequence(),
+        )  # fmt: skip
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        columns = ("update", "tokens")
+        return {"train": (*columns, "loss"), "eval": (*columns, "ppl_true", *self._by_sequence())}
+
+    def _by_sequence(self) -> tuple[str, ...]:
+        return ("ppl_sequences",) if self.curve == "every_update" else ()
 
     def slug(self) -> str:
         loss = "" if self.loss == MATERIALISED else f"-{self.loss}"

@@ -27,6 +27,13 @@ class RankProbability(Job):
     def data(self) -> list[DataSettings]:
         return self.of.data()
 
+    def metrics(self) -> tuple[str, ...]:
+        found = ("share_above", "mass_above", "first_rank_below", "alive_tiles", "loss")
+        return (*found, "threshold", "tokens")
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"ranks": ("rank", "mean_probability")}
+
     def slug(self) -> str:
         at = "" if self.at == "end" else f"-at_{self.at}"
         return f"ranks-{self.of.slug()}{at}"

@@ -37,6 +37,15 @@ class RewardModel(Training):
             raise ValueError("validation_split has to differ from train_split: several pairs of a set share a prompt")
         return [self.items(self.examples, self.validation_examples, "chosen", "rejected")]
 
+    def metrics(self) -> tuple[str, ...]:
+        return (
+            "accuracy", "loss", "margin", "train_loss", "updates", "tokens", "pairs", "pairs_left_out",
+            "validation_pairs", "cut_share",
+        )  # fmt: skip
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"train": ("update", "loss", "lr", "accuracy", "margin")}
+
     def slug(self) -> str:
         return named_after(self, self.of)
 

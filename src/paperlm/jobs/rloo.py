@@ -62,6 +62,15 @@ class RLOO(Training):
             raise ValueError("validation_split has to differ from train_split: several pairs of a set share a prompt")
         return [self.items(None, None, "chosen", "rejected")]
 
+    def metrics(self) -> tuple[str, ...]:
+        judges = ("reward", "judge") if self.judge is not None else ("reward",)
+        rewards = [f"{judge}_{when}" for judge in judges for when in ("before", "after", "gain")]
+        counts = ("updates", "prompts", "validation_prompts")
+        return ("final_reward", *counts, *rewards, "kl", "length_before", "length_after")
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"reward": ("update", "reward", "reward_std", "kl", "length")}
+
     def slug(self) -> str:
         return named_after(self, self.of)
 

@@ -51,6 +51,15 @@ class SFT(Training):
             return [self.items(self.examples, self.validation_examples, *fields)]
         return [self.items(None, None, *fields)]  # the set has one split: its last items are held out
 
+    def metrics(self) -> tuple[str, ...]:
+        return (
+            "train_loss", "eval_loss", "eval_ppl", "eval_loss_before", "updates", "tokens", "examples",
+            "examples_left_out", "cut_share", "eval_examples", "eval_examples_seen",
+        )  # fmt: skip
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {"train": ("update", "loss", "lr"), "eval": ("update", "loss", "ppl")}
+
     def slug(self) -> str:
         return named_after(self, self.of)
 

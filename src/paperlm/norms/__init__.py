@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paperlm.errors import SpecError, unknown
@@ -36,6 +36,18 @@ def norm_methods() -> dict[str, type[NormMethod]]:
     return found
 
 
+def known_options(method: object, options: Iterable[str]) -> type[NormMethod]:
+    """The class of a method, which has these options. Raises SpecError with the nearest name."""
+    methods = norm_methods()
+    if not isinstance(method, str) or method not in methods:
+        raise SpecError(unknown("norm method", method, methods))
+    fields = {field.name for field in dataclasses.fields(methods[method])}
+    for key in options:
+        if key not in fields:
+            raise SpecError(f"norm method {method!r}: " + unknown("option", key, fields))
+    return methods[method]
+
+
 def build_method(description: Mapping[str, Any]) -> NormMethod:
     """The method that `{name: ..., option: value, ...}` describes; `base` may be such a mapping itself.
 
@@ -44,15 +56,8 @@ def build_method(description: Mapping[str, Any]) -> NormMethod:
     if not isinstance(description, Mapping) or "name" not in description:
         raise SpecError(f"a norm is written as {{name: <method>, ...}}, got {description!r}")
     options = {k: v for k, v in description.items() if k != "name"}
-    methods = norm_methods()
-    if not isinstance(description["name"], str) or description["name"] not in methods:
-        raise SpecError(unknown("norm method", description["name"], methods))
-    cls = methods[description["name"]]
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    for key in options:
-        if key not in fields:
-            raise SpecError(f"norm method {cls.name!r}: " + unknown("option", key, fields))
-    required = {n for n, f in fields.items() if f.default is dataclasses.MISSING} - options.keys()
+    cls = known_options(description["name"], options)
+    required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING} - options.keys()
     if required:
         raise SpecError(f"norm method {cls.name!r} needs {', '.join(sorted(required))}: add it to the paper file")
     if "base" in options:

@@ -175,8 +175,15 @@ class JobCells(Exhibit):
     columns: dict[str, Part] = {"": Part()}
     along: Along | None = None
     "in place of columns"
-    seeds: dict[str, int] = {}
+    seeds: dict[str, Annotated[int, Field(gt=0)]] = {}
     "scale -> how many seeds there are at least, whatever config.yaml says"
+
+
+class Noise(Frozen):
+    """Relative difference between two printed cells that says nothing, and where that is from."""
+
+    value: float = Field(ge=0, lt=1)
+    source: str = Field(min_length=3)
 
 
 class JobsTable(JobCells):
@@ -195,11 +202,10 @@ class JobsTable(JobCells):
     "what is compared with the print where it is another form of it (paperlm.tables.metrics)"
     incomparable: str = ""
     "why its numbers are never compared with the printed ones, at any scale"
-    factor: float = 1.0
+    factor: float = Field(1.0, gt=0)
     "printed number / metric: 100 for percentages"
     diverged: DivergedRule | None = None
-    print_noise: Setting | None = None
-    "relative difference between two printed cells that says nothing"
+    print_noise: Noise | None = None
 
 
 # -- other tables -----------------------------------------------------------------------------------------------------

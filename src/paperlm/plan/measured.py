@@ -1,12 +1,26 @@
-"""Which cases and methods a table of measurements asks for."""
+"""Which cases and methods a table of measurements asks for, and the rows that were measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from paperlm_kernels.bench import rows
+
+from paperlm.errors import RecordError
 from paperlm.plan.exhibit import MeasuredColumn, MeasuredRow
 from paperlm.plan.project import Project
+
+
+def read_rows(path: Path) -> list[rows.Row]:
+    """Rows of a file of measurements; RecordError naming file and line for what is none."""
+    try:
+        return rows.read(path)
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)

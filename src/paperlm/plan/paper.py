@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -13,6 +13,7 @@ from paperlm.frozen import Frozen
 from paperlm.jobs import kind_of
 from paperlm.jobs.base import parent_kinds
 from paperlm.models.sizes import ALL_SIZES
+from paperlm.norms import build_method, known_options
 from paperlm.plan.exhibit import (
     ArithmeticTable,
     CaseSpec,
@@ -29,6 +30,9 @@ from paperlm.plan.scale import Changes, known_settings
 
 NAME = r"^[A-Za-z][A-Za-z0-9_]*$"
 "Names that become files, targets and wildcards."
+
+
+Reason = Annotated[str, Field(min_length=3)]
 
 
 class PaperInfo(Frozen):
@@ -112,16 +116,16 @@ class ScaleChanges(Frozen):
     "size -> name of a job -> setting -> value"
     diverged: DivergedRule | None = None
     "in place of that of each table which has one"
-    except_: dict[str, str] = Field({}, alias="except")
+    except_: dict[str, Reason] = Field({}, alias="except")
     "claim id -> why this scale cannot judge it"
 
 
 class Deviation(Frozen):
     """Something done differently from the paper or its code, and why; printed under the exhibits it touches."""
 
-    what: str
-    why: str
-    touches: list[str]
+    what: Reason
+    why: Reason
+    touches: list[str] = Field(min_length=1)
     scales: list[str] = []
     "scales at which it is done; empty means all"
 
@@ -156,12 +160,14 @@ class PaperSpec(Frozen):
             try:
                 known_settings(self.jobs[name].kind, settings)
             except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
+                raise ValueError(f"{place}.{name}: {error}") from None
         self._check_parents()
         for name, exhibit in self.exhibits().items():
             for part, label, spec in _parts(exhibit):
                 for one, other in spec.instead.items():
                     self._check_instead(f"{name}.{part}.{label}.instead", one, other)
+        self._check_norms()
+        self._check_claims()
         return self
 
     def _check_instead(self, place: str, one: str, other: str) -> None:
@@ -171,6 +177,81 @@ class PaperSpec(Frozen):
             raise ValueError(
                 f"{place}: {other!r} is a job of kind {kind!r}; in place of {one!r} it has to be {wanted!r}"
             )
+
+    def _check_norms(self) -> None:
+        """ValueError for a method, option or value that does not exist."""
+        for size, spec in self.sizes.items():
+            for method, options in spec.norm.items():
+                try:
+                    known_options(method, options)
+                except SpecError as error:
+                    raise ValueError(f"sizes.{size}.norm: {error}") from None
+        for place, norm in self._norms():
+            try:
+                build_method(self._filled(norm))
+            except SpecError as error:
+                raise ValueError(f"{place}: {error}") from None
+
+    def _norms(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every norm method that is named: (place, its description)."""
+        for name, job in self.jobs.items():
+            if job.with_.norm:
+                yield f"jobs.{name}.with.norm", job.with_.norm
+        for name, exhibit in self.exhibits().items():
+            if isinstance(exhibit, SettingsTable):
+                yield f"tables.{name}.norm", exhibit.norm
+            for part, label, spec in _parts(exhibit):
+                if spec.norm:
+                    yield f"{name}.{part}.{label}.norm", spec.norm
+
+    def _filled(self, norm: dict[str, Any]) -> dict[str, Any]:
+        """A description whose options of the size are those of the first size that has them."""
+        method = norm.get("name", "")
+        filled = dict(norm)
+        for option, value in norm.items():
+            if isinstance(value, dict) and option == "base":
+                filled[option] = self._filled(value)
+            elif isinstance(value, dict):
+                if value != {"of": "size"}:
+                    raise SpecError(
+                        f"{option}: {value}: write {{of: size}} for what the size says, or the value itself"
+                    )
+                known_options(method, [option])
+                given = [
+                    size.norm[method][option] for size in self.sizes.values() if option in size.norm.get(method, {})
+                ]
+                if not given:
+                    raise SpecError(f"no size says {option}: add sizes.<size>.norm.{method}.{option}")
+                filled[option] = given[0].value
+        return filled
+
+    def _check_claims(self) -> None:
+        """ValueError for names that claims use twice, or cannot use."""
+        names: dict[str, str] = {}
+        for exhibit, spec in self.exhibits().items():
+            if (name := spec.claims_name) and not name.isidentifier():
+                raise ValueError(f"{exhibit}.claims_name: {name!r}: use letters, digits and _ only, a letter first")
+            if name and name in names:
+                raise ValueError(f"{exhibit}.claims_name: {name!r} is that of {names[name]} already; rename one")
+            names[name] = exhibit
+
+    def claims(self) -> Iterator[tuple[str, str]]:
+        """(exhibit, id) of every claim."""
+        for name, exhibit in self.exhibits().items():
+            yield from ((name, claim.id) for claim in exhibit.claims)
+
+    def scale_names(self) -> Iterator[tuple[str, str]]:
+        """Every scale that is named: (place, scale)."""
+        yield from (("scales", scale) for scale in self.scales)
+        for deviation in self.deviations:
+            yield from (("deviations.scales", scale) for scale in deviation.scales)
+        for name, exhibit in self.exhibits().items():
+            for part, label, spec in _parts(exhibit):
+                yield from ((f"{name}.{part}.{label}.scales", scale) for scale in spec.scales)
+            if isinstance(exhibit, JobCells):
+                yield from ((f"{name}.seeds", scale) for scale in exhibit.seeds)
+                points = exhibit.along.points if exhibit.along else {}
+                yield from ((f"{name}.along.points", scale) for scale in points if scale != "default")
 
     def _check_parents(self) -> None:
         """ValueError for a parent of the wrong kind and for a circle."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from pydantic import Field, field_validator
 from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job
-from paperlm.load import load, parse
+from paperlm.jobs.base import Seed
+from paperlm.load import load, parse, read_yaml
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting, TableSpec
 from paperlm.plan.paper import Deviation, PaperSpec, ScaleChanges
 from paperlm.plan.resolve import Context, Resolver
@@ -23,15 +26,32 @@ from paperlm.record.places import Places
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def clone() -> Path:
+    """The clone of the repository that this package stands in; SpecError where it was installed without one."""
+    if not (ROOT / "workflow/scales").is_dir():
+        raise SpecError(
+            f"this works in a clone of the repository only: {ROOT} has no workflow/scales. Clone it, and run "
+            "python -m paperlm there"
+        )
+    return ROOT
+
+
 class ProjectConfig(Frozen):
     """config.yaml: what is run and where the data is. Machine settings belong in a profile."""
 
     scale: str = "tiny"
-    seeds: list[int] = Field([0], min_length=1)
+    seeds: list[Seed] = Field([0], min_length=1)
     run_missing: str = Field("auto", pattern="^(auto|yes|no)$")
     "make jobs without a record? auto: yes on the CPU scales, and where a GPU is seen on the GPU scales"
     remake: str = Field("auto", pattern="^(auto|drifted|no)$")
     "make jobs again whose record is of earlier rules? auto: on the CPU scales; drifted: wherever jobs are made"
+
+    @field_validator("seeds")
+    @classmethod
+    def different(cls, value: list[int]) -> list[int]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"a seed is named twice: {value}")
+        return value
 
     @field_validator("run_missing", "remake", mode="before")
     @classmethod
@@ -45,6 +65,17 @@ class ProjectConfig(Frozen):
     "a running job can lose at most so much work"
     editions: dict[str, str] = {}
     "table -> edition of the paper whose printed numbers it is compared with, instead of the one its paper file names"
+
+
+def configuration(root: Path, given: Mapping[str, Any] | None = None) -> ProjectConfig:
+    """What config.yaml says, with the keys that a command line gives (`--config`). Raises SpecError naming which of
+    the two is wrong."""
+    path = root / "config.yaml"
+    content = read_yaml(path)
+    file = parse({} if content is None else content, ProjectConfig, str(path))
+    if not given:
+        return file
+    return parse({**file.model_dump(), **given}, ProjectConfig, "--config")
 
 
 @dataclass(frozen=True)
@@ -74,16 +105,20 @@ class Project:
     def __init__(self, config: dict[str, Any] | ProjectConfig | None = None, root: Path = ROOT) -> None:
         self.root = root
         if not isinstance(config, ProjectConfig):
-            config = parse(dict(config or {}), ProjectConfig, "config.yaml")
+            config = parse(config or {}, ProjectConfig, "configuration")
         self.config = config
         self.scales = {p.stem: p for p in sorted((root / "workflow/scales").glob("*.yaml"))}
         if config.scale not in self.scales:
             raise SpecError(unknown("scale", config.scale, self.scales))
-        self.scale = self.load_scale(config.scale)
+        # All of them: a mistake in another scale's file shows today, not on the cluster.
+        self._loaded = {name: self._load_scale(name) for name in self.scales}
+        self.scale = self._loaded[config.scale]
         self.places = Places(root, config.scale)
         self.papers: dict[str, PaperSpec] = {}
         self.tables: dict[str, tuple[PaperSpec, TableSpec]] = {}
         self.figures: dict[str, tuple[PaperSpec, FigureSpec]] = {}
+        self._claims: dict[str, str] = {}
+        "claim's id -> where it stands"
         for path in sorted((root / "workflow/papers").glob("*.yaml")):
             self._add(path, load(path, PaperSpec))
         for table in config.editions:
@@ -91,33 +126,38 @@ class Project:
                 raise SpecError(f"editions: table {table!r} has one edition only; leave it out")
 
     def _add(self, path: Path, paper: PaperSpec) -> None:
+        if paper.paper.id != path.stem:
+            raise SpecError(f"{path}: paper.id is {paper.paper.id!r}; it must be the file's name, {path.stem!r}")
         self.papers[paper.paper.id] = paper
         for name, table in paper.tables.items():
             if name in self.tables or name in self.figures:
                 raise SpecError(f"{path}: table {name!r} is declared twice; rename one")
-            if table.published and not (self.root / table.published).is_file():
-                raise SpecError(f"{path}: tables.{name}.published: no file {table.published}")
+            if table.published and not (file := self.root / table.published).is_file():
+                there = [str(p.relative_to(self.root)) for p in file.parent.glob("*.csv")]
+                raise SpecError(f"{path}: tables.{name}.published: {unknown('file', table.published, there)}")
             self.tables[name] = (paper, table)
         for name, figure in paper.figures.items():
             if name in self.tables or name in self.figures:
                 raise SpecError(f"{path}: {name!r} is declared twice; rename one")
             self.figures[name] = (paper, figure)
-        claims = {claim.id for exhibit in paper.exhibits().values() for claim in exhibit.claims}
-        for scale, changes in paper.scales.items():
+        for place, scale in paper.scale_names():
             if scale not in self.scales:
-                raise SpecError(f"{path}: scales: " + unknown("scale", scale, self.scales))
+                raise SpecError(f"{path}: {place}: " + unknown("scale", scale, self.scales))
+        for name, claim in paper.claims():
+            if claim in self._claims:
+                raise SpecError(f"{path}: {name}: claim {claim!r} stands in {self._claims[claim]} already; rename one")
+            self._claims[claim] = f"{path.name}, {name}"
+        known = [claim for _, claim in paper.claims()]
+        for scale, changes in paper.scales.items():
             for claim in changes.except_:
-                if claim not in claims:
-                    raise SpecError(f"{path}: scales.{scale}.except: " + unknown("claim", claim, claims))
-        for name, exhibit in paper.exhibits().items():
-            parts = [*exhibit.rows.items(), *exhibit.columns.items()] if isinstance(exhibit, JobCells) else []
-            named = [scale for _, part in parts for scale in part.scales]
-            for scale in (*named, *getattr(exhibit, "seeds", {})):
-                if scale not in self.scales:
-                    raise SpecError(f"{path}: {name}: " + unknown("scale", scale, self.scales))
+                if claim not in known:
+                    raise SpecError(f"{path}: scales.{scale}.except: " + unknown("claim", claim, known))
 
     def load_scale(self, name: str) -> ScaleSpec:
-        """A scale file; its name must be the scale's."""
+        """What a scale's file says."""
+        return self._loaded[name]
+
+    def _load_scale(self, name: str) -> ScaleSpec:
         scale = load(self.scales[name], ScaleSpec)
         if scale.scale != name:
             raise SpecError(f"{self.scales[name]}: scale is {scale.scale!r}; it must be the file's name, {name!r}")
@@ -182,11 +222,19 @@ class Project:
         paper, exhibit = self.exhibit(name)
         if not isinstance(exhibit, JobCells) or not exhibit.job:
             return ()
-        cells = []
-        for row_name, row in self._parts(exhibit.rows):
-            for column_name, column in self._columns(exhibit):
-                cells.append(self._cell(name, paper, exhibit, (row_name, row), (column_name, column)))
-        return tuple(cells)
+        pairs = itertools.product(self._parts(exhibit.rows), self._columns(exhibit))
+        return tuple(self._cell(name, paper, exhibit, row, column) for row, column in pairs)
+
+    def cells_anywhere(self, name: str) -> Iterator[Cell]:
+        """Those cells, and of the rows and columns of other scales those that could be made at this one, for checks."""
+        paper, exhibit = self.exhibit(name)
+        yield from self.cells(name)
+        for row, column in itertools.product(exhibit.rows.items(), () if exhibit.along else exhibit.columns.items()):
+            elsewhere = any(part.scales and self.scale.scale not in part.scales for _, part in (row, column))
+            # What only another scale's settings make possible is checked there.
+            with contextlib.suppress(SpecError):
+                if elsewhere:
+                    yield self._cell(name, paper, exhibit, row, column)
 
     def _parts(self, parts: dict[str, Part]) -> Iterator[tuple[str, Part]]:
         return ((name, part) for name, part in parts.items() if not part.scales or self.scale.scale in part.scales)

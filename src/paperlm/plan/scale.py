@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -10,8 +11,9 @@ from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
 from paperlm.jobs import kind_of
 from paperlm.jobs.base import parent_kinds
+from paperlm.load import parse_part
 from paperlm.models.sizes import ALL_SIZES
-from paperlm.norms import norm_methods
+from paperlm.norms import known_options
 
 
 class Change(Frozen):
@@ -52,9 +54,9 @@ class Resources(Frozen):
     @classmethod
     def known_jobs(cls, value: dict[str, JobSize]) -> dict[str, JobSize]:
         for key in value:
-            kind, _, size = key.partition("/")
+            kind, slash, size = key.partition("/")
             _known_kind(kind)
-            if size and size not in ALL_SIZES:
+            if slash and size not in ALL_SIZES:
                 raise ValueError(unknown("model size", size, ALL_SIZES))
         return value
 
@@ -93,31 +95,42 @@ class ScaleSpec(Frozen):
 
     @model_validator(mode="after")
     def names_exist(self) -> ScaleSpec:
-        known_changes(self.jobs)
+        _known_changes("jobs", self.jobs)
         for size, jobs in self.sizes.items():
             if size not in ALL_SIZES:
-                raise ValueError(unknown("model size", size, ALL_SIZES))
-            known_changes(jobs)
-        for method in self.norms:
-            if method not in norm_methods():
-                raise ValueError(unknown("norm method", method, norm_methods()))
+                raise ValueError(f"sizes: {unknown('model size', size, ALL_SIZES)}")
+            _known_changes(f"sizes.{size}", jobs)
+        for method, changes in self.norms.items():
+            try:
+                known_options(method, changes)
+            except SpecError as error:
+                raise ValueError(f"norms: {error}") from None
         return self
 
 
-def known_changes(jobs: dict[str, Any]) -> None:
-    """ValueError for a kind of job that does not exist, or a setting that it does not have."""
+def _known_changes(place: str, jobs: dict[str, Changes]) -> None:
     for kind, changes in jobs.items():
-        known_settings(_known_kind(kind), changes)
+        try:
+            known_settings(_known_kind(kind), changes)
+        except ValueError as error:
+            raise ValueError(f"{place}.{kind}: {error}") from None
 
 
-def known_settings(kind: str, settings: dict[str, Any]) -> None:
-    """ValueError for a setting that a kind of job does not have. Size, norm, seed and parents are no settings: the
-    exhibit's rows and columns, config.yaml and the paper's `jobs` give them."""
+def known_settings(kind: str, settings: Mapping[str, Any]) -> None:
+    """ValueError for a setting that a kind of job does not have, and for a value that the setting cannot have.
+
+    `settings`: name -> what has the value as its `value`. Size, norm, seed and parents are no settings: the exhibit's
+    rows and columns, config.yaml and the paper's `jobs` give them. What settings say together is checked where a cell
+    has all of them.
+    """
     cls = kind_of(kind)
     allowed = set(cls.model_fields) - {"size", "norm", "seed"} - set(parent_kinds(cls))
     for key in settings:
         if key not in allowed:
-            raise ValueError(f"{kind}: {unknown('setting', key, allowed)}")
+            raise ValueError(unknown("setting", key, allowed))
+    # A state written in words, e.g. share 1/2, means an update of the run that the cell's model is of (resolve).
+    worded = {key for key, given in settings.items() if key == "at" and isinstance(given.value, str)}
+    parse_part({key: given.value for key, given in settings.items() if key not in worded}, cls)
 
 
 def _known_kind(kind: str) -> str:

@@ -6,16 +6,19 @@ import functools
 import json
 import re
 import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from paperlm.data.settings import DataSettings
 from paperlm.data.sources import check_present
+from paperlm.errors import nearest
 from paperlm.files import write_json
 from paperlm.frozen import digest
 from paperlm.jobs import Job, job_kinds
 from paperlm.plan.echo import our_settings
 from paperlm.plan.exhibit import ArithmeticTable, MeasurementsTable, SettingsTable
-from paperlm.plan.measured import measured_methods, places
+from paperlm.plan.measured import measured_methods, places, read_rows
 from paperlm.plan.project import Project
 from paperlm.plan.scale import JobSize
 from paperlm.plan.state import State
@@ -232,7 +235,7 @@ class Workflow:
         path = self.places.root / self.places.committed_measurements(op)
         if self.project.scale.device == "cpu" or not path.is_file():
             return frozenset()
-        return frozenset(json.loads(line)["case"] for line in path.read_text().splitlines())
+        return frozenset(row["case"] for row in read_rows(path))
 
     @functools.cached_property
     def measurements(self) -> dict[tuple[str, str], list[str]]:
@@ -257,6 +260,25 @@ class Workflow:
                     if path and not self.places.is_file(path):
                         found[spec.op, case] = None
         return list(found)
+
+    def unknown_target(self, target: str, rules: Iterable[str]) -> str:
+        """Message for a target that no rule makes, with the nearest one that some rule does."""
+        made = [self.places.made(job) for job in self.state.todo().values()]
+        files = {Path(path).name: path for path in [*self._exhibit_files(), *made]}
+        near = nearest(Path(target).name, {**files, **{rule: rule for rule in rules}})
+        hint = f"; did you mean {files.get(near, near)!r}?" if near else ";"
+        papers, example = ", ".join(self.project.papers), next(self._exhibit_files())
+        return f"no rule makes {target!r}{hint} Targets are the papers ({papers}) and files such as {example}"
+
+    def _exhibit_files(self) -> Iterator[str]:
+        """What the rules of tables and figures write below paper_tables."""
+        for name in self.project.exhibits:
+            kinds = ["csv"] if name in self.project.tables else ["svg", "png", "csv", "notes.txt"]
+            if name in self.project.tables or self.has_claims(name):
+                kinds += ["diff.csv", "claims.csv"]
+            if name in self.curves:
+                kinds += ["curves.svg", "curves.png", "curves.csv", "curves.notes.txt"]
+            yield from (f"paper_tables/{name}.{kind}" for kind in kinds)
 
     def asked(self, arguments: list[str]) -> list[str]:
         """Exhibits that a command line names: `paper_tables/x.csv`, or a paper."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, model_validator
 
+from paperlm.data.registry import DatasetName
 from paperlm.data.shards import TokenShards
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
@@ -41,7 +42,7 @@ class TextProbe(Job):
     "the model"
     at: At = "end"
     "of which state of a pre-training: after so many updates, before the first, after the last"
-    text: str | None = Field(None, pattern=r"^(bundled|local|hub):[\w./-]+$")
+    text: DatasetName | None = None
     "for a model from elsewhere alone: the text of the registry that it reads"
     text_tokens: int | None = Field(None, gt=1)
     "for a model from elsewhere alone: tokens of a document that are read; the rest is dropped"

@@ -68,7 +68,7 @@ def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
         _ = [manifest[key].items() for key in ("behaviour", "ancestors", "files")]
     except FileNotFoundError:
         raise JobError(f"{folder}: no finished model of {job.job_id}; {again}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise JobError(f"{folder / MANIFEST}: truncated or altered; delete {folder} and {again}") from None
     if manifest["job_id"] != job.job_id:
         raise JobError(f"{folder}: is the model of {manifest['job_id']}, not of {job.job_id}; delete it and {again}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from paperlm.errors import SpecError
+from paperlm.errors import RecordError, SpecError, did_you_mean
 from paperlm.plan.exhibit import Printed
 from paperlm.tables.claims import CellSamples, PrintedCell
-from paperlm.tables.published import PublishedTable
+from paperlm.tables.published import PublishedTable, read_cells
 from paperlm.tables.vocabulary import NOT_FOUND, NOT_PRINTED
 
 Key = tuple[str, str]
@@ -103,6 +104,27 @@ class Contents:
         return {(d.row, d.column): d for d in self.diff}
 
 
+def read_built(path: Path) -> list[dict[str, str]]:
+    """Lines of a built diff or claims file, by column. RecordError for a file that is none."""
+    kind = path.name.split(".")[-2]
+    try:
+        heads, *lines = read_cells(path) or [[]]
+    except SpecError as error:
+        raise RecordError(str(error)) from None
+    if missing := [name for name in SHOWN.get(kind, ()) if name not in heads]:
+        raise RecordError(f"{path}: no {kind} of a table, it has no column {missing[0]}; delete it and build it again")
+    return [dict(zip(heads, line, strict=True)) for line in lines]
+
+
+SHOWN = {
+    "diff": ("row", "column", "scale", "published", "regenerated", "verdict", "labels"),
+    "claims": (
+        "claim", "part", "says", "scale", "verdict", "reason", "margin", "detectable", "would_decide",
+    ),
+}  # fmt: skip
+"Columns of built files that are shown in the terminal and in documents."
+
+
 def without_print(*printed: Printed) -> tuple[str, str]:
     """Verdict and reason of a cell with no printed number, from what its row and its column say about the print."""
     if "not found" in printed:
@@ -115,13 +137,17 @@ def check_labels(
 ) -> None:
     """Every printed row and column is declared, in the printed order, and the other way round; SpecError otherwise."""
     for kind, declared, printed in (("row", rows, [*published.rows]), ("column", columns, published.columns)):
+        elsewhere = published.other_editions if kind == "row" else ()
+        strangers = [label for label, flag in declared.items() if flag is True and label not in {*printed, *elsewhere}]
         for label in printed:
             if not declared.get(label, False):
-                raise SpecError(f"tables.{name}: {kind} {label!r} is printed but not declared")
-        elsewhere = published.other_editions if kind == "row" else ()
-        for label, is_printed in declared.items():
-            if is_printed is True and label not in printed and label not in elsewhere:
-                raise SpecError(f"tables.{name}: {kind} {label!r} is declared but not printed")
+                hint = did_you_mean(label, set(declared) - {*printed}) or "; declare it"
+                raise SpecError(f"tables.{name}: {kind} {label!r} is printed but not declared{hint}")
+        for label in strangers:
+            raise SpecError(
+                f"tables.{name}: {kind} {label!r} is declared but not printed; say so (in_print: false, or printed: "
+                "false), or leave it out"
+            )
         if (order := [label for label in declared if label in printed]) != printed:
             raise SpecError(f"tables.{name}: {kind}s are declared as {order}, but printed as {printed}; reorder them")
 

@@ -6,7 +6,6 @@ the card is another one. They count as ratios inside the table, which is what it
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
 from paperlm.errors import RecordError
 from paperlm.plan.exhibit import MeasuredColumn, MeasurementsTable
-from paperlm.plan.measured import Place, places
+from paperlm.plan.measured import Place, places, read_rows
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples, PrintedCell
@@ -151,21 +150,6 @@ def _fits(row: Row, quantity: MeasuredColumn) -> bool:
         and all(str(row.get(key)) == value for key, value in quantity.where.items())
         and row.get(quantity.field) is not None
     )
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a JSON lines file; RecordError naming file and line for anything that is no measurement row."""
-    rows = []
-    for index, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            missing = {"op", "case", "name", "metric", "value", "device", "order", "scale", "seed", "shape"} - set(row)
-        except (ValueError, TypeError):
-            raise RecordError(f"{path}:{index}: not a row of JSON; restore the file or delete the line") from None
-        if missing:
-            raise RecordError(f"{path}:{index}: the row has no {', '.join(sorted(missing))}; measure it again")
-        rows.append(row)
-    return rows
 
 
 def _check_shape(row: Row, paper: PaperSpec) -> None:

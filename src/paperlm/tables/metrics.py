@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paperlm.errors import SpecError, unknown
+from paperlm.jobs import Job
+from paperlm.plan.project import Project
 from paperlm.record.record import Record
+
+UNIGRAM = "unigram_perplexity"
 
 
 def _ppl_paper(metrics: Mapping[str, Any], values: Mapping[str, Any]) -> float | None:
@@ -20,16 +24,50 @@ def _ppl_paper(metrics: Mapping[str, Any], values: Mapping[str, Any]) -> float |
     return None if loss is None else math.exp(min(loss * n / (n + 1), 700))
 
 
-DERIVED: dict[str, tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], float | None], tuple[str, ...]]] = {
-    "ppl_paper": (_ppl_paper, ("published_batches",)),
+DERIVED: dict[str, tuple[Callable[[Mapping[str, Any], Mapping[str, Any]], float | None], tuple[str, ...], str]] = {
+    "ppl_paper": (_ppl_paper, ("published_batches",), "loss_batches"),
 }
-"Name -> how it follows from a record's metrics and the paper's `sizes.<size>.values`, and which values it needs."
+"""Name -> how it follows from a record's metrics and the paper's `sizes.<size>.values`, which of these values it needs,
+and which metric."""
+
+
+def check_metric(job: Job, name: str, values: Mapping[str, Any]) -> None:
+    """SpecError for a metric that the job's record will not have, and for a derived one without what it needs.
+
+    A kind that does not name its metrics is not checked.
+    """
+    _, needs, metric = DERIVED.get(name, (None, (), name))
+    for key in needs:
+        if key not in values:
+            there = f"there is {', '.join(values)}: rename it" if values else "there is none: add it"
+            raise SpecError(f"metric {name} needs sizes.<size>.values.{key}, and {there}")
+    known = job.metrics()
+    if known is not None and metric not in known:
+        raise SpecError(f"a job of kind {job.kind}: {unknown('metric', name, [*known, *DERIVED])}")
+
+
+def check_metrics(project: Project, name: str) -> None:
+    """SpecError for a metric of a table of jobs that the records of its cells will not have."""
+    _, table = project.table(name)
+    rule = ("ppl_true", UNIGRAM) if table.diverged else ()
+    cells = list(project.cells_anywhere(name))
+    columns = {cell.column: cell for cell in cells if cell.jobs}
+    for cell in cells:
+        jobs, wanted = cell.jobs, (cell.metric or table.metric, table.printed_metric, *rule)
+        if cell.sum_of_column:
+            jobs, wanted = columns[cell.column].jobs if cell.column in columns else (), (cell.sum_of_column,)
+        for metric in filter(None, () if cell.mean_of else wanted):
+            for job in jobs:
+                try:
+                    check_metric(job, metric, cell.values)
+                except SpecError as error:
+                    raise SpecError(f"tables.{name} [{cell.row}, {cell.column}]: {error}") from None
 
 
 def metric_of(record: Record, name: str, values: Mapping[str, Any]) -> float | None:
     """A metric of a record; None where it is no finite number. Raises SpecError for one that it does not have."""
     if name in DERIVED:
-        function, needs = DERIVED[name]
+        function, needs, _ = DERIVED[name]
         for key in needs:
             if key not in values:
                 raise SpecError(f"metric {name} needs {key}: add it to the paper's sizes.<size>.values")

@@ -47,18 +47,12 @@ def read_published(path: Path, edition: str = "", label_columns: int = 1, header
     """Read a table whose first columns label its rows and whose first lines head its columns.
 
     A table of one row may have no label column: its row is called "". With a first column `Edition` only the rows of
-    one are kept. Raises SpecError if the file is no CSV in UTF-8, is ragged or empty, has no such edition, or names a
-    row or column twice.
+    one are kept. Raises SpecError for what `read_cells` refuses, if there is no such edition or no number, and for a
+    row or column that is named twice.
     """
-    try:
-        lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    lines = read_cells(path)
     if len(lines) <= header_lines:
         raise SpecError(f"{path}: has {len(lines)} lines, of which {header_lines} are heads: there is no row")
-    for index, line in enumerate(lines, 1):
-        if len(line) != len(lines[0]):
-            raise SpecError(f"{path}:{index}: has {len(line)} cells, the first line {len(lines[0])}")
     header, body = lines[:header_lines], lines[header_lines:]
     others: frozenset[str] = frozenset()
     if header[0][0] == "Edition":
@@ -88,6 +82,48 @@ def read_published(path: Path, edition: str = "", label_columns: int = 1, header
         dict(zip(rows, labels, strict=True)),
         others,
     )
+
+
+def read_cells(path: Path) -> list[list[str]]:
+    """Lines of a CSV file in UTF-8, a line of cells each, all equally long.
+
+    Raises SpecError naming file and line for a file that cannot be read, is no such CSV, or has an empty or a ragged
+    line.
+    """
+    lines = []
+    try:
+        # Spreadsheets put a byte order mark in front.
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            for line in reader:
+                if not any(cell.strip() for cell in line):
+                    raise SpecError(f"{path}:{reader.line_num}: an empty line; delete it")
+                lines.append(line)
+                if len(line) != len(lines[0]):
+                    raise SpecError(f"{path}:{reader.line_num}: has {len(line)} cells, the first line {len(lines[0])}")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    except csv.Error as error:
+        raise SpecError(f"{path}:{reader.line_num}: no line of CSV ({error}); a quote may not be closed") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    return lines
+
+
+WORDS = ("", "-", "OOM")
+"What stands where a number could: nothing, not measured, out of memory. A number after ~ is told in words elsewhere."
+
+
+def check_numbers(path: Path, table: PublishedTable) -> None:
+    """SpecError for a cell that is neither a number nor one of the words for none."""
+    for row in table.rows:
+        for column in table.columns:
+            cell = table.cell(row, column).strip()
+            if number(cell.removeprefix("~")) is None and cell not in WORDS:
+                raise SpecError(
+                    f"{path}: row {row!r}, column {column!r}: {cell!r} is no number; write it as printed (26.07, 1.1B, "
+                    "25%), or leave the cell empty"
+                )
 
 
 def _joined(parts: object) -> str:

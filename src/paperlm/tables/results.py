@@ -13,9 +13,7 @@ from paperlm.errors import RecordError, SpecError
 from paperlm.plan.exhibit import DivergedRule
 from paperlm.plan.project import Cell, Project
 from paperlm.record.record import Record, drift, read_record
-from paperlm.tables.metrics import metric_of
-
-UNIGRAM = "unigram_perplexity"
+from paperlm.tables.metrics import UNIGRAM, metric_of
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,10 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
             value, reason = _value(name, table, column, settings)
             printed = published.cell(size, label)
             a, b = number(printed), number(value)
+            if b is not None and a is None and printed.strip():
+                raise SpecError(
+                    f"{table.published}: row {size!r}, column {label!r}: {printed!r} is no number, and ours is {value}"
+                )
             same = printed == value or (a is not None and b is not None and abs(a - b) <= half_a_digit(printed))
             diff.append(
                 DiffRow(

@@ -58,6 +58,8 @@ def _show_jobs(console: Console, project: Project, name: str, cell_name: str | N
     published = printed_table(project, name) if name in project.tables else None
     printed = lambda cell: published.cell(cell.row, cell.column) if published else ""  # noqa: E731
     cells = {(c.row, c.column): c for c in project.cells(name)}
+    if as_json and cell_name is None:
+        raise SpecError("--json prints the jobs of one cell: name it with --cell")
     if cell_name is None:
         grid = Table(title=_head(project, name))
         for column in ("row", "column", "published", "job"):
@@ -180,6 +182,8 @@ def _record(project: Project, state: State, job: Job, cell: Cell) -> str:
 def _show_computed(console: Console, project: Project, name: str, cell_name: str | None, as_json: bool) -> None:
     files = [path for path in Workflow(project).inputs(name) if project.places.is_file(path)]
     contents = table_contents(project, name, [project.root / path for path in files])
+    if as_json and cell_name is None:
+        raise SpecError("--json prints one cell: name it with --cell")
     if cell_name is None:
         _show_cells(console, project, name, contents)
         return
@@ -254,5 +258,5 @@ def _find(cells: dict[tuple[str, str], object], name: str) -> tuple[str, str]:
     names = {f"{row},{column}".replace(", ", ",").strip(","): (row, column) for row, column in cells}
     wanted = ",".join(part.strip() for part in name.split(",")).strip(",")
     if wanted not in names:
-        raise SpecError(unknown("cell", wanted, names))
+        raise SpecError(f"--cell takes ROW,COLUMN: {unknown('cell', wanted, names)}")
     return names[wanted]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paperlm.errors import RecordError
+from paperlm.tables.contents import read_built
 from paperlm.tables.vocabulary import painted, why
 
 
@@ -22,9 +22,9 @@ def print_summary(table_csv: Path) -> None:
     console = Console(width=None if Console().is_terminal else 150)
     beside = {kind: table_csv.with_name(f"{table_csv.stem}.{kind}.csv") for kind in ("diff", "claims")}
     files = {kind: path for kind, path in beside.items() if path.is_file()}
-    if "diff" in files and (diff := _read(files["diff"])):
+    if "diff" in files and (diff := read_built(files["diff"])):
         _print_cells(console, table_csv, diff)
-    claims = _read(files["claims"]) if "claims" in files else []
+    claims = read_built(files["claims"]) if "claims" in files else []
     if claims:
         table = Table(title=f"claims of {table_csv.stem}, scale {claims[0]['scale']}", title_justify="left")
         for name in ("claim", "says", "verdict", "why"):
@@ -53,7 +53,7 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     counts: dict[str, int] = {}
     for d in diff:
         counts[d["verdict"]] = counts.get(d["verdict"], 0) + 1
-    for scale in dict.fromkeys(row.get("scale", "") for row in _read(table_csv)):
+    for scale in dict.fromkeys(row.get("scale", "") for row in read_built(table_csv)):
         if scale not in ("", diff[0]["scale"]):
             console.print(f"a proxy at scale {scale}")
     labels = [label for d in diff for label in d["labels"].split("; ") if label]
@@ -70,7 +70,3 @@ def _said(cell: dict[str, str]) -> bool:
 def _cell(cell: dict[str, str]) -> str:
     published = f" ({cell['published']})" if cell["published"] else ""
     return painted(cell["verdict"], cell["regenerated"]) + published
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paperlm.errors import CheckpointError, PaperLMError
-from paperlm.files import FULL_DISK, sha256_of
+from paperlm.files import is_full_disk, sha256_of
 from paperlm.jobs.base import Job
 
 KEEP = 2
@@ -55,8 +55,7 @@ def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: 
         os.replace(temporary, target)
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        full = isinstance(error, OSError) and error.errno in FULL_DISK
-        if full or "No space left" in str(error) or "File too large" in str(error):
+        if is_full_disk(error):
             raise PaperLMError(
                 f"no space left for the checkpoint {target}; free some and start the same command again: training "
                 "continues from the checkpoint before"

@@ -34,7 +34,7 @@ class CrossEntropy(Operation):
 
     @property
     def cases(self) -> Mapping[str, str]:
-        from paperlm_kernels.bench.ops.cross_entropy.data import CASES
+        from paperlm_kernels.bench.ops.cross_entropy.declared import CASES
 
         return {
             name: f"{case.model}: {case.tokens} tokens x {case.vocab} ids x {case.width}; lower bound of memory "
@@ -44,15 +44,27 @@ class CrossEntropy(Operation):
 
     @property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
-        from paperlm_kernels.bench.ops.cross_entropy.data import GROUPS
+        from paperlm_kernels.bench.ops.cross_entropy.declared import GROUPS
 
         return GROUPS
 
     @property
     def methods(self) -> Mapping[str, str]:
-        from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
+        from paperlm_kernels.bench.ops.cross_entropy.declared import METHODS
 
-        return {name: about for name, (_, about) in METHODS.items()}
+        return METHODS
+
+    @property
+    def metrics(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        from paperlm_kernels.bench.ops.cross_entropy.declared import METRICS
+
+        return METRICS
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        from paperlm_kernels.bench.ops.cross_entropy.declared import NUMBERS
+
+        return NUMBERS
 
     def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
         on_gpu = device == "cuda"
@@ -82,14 +94,14 @@ class CrossEntropy(Operation):
         return {"permute": given.permute}
 
     def identity(self, task: Task) -> dict[str, Any]:
-        from paperlm_kernels.bench.ops.cross_entropy.data import sized
+        from paperlm_kernels.bench.ops.cross_entropy.declared import sized
 
         case = sized(task)
         shape = {name: getattr(case, name) for name in ("tokens", "counting", "vocab", "width", "softcap")}
         return {
             "order": "permuted" if task.options.get("permute") else "natural",
             "source": "synthetic",
-            "shape": {**shape, "dtype": str(case.dtype).removeprefix("torch.")},
+            "shape": {**shape, "dtype": case.dtype},
             "lower_bound_mib": case.lower_bound,
         }
 
@@ -118,7 +130,7 @@ def _contender(method: str) -> Any:
     """The class of a method."""
     from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 
-    return METHODS[method][0].func
+    return METHODS[method].func
 
 
 OPERATION = CrossEntropy()

@@ -14,90 +14,13 @@ import math
 
 import torch
 
-from paperlm_kernels.bench.operation import Task
+from paperlm_kernels.bench.ops.cross_entropy.declared import TILES, Case
 from paperlm_kernels.cross_entropy.options import auto_filter_eps
 
 IGNORED = -100
 
 ZIPF, BIAS, NOISE, PULL = 1.125, 32.0, 2.4, 14.5
 "Slope of the log unigram probability, hidden state's entry that carries it, noise, and pull towards the target."
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A loss layer to measure: `tokens` x `width` hidden states against `vocab` x `width` weights.
-
-    `counting` is the share of tokens that enter the loss, `softcap` the logit cap (None = uncapped).
-    """
-
-    name: str
-    model: str
-    vocab: int
-    width: int
-    softcap: float | None = None
-    tokens: int = 8192
-    counting: float = 1.0
-    dtype: torch.dtype = torch.bfloat16
-
-    @property
-    def lower_bound(self) -> float:
-        """MiB of the two gradients, which any method has to write: (tokens + vocab) x width entries."""
-        return (self.tokens + self.vocab) * self.width * self.dtype.itemsize / 2**20
-
-    def floor(self, rate: float) -> float:
-        """Milliseconds of one matrix product of all tokens with all ids at `rate` operations a second."""
-        return 2e3 * self.tokens * self.vocab * self.width / rate
-
-    def small(self) -> Case:
-        """An eighth of each size: to try out the benchmark, not to report."""
-        sizes = {key: max(8, getattr(self, key) // 8) for key in ("tokens", "vocab", "width")}
-        return dataclasses.replace(self, **sizes)
-
-    def for_cpu(self) -> Case:
-        """What a CPU does in seconds: an eighth of the tokens and ids, a 32nd of the width, float32."""
-        return dataclasses.replace(
-            self, name=f"{self.name}_cpu", model=f"{self.model}, a CPU's size", vocab=self.vocab // 8,
-            width=self.width // 32, tokens=self.tokens // 8, dtype=torch.float32,
-        )  # fmt: skip
-
-
-_FURTHER_MODELS = (
-    Case("gemma2_9b", "Gemma 2 (9B)", 256_000, 3584, 30.0),
-    Case("gemma2_27b", "Gemma 2 (27B)", 256_000, 4608, 30.0),
-    Case("llama3_8b", "Llama 3 (8B)", 128_256, 4096),
-    Case("mistral_nemo", "Mistral NeMo", 131_072, 5120),
-    Case("phi35_mini", "Phi 3.5 Mini", 32_064, 3072),
-    Case("qwen25_7b", "Qwen 2.5 (7B)", 152_064, 3584),
-)
-_ON_GPU = (
-    Case("gemma2_2b", "Gemma 2 (2B)", 256_000, 2304, 30.0),
-    Case("gemma2_2b_uncapped", "Gemma 2 (2B), no softcap", 256_000, 2304),
-    Case("gemma2_2b_invalids", "Gemma 2 (2B), ignored tokens", 256_000, 2304, 30.0, counting=0.36),
-    *_FURTHER_MODELS,
-    Case("ours_32k", "32,000 ids, width 768", 32_000, 768),
-)
-_ON_CPU = (
-    Case("tiny_cpu", "a CPU's size", 32_768, 128, 30.0, tokens=1024, dtype=torch.float32),
-    Case("tiny_cpu_invalids", "a CPU's size, ignored tokens", 32_768, 128, 30.0, 1024, 0.36, torch.float32),
-    *(case.for_cpu() for case in _FURTHER_MODELS),
-)
-CASES = {case.name: case for case in (*_ON_GPU, *_ON_CPU)}
-
-
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
-
-
-GROUPS = {
-    "table1": ("gemma2_2b",),
-    "tableA1": ("gemma2_2b_invalids",),
-    "tableA2": tuple(case.name for case in _FURTHER_MODELS),
-    "all": tuple(case.name for case in _ON_GPU),
-    "cpu": tuple(case.name for case in _ON_CPU),
-}
-"Cases of each table of the paper, all of a GPU, and those of a CPU."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +48,7 @@ def make_inputs(case: Case, *, device: str | torch.device = "cpu", seed: int = 0
     generator = torch.Generator(device).manual_seed(seed)
     normal = lambda *shape: torch.randn(shape, generator=generator, device=device)  # noqa: E731
     unigram = -ZIPF * torch.arange(1, case.vocab + 1, device=device, dtype=torch.float64).log()
-    weight = torch.empty(case.vocab, case.width, device=device, dtype=case.dtype)
+    weight = torch.empty(case.vocab, case.width, device=device, dtype=getattr(torch, case.dtype))
     for rows in weight.split(2**15):
         rows.copy_(normal(*rows.shape) / math.sqrt(case.width))
     weight[:, 0] = unigram / BIAS
@@ -139,7 +62,7 @@ def make_inputs(case: Case, *, device: str | torch.device = "cpu", seed: int = 0
         weight, target = weight[order], torch.argsort(order)[target]
     if case.counting < 1:
         target[_ignored(case.tokens, case.counting, seed).to(target.device)] = IGNORED
-    return Inputs(hidden.to(case.dtype), weight, target)
+    return Inputs(hidden.to(getattr(torch, case.dtype)), weight, target)
 
 
 def _ignored(tokens: int, counting: float, seed: int) -> torch.Tensor:
@@ -168,9 +91,6 @@ class Description:
     above: float
     rank: int
     alive: dict[str, float]
-
-
-TILES = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 128))
 
 
 @torch.no_grad()

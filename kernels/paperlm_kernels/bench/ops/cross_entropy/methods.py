@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paperlm_kernels.bench.ops.cross_entropy.data import IGNORED, Case
+from paperlm_kernels.bench.ops.cross_entropy.data import IGNORED
+from paperlm_kernels.bench.ops.cross_entropy.declared import Case
 from paperlm_kernels.bench.peers import AbsentError, why_absent
 from paperlm_kernels.bench.rows import version
 from paperlm_kernels.cross_entropy import linear_cross_entropy
@@ -193,42 +194,27 @@ def _ours(**settings: Any) -> partial:
     return partial(Ours, **settings)
 
 
-METHODS: dict[str, tuple[partial, str]] = {
-    "ours": (_ours(), "our default: balanced memory, natural order, dead tiles are not recomputed (row 1b)"),
-    "ours_published_scheme": (
-        _ours(memory="lean", vocab_order="mean_logit"),
-        "lean memory, ids sorted by mean logit, every tile recomputed: published but for faint probabilities (row 1)",
-    ),
-    "ours_sorted": (_ours(vocab_order="mean_logit"), "the same in our default's memory"),
-    "ours_lean": (_ours(memory="lean"), "as row 1 in natural order (row 6)"),
-    "ours_lean_unfiltered": (
-        _ours(memory="lean", filter_eps=None, backend="triton", keep_logits=False),
-        "row 6 unfiltered (row 7)",
-    ),
-    "ours_fast": (_ours(memory="fast"), "more scratch memory"),
-    "ours_full_c": (_ours(filter_grads="hidden"), "classifier's gradient unfiltered (row 9)"),
-    "ours_full_e": (_ours(filter_grads="weight"), "hidden states' gradient unfiltered (row 10)"),
-    "ours_exact": (_ours(filter_eps=None, backend="triton", keep_logits=False), "no filter, logits recomputed"),
-    "ours_auto_exact": (_ours(filter_eps=None), "no filter, logits kept where they are small beside free memory"),
-    "ours_eps_2^-10": (_ours(filter_eps=2.0**-10), "the threshold of the authors' first release"),
-    "ours_rounded": (
-        _ours(preset="cce"),
-        "running sums rounded to the inputs' dtype, as published but for faint probabilities",
-    ),
-    "eager": (partial(Eager), "logits held, PyTorch's cross-entropy (row 5, baseline)"),
-    "torch.compile": (partial(Compiled), "the same, compiled (row 4)"),
-    "chunked": (partial(Chunked), f"{CHUNKS} chunks, each one's cross-entropy compiled, as in Torch Tune (row 3)"),
-    "liger-kernel": (partial(Liger), "Liger's fused linear cross-entropy (row 2)"),
-    "cut-cross-entropy": (partial(Authors, impl="cce", filter_eps="auto"), "the authors' kernels (row 1)"),
-    "cut-cross-entropy unfiltered": (
-        partial(Authors, impl="cce", filter_eps=None),
-        "the same without the filter (row 7)",
-    ),
-    "cut-cross-entropy full_c": (partial(Authors, impl="cce_kahan_full_c"), "their row 9; not in the release on PyPI"),
-    "cut-cross-entropy full_e": (partial(Authors, impl="cce_kahan_full_e"), "their row 10; not in the release on PyPI"),
-    "cut-cross-entropy exact": (
-        partial(Authors, impl="cce_exact"),
-        "no filter, accurate sums; not in the release on PyPI",
-    ),
+METHODS: dict[str, partial] = {
+    "ours": _ours(),
+    "ours_published_scheme": _ours(memory="lean", vocab_order="mean_logit"),
+    "ours_sorted": _ours(vocab_order="mean_logit"),
+    "ours_lean": _ours(memory="lean"),
+    "ours_lean_unfiltered": _ours(memory="lean", filter_eps=None, backend="triton", keep_logits=False),
+    "ours_fast": _ours(memory="fast"),
+    "ours_full_c": _ours(filter_grads="hidden"),
+    "ours_full_e": _ours(filter_grads="weight"),
+    "ours_exact": _ours(filter_eps=None, backend="triton", keep_logits=False),
+    "ours_auto_exact": _ours(filter_eps=None),
+    "ours_eps_2^-10": _ours(filter_eps=2.0**-10),
+    "ours_rounded": _ours(preset="cce"),
+    "eager": partial(Eager),
+    "torch.compile": partial(Compiled),
+    "chunked": partial(Chunked),
+    "liger-kernel": partial(Liger),
+    "cut-cross-entropy": partial(Authors, impl="cce", filter_eps="auto"),
+    "cut-cross-entropy unfiltered": partial(Authors, impl="cce", filter_eps=None),
+    "cut-cross-entropy full_c": partial(Authors, impl="cce_kahan_full_c"),
+    "cut-cross-entropy full_e": partial(Authors, impl="cce_kahan_full_e"),
+    "cut-cross-entropy exact": partial(Authors, impl="cce_exact"),
 }
-"Constructor, called with (case, device), and what it is."
+"Constructor, called with (case, device), of each method that `declared` describes."

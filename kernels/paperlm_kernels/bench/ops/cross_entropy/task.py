@@ -11,7 +11,8 @@ import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
 from paperlm_kernels.bench.ops.cross_entropy import accuracy, measure
-from paperlm_kernels.bench.ops.cross_entropy.data import IGNORED, Case, Inputs, describe, make_inputs, sized
+from paperlm_kernels.bench.ops.cross_entropy.data import IGNORED, Inputs, describe, make_inputs
+from paperlm_kernels.bench.ops.cross_entropy.declared import Case, sized
 from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS, Contender
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
@@ -38,7 +39,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
             yield from _products(task, inputs, device, write)
         return
     try:
-        contender = METHODS[task.method][0](case, device)
+        contender = METHODS[task.method](case, device)
     except AbsentError as absent:
         yield operation.outcome(task, name, f"absent: {absent}")
         return

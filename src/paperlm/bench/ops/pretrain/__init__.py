@@ -96,7 +96,7 @@ class Pretrain(Operation):
 
     def options(self, given: argparse.Namespace) -> dict[str, Any]:
         parts = [part.strip() for part in given.micro_batches.split(",") if part.strip()]
-        if not parts or not all(part.isdigit() and int(part) for part in parts):
+        if not parts or not all(part.isdecimal() and int(part) for part in parts):
             raise ValueError(f"--micro-batches {given.micro_batches!r}: give numbers of 1 or more, such as 64,128,256")
         return {"micro_batches": [int(part) for part in parts]}
 
