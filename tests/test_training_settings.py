@@ -169,6 +169,15 @@ def test_products_are_taken_in_the_numbers_that_the_job_says(manifest, numerics,
         assert task.model.lm_head(torch.ones(1, 24)).dtype == dtype
 
 
+def test_validation_losses_of_bfloat16_weights_are_float32_losses_of_their_logits(manifest):
+    task = task_of(small_run(numerics="pure_bf16", initializer_range=0.5), manifest)
+    ids = torch.from_numpy(task.validation_shards.rows(np.arange(4)))
+    losses = task.model.token_losses(ids, ids)
+    logs = task.model.lm_head(task.model.model.hidden(ids[:, :-1])).double().log_softmax(-1)
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses.double(), -logs.gather(-1, ids[:, 1:, None])[..., 0], rtol=1e-5, atol=1e-5)
+
+
 # -- the record ----
 
 
