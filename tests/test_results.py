@@ -104,6 +104,13 @@ def test_several_seeds_show_their_spread_in_the_tables_unit(tmp_path):
     assert (cell.regenerated, cell.spread, cell.seeds) == ("61.00", "1", 3)
 
 
+def test_a_number_belongs_to_the_seed_of_the_model_that_it_is_about(tmp_path):
+    """Evaluations have no seed of their own; records come in any order, and one is missing."""
+    project = Project({"scale": "paper", "seeds": [3, 5, 8]})
+    files = evaluated(project, tmp_path, lambda record, index: record if index != 1 else None)
+    assert collect(project, TABLE, reversed(files)).cells[ROW, "BoolQ"].seeds == (3, 8)
+
+
 def test_a_printed_zero_is_compared_without_a_ratio(tmp_path):
     root = edited(tmp_path / "root", "mixln", lambda p: None)
     path = root / f"paper_tables/published/{TABLE}.csv"
