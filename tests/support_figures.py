@@ -20,9 +20,10 @@ from paperlm.record.record import Record, write_record
 
 
 def _blocks(job: Job, columns: list[str], value: Callable[[int], float] = lambda block: block + 1.0) -> Series:
-    """A row for each block, all columns alike."""
-    blocks = range(1, depth_of(job) + 1)
-    return Series(columns=["block", *columns], rows=[[b, *[value(b)] * len(columns)] for b in blocks])
+    """A row for each block; each column is a thousandth of `value` above the one before it."""
+    factors = [1 + i / 1000 for i in range(len(columns))]
+    rows = [[block, *(value(block) * factor for factor in factors)] for block in range(1, depth_of(job) + 1)]
+    return Series(columns=["block", *columns], rows=rows)
 
 
 def depth_of(job: Job) -> int:

@@ -11,7 +11,7 @@ from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.norms import norm_methods
 
-WIDTH, FFN, HEADS, VOCAB, LAYERS, PAD = 24, 21, 3, 37, 3, 0
+WIDTH, FFN, HEADS, VOCAB, LAYERS, PAD = 24, 21, 4, 37, 3, 0
 SHAPE = {"hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS, "vocab_size": VOCAB}
 OPTIONS = {"mix_ln": {"post_layers": 2}}
 MIX = {"name": "mix_ln"} | OPTIONS["mix_ln"]

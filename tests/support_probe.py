@@ -17,7 +17,7 @@ from paperlm.models.folder import save_model, transformers_tokenizer
 STEPS = 100
 TOKENS = {"dataset": "bundled:c4_sample", "tokenizer": "bpe1024", "vocab_size": 1024, "seq_len": 32}
 TOKENS |= {"example": "split", "train_examples": 20, "validation_tokens": 800}
-SHAPE = {"vocab_size": 1024, "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 3}
+SHAPE = {"vocab_size": 1024, "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4}
 SHAPE |= {"num_hidden_layers": 3, "max_position_embeddings": 64}
 
 

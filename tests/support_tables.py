@@ -20,6 +20,8 @@ ENVIRONMENT = Environment(
 )  # fmt: skip
 BATCHES = 200
 "Batches of the published runs' evaluation, as the paper file says of every size."
+TRUE = 1.02
+"Token-weighted perplexity of a made-up record over that in the paper's form: one in place of the other shows."
 
 
 def record_of(job: Job, metrics: dict[str, float | None] | None = None, **fields: object) -> Record:
@@ -32,15 +34,16 @@ def record_of(job: Job, metrics: dict[str, float | None] | None = None, **fields
     return Record(**values | fields)
 
 
-def pretrained(job: Job, ppl: float, **fields: object) -> Record:
-    """A record with the given perplexity in the paper's form and in ours; infinite: a loss was no number."""
+def pretrained(job: Job, ppl: float, form: str = "ppl_true", **fields: object) -> Record:
+    """A record whose perplexity in that form, ppl_true or ppl_paper, is `ppl`; infinite: a loss was no number."""
     finite = math.isfinite(ppl)
+    true, printed = (ppl, ppl / TRUE) if form == "ppl_true" else (ppl * TRUE, ppl)
     metrics = {
-        "ppl_true": ppl if finite else None,
-        "loss_batches": math.log(ppl) * (BATCHES + 1) / BATCHES if finite else None,
-        "tokens_nonpad": 1_100_000_000, "unigram_perplexity": 1400.0,
+        "ppl_true": true if finite else None,
+        "loss_batches": math.log(printed) * (BATCHES + 1) / BATCHES if finite else None,
+        "tokens_nonpad": 1_100_000_000 + 1_000_000 * job.seed, "unigram_perplexity": 1400.0,
     }  # fmt: skip
-    last = ppl if finite else None
+    last = true if finite else None
     series = {
         "train": Series(columns=["update", "tokens", "loss"], rows=[[1, 10, 6.0], [2, 20, 5.0 if finite else None]]),
         "eval": Series(columns=["update", "tokens", "ppl_true"], rows=[[2, 20, last]]),
@@ -52,14 +55,14 @@ def pretrained(job: Job, ppl: float, **fields: object) -> Record:
 def write_records(
     project: Project, folder: Path, value: Callable[[str, str, int], float | None], table: str = "mixln_table1"
 ) -> list[Path]:
-    """A record for every job whose value(row, column, seed) is not None."""
-    paths = []
+    """A record for every job whose value(row, column, seed), in the form that the table shows, is not None."""
+    paths, form = [], "ppl_paper" if project.scale.comparable else "ppl_true"
     for cell in project.cells(table):
         for job in cell.jobs:
             made = value(cell.row, cell.column, job.seed)
             if made is not None:
                 paths.append(folder / f"{job.job_id}.json")
-                write_record(paths[-1], pretrained(job, made))
+                write_record(paths[-1], pretrained(job, made, form))
     return paths
 
 

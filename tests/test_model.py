@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from paperlm.errors import SpecError
 from paperlm.models.layers import FeatureGroupNorm, RMSNorm, SwiGLU
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM, PaperLlamaForSequenceClassification
-from paperlm.models.sizes import SIZES, parameter_count
+from paperlm.models.sizes import SIZES, flops_per_token, parameter_count
 from paperlm.norms import build_method
 
 
@@ -92,12 +92,22 @@ def test_a_block_has_two_norms_or_four_and_the_last_norm_is_always_rms(norm):
     assert count(model) == 2 * VOCAB * d + n * (4 * d * d + 3 * d * FFN + 2 * d + extra) + d
 
 
+def test_a_tokens_training_cost_is_that_of_its_products_counted_by_hand():
+    """Width 2, feed-forward 3, one block, 5 ids, 4 tokens: 16 + 18 + 10 weights, and two keys a token on average."""
+    forward = 2 * (16 + 18 + 10) + 2 * (2 * 2 + 2 * 2)  # a score and its share of the sum take 2 * 2 each for a key
+    assert flops_per_token(2, 3, 1, 5, 4) == 3 * forward
+    assert flops_per_token(2, 3, 7, 5, 4) == 3 * (forward + 6 * (2 * (16 + 18) + 16))
+
+
 # --- another implementation ---
 
 
-def test_pre_ln_is_the_llama_of_transformers():
-    ours = model_of({"name": "pre_ln"})
-    config = LlamaConfig(**SHAPE, num_hidden_layers=LAYERS, rms_norm_eps=1e-6, tie_word_embeddings=False)
+@pytest.mark.parametrize("settings", [{}, {"rms_norm_eps": 0.05, "rope_theta": 70.0}], ids=["usual", "others"])
+def test_pre_ln_is_the_llama_of_transformers(settings):
+    ours = model_of({"name": "pre_ln"}, **settings)
+    theta = {"rope_type": "default", "rope_theta": settings.get("rope_theta", 10_000.0)}
+    options = {"rms_norm_eps": settings.get("rms_norm_eps", 1e-6), "rope_parameters": theta}
+    config = LlamaConfig(**SHAPE, num_hidden_layers=LAYERS, tie_word_embeddings=False, **options)
     theirs = LlamaForCausalLM(config).double().eval()
     names = {
         ".attention.": ".self_attn.",

@@ -309,6 +309,28 @@ def test_block_removal_has_the_accuracy_of_the_lm_eval_job_whole_and_without_eac
     assert drop == whole.metrics["arc_easy/acc"] - accuracy
 
 
+def test_a_drop_is_the_accuracy_that_is_lost_without_the_block(tmp_path, folder, tokens, monkeypatch):
+    from paperlm.data.items import prepare_any
+    from paperlm.evaluate import harness
+
+    accuracies = iter([0.625, 0.25, 0.875, 0.5])  # whole, then without blocks 1, 2 and 3
+    found = lambda value: harness.Evaluation(  # noqa: E731
+        metrics={"arc_easy/acc": value},
+        standard_errors={"arc_easy/acc": value / 8},
+        versions={},
+        items={"arc_easy": 10},
+        cut={"arc_easy": 0.0},
+    )
+    monkeypatch.setattr(harness, "evaluate", lambda *arguments, **options: found(next(accuracies)))
+    job = job_of(BlockRemoval, **TASK)
+    result = do(job, tmp_path, folder, [tokens, prepare_any(job.data()[1], tmp_path / "items")])
+    series = result.series["removal"]
+    assert result.metrics["full/accuracy"] == 0.625 and result.standard_errors == {"full/accuracy": 0.625 / 8}
+    assert series.column("accuracy") == [0.25, 0.875, 0.5]
+    assert series.column("drop") == [0.375, -0.25, 0.125]
+    assert series.column("stderr") == [0.25 / 8, 0.875 / 8, 0.5 / 8]
+
+
 UNFIT = [
     ({"source": "bundled"}, "source: without a task"),
     ({"few_shot": 2}, "few_shot: without a task"),

@@ -104,6 +104,13 @@ def test_several_seeds_show_their_spread_in_the_tables_unit(tmp_path):
     assert (cell.regenerated, cell.spread, cell.seeds) == ("61.00", "1", 3)
 
 
+def test_a_number_belongs_to_the_seed_of_the_model_that_it_is_about(tmp_path):
+    """Evaluations have no seed of their own; records come in any order, and one is missing."""
+    project = Project({"scale": "paper", "seeds": [3, 5, 8]})
+    files = evaluated(project, tmp_path, lambda record, index: record if index != 1 else None)
+    assert collect(project, TABLE, reversed(files)).cells[ROW, "BoolQ"].seeds == (3, 8)
+
+
 def test_a_printed_zero_is_compared_without_a_ratio(tmp_path):
     root = edited(tmp_path / "root", "mixln", lambda p: None)
     path = root / f"paper_tables/published/{TABLE}.csv"
@@ -267,7 +274,7 @@ def test_a_table_at_another_scale_says_once_that_it_cannot_be_compared_and_what_
 def test_the_rule_of_the_table_and_not_the_record_says_what_diverged(tmp_path):
     project = Project({"scale": "gpu"})
     job = project.cells("mixln_table1")[-1].jobs[0]
-    for perplexity, diverged in ((1261.0, True), (1259.0, False), (math.inf, True)):
+    for perplexity, diverged in ((1261.0, True), (1260.0, False), (1259.0, False), (math.inf, True)):
         write_record(tmp_path / "r.json", pretrained(job, perplexity))
         cell = next(c for c in collect(project, "mixln_table1", [tmp_path / "r.json"]).cells.values() if c.records)
         assert cell.diverged == [diverged], "0.9 x 1,400 is the edge at this scale"

@@ -7,11 +7,11 @@ import math
 import statistics
 
 import pytest
-from support_tables import write_records
+from support_tables import BATCHES, pretrained, write_records
 
 from paperlm.errors import RecordError
 from paperlm.plan.project import ROOT, Project
-from paperlm.record.record import read_record
+from paperlm.record.record import read_record, write_record
 from paperlm.tables.build import sibling, table_contents, write_table
 from paperlm.tables.published import number, read_published
 from paperlm.tables.verdicts import Reading, claim_rows, fragile_in_print, holds_in_print
@@ -110,6 +110,65 @@ def test_a_difference_within_two_seed_deviations_is_within_seeds(paper_scale, tm
     contents = table_contents(paper_scale, TABLE, write_records(paper_scale, tmp_path, wobbly))
     cells = contents.cells
     assert cells["Pre-LN", "LLaMA-71M"].verdict == "within seeds" and cells["Pre-LN", "LLaMA-71M"].spread
+
+
+def test_a_difference_is_our_number_less_the_prints_and_a_share_of_the_print(tmp_path):
+    project = Project({"scale": "paper"})
+    value = lambda r, c, s: printed(r, c) * (1.02 if r == "Mix-LN" else 0.97)  # noqa: E731
+    cells = table_contents(project, TABLE, write_records(project, tmp_path, value)).cells
+    found = {
+        row: (cell.published, cell.regenerated, cell.difference, cell.relative_difference)
+        for row in ("Mix-LN", "Pre-LN")
+        for cell in [cells[row, "LLaMA-71M"]]
+    }
+    assert found == {
+        "Mix-LN": ("33.12", "33.78", "+0.662", "+2.00%"),
+        "Pre-LN": ("34.77", "33.73", "-1.04", "-3.00%"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("seeds", "wobble", "noises", "verdict"),
+    [
+        (1, 0.0, 1.9, "within seeds"), (1, 0.0, -1.9, "within seeds"), (1, 0.0, 2.1, "differs"),
+        (1, 0.0, -2.1, "differs"),
+        (4, 0.0001, 1.9, "within seeds"),  # few seeds that agree: the scale's noise is the least that is believed
+        (5, 0.0001, 1.9, "differs"),  # from five on their own
+        (4, 0.004, 2.5, "within seeds"),  # few seeds that do not: theirs, which is larger
+    ],
+)  # fmt: skip
+def test_a_cell_is_within_seeds_up_to_twice_the_noise_of_one_run(tmp_path, seeds, wobble, noises, verdict):
+    """Noise of the paper scale: 0.4 % of our number. Seeds lie `wobble` apart, their mean `noises` of it from print."""
+    project = Project({"scale": "paper", "seeds": list(range(seeds))})
+    assert project.scale.seed_noise.value == 0.004
+
+    def value(row: str, column: str, seed: int) -> float:
+        return printed(row, column) / (1 - 0.004 * noises) * (1 + wobble * (seed - (seeds - 1) / 2))
+
+    cells = table_contents(project, TABLE, write_records(project, tmp_path, value)).cells
+    assert {cells[row, "LLaMA-71M"].verdict for row in ("Mix-LN", "Pre-LN", "DeepNorm")} == {verdict}
+
+
+def test_claims_read_the_token_weighted_perplexity_whatever_form_the_print_has(tmp_path):
+    """Records whose two forms order the methods the other way round: the table shows one, claims read the other."""
+    project, found = Project({"scale": "paper"}), {}
+    for true_is_printed in (True, False):
+        paths = []
+        for cell in project.cells(TABLE):
+            for job in cell.jobs:
+                value = printed(cell.row, cell.column)
+                true, paper = (value, 900 / value) if true_is_printed else (900 / value, value)
+                record = pretrained(job, true)
+                metrics = record.metrics | {"loss_batches": math.log(paper) * (BATCHES + 1) / BATCHES}
+                paths.append(tmp_path / f"{true_is_printed}-{job.job_id}.json")
+                write_record(paths[-1], record.model_copy(update={"metrics": metrics}))
+        contents = table_contents(project, TABLE, paths)
+        cell, verdict = contents.cells["Mix-LN", "LLaMA-130M"], wholes(project, contents)["MIX-T1-1"]
+        found[true_is_printed] = (cell.regenerated, cell.judged_on, cell.metric, verdict)
+    assert found == {
+        True: ("34.52", "26.07", "ppl_paper", "holds"),
+        False: ("26.07", "34.52", "ppl_paper", "fails"),
+    }
 
 
 def test_numbers_of_another_scale_are_never_compared_but_outcomes_are_both_ways(tmp_path):

@@ -1,0 +1,251 @@
+"""What each field of each kind of job is for, as tests see it: a value that it is changed to, and where that shows.
+
+`EFFECTS` has an entry for every field. `Seen` names parts of an outcome (`Workshop.outcome` in test_job_fields.py):
+
+    slug                            the job's readable name
+    data, labels, metrics.<name>, series.<name>      of its record
+    weights, weights at 0           of the model that it leaves: the last ones, and those before the first update
+    trl.<name>, rows, start, every  what trl gets: an argument, its data set, first weights; updates between evaluations
+    requests, answers               what lm-eval asks the model, and what it says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from paperlm.jobs import Job, job_kinds
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Changed to `to`, each part of the outcome in `where` becomes another, and those in `stays` remain to the bit."""
+
+    to: Any
+    where: str
+    "names of parts, separated by commas; `name=value`: becomes this value"
+    stays: str = ""
+    also: dict[str, Any] = field(default_factory=dict)
+    "fields that have to change with it"
+    given: dict[str, Any] = field(default_factory=dict)
+    "fields that both jobs have, in place of those in BASE"
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """No effect that these tests can have."""
+
+    why: str
+
+
+def job(kind: str, **changes: Any) -> Job:
+    """A small job of a kind. A function in place of a value is called: jobs need the registry of the tests."""
+    settings = BASE[kind] | changes
+    return job_kinds()[kind].model_validate({k: v() if callable(v) else v for k, v in settings.items()})
+
+
+def small(kind: str, **changes: Any) -> Callable[[], Job]:
+    """As `job`, made when it is called."""
+    return lambda: job(kind, **changes)
+
+
+ONE_VALUE = Elsewhere("has one value only")
+
+# No two numbers of a job are equal, so that one in the place of another shows.
+TRAINING = {
+    "batch": 4, "epochs": 1.5, "peak_lr": 0.02, "warmup": 0.3, "schedule": "cosine", "numerics": "fp32", "seed": 5,
+    "adam_betas": (0.7, 0.96), "adam_eps": 1e-5, "weight_decay": 0.03, "grad_clip": 0.6,
+}  # fmt: skip
+BASE: dict[str, dict[str, Any]] = {
+    "pretrain": {
+        "size": "71M", "hidden_size": 16, "intermediate_size": 40, "n_heads": 4, "n_layers": 2, "vocab_size": 1024,
+        "norm": {"name": "pre_ln"}, "rms_norm_eps": 1e-5, "rope_theta": 500.0, "initializer_range": 0.07,
+        "embed_init_std": 0.3, "zero_last_embedding_row": False, "dataset": "local:text_a", "tokenizer": "bpe1024",
+        "seq_len": 24, "example": "truncate", "train_examples": 50, "validation_tokens": 300, "optimizer": "adam",
+        "adam_betas": (0.8, 0.95), "adam_eps": 1e-6, "weight_decay": 0.05, "grad_clip": 0.5, "peak_lr": 0.03,
+        "warmup_fraction": 0.4, "final_lr_fraction": 0.25, "steps": 5, "global_batch": 6, "loss_group": 3,
+        "numerics": "fp32", "seed": 7, "eval_every": 3,
+    },
+    "sft": TRAINING | {
+        "of": small("pretrain"), "dataset": "local:instructions_a", "examples": 18, "validation_examples": 5,
+        "template": "llm_adapters", "block": 96, "loss_on": "sequence",
+    },
+    "reward_model": TRAINING | {
+        "of": small("pretrain"), "dataset": "local:pairs_a", "examples": 14, "validation_examples": 8,
+        "prompt_length": 20, "answer_length": 9,
+    },
+    "rloo": TRAINING | {
+        "of": small("sft"), "reward": small("reward_model"), "baseline": small("sft", seed=6),
+        "dataset": "local:pairs_a", "prompts": 10, "validation_prompts": 7, "prompt_length": 20, "answer_length": 5,
+        "samples": 3, "beta": 0.04, "temperature": 0.9,
+    },
+    "lm_eval": {
+        "of": small("pretrain"), "tasks": ["arc_easy"], "source": "bundled", "items": 3, "few_shot": 1,
+        "max_length": 23,
+    },
+    "hub_model": {"name": "local:model_a"},
+    "angular_distance": {"of": small("pretrain"), "documents": 5},
+    "output_variance": {"of": small("pretrain"), "documents": 5},
+    "gradient_norms": {"of": small("pretrain"), "batches": 2, "batch": 3},
+    "block_removal": {"of": small("pretrain"), "documents": 5},
+    "rank_probability": {"of": small("pretrain"), "tokens": 70},
+}  # fmt: skip
+
+T5 = {"tokenizer": "t5", "vocab_size": 32_000}
+OTHER_MODEL = small("pretrain", seed=8)
+TASK = {"task": "arc_easy", "source": "bundled", "items": 3, "few_shot": 1, "max_length": 23}
+FROM_ELSEWHERE = {"of": small("hub_model"), "text": "local:text_a", "text_tokens": 11}
+
+
+def probe(series: str) -> dict[str, Seen]:
+    """Fields of a kind that looks into a model on text, whose numbers are this series."""
+    return {
+        "of": Seen(OTHER_MODEL, series),
+        "at": Seen("init", series, stays="data"),
+        "text": Seen("local:text_b", f"{series},data", given=FROM_ELSEWHERE),
+        "text_tokens": Seen(12, series, stays="data", given=FROM_ELSEWHERE),
+    }
+
+
+TRL = {
+    "train_split": Seen("more", "rows"),
+    "batch": Seen(6, "trl.max_steps"),
+    "epochs": Seen(3.0, "trl.max_steps", stays="start"),
+    "peak_lr": Seen(0.01, "trl.learning_rate=0.01"),
+    "warmup": Seen(0.5, "trl.warmup_steps"),
+    "schedule": (
+        Seen("linear", "trl.lr_scheduler_type=linear"),
+        Seen("constant", "trl.lr_scheduler_type=constant_with_warmup"),
+    ),
+    "numerics": (
+        Seen("fp32_master", "trl.bf16=True", stays="start"),
+        Seen("pure_bf16", "start", stays="trl.bf16"),
+    ),
+    "seed": Seen(9, "trl.seed=9"),
+    "max_updates": Seen(2, "trl.max_steps=2"),
+    "adam_betas": Seen((0.6, 0.97), "trl.adam_beta1=0.6,trl.adam_beta2=0.97"),
+    "adam_eps": Seen(1e-4, "trl.adam_epsilon=0.0001"),
+    "weight_decay": Seen(0.02, "trl.weight_decay=0.02"),
+    "grad_clip": Seen(0.4, "trl.max_grad_norm=0.4"),
+}
+"Fields of paperlm.finetune.settings.Training that mean the same in each kind."
+
+EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
+    "pretrain": {
+        "size": Seen("250M", "slug", stays="weights"),
+        "hidden_size": Seen(24, "metrics.parameters"),
+        "intermediate_size": Seen(48, "metrics.parameters"),
+        "n_heads": Seen(2, "weights", stays="weights at 0,metrics.parameters"),
+        "n_layers": Seen(3, "metrics.parameters"),
+        "vocab_size": Seen(32_000, "metrics.parameters", also=T5),
+        "tokenizer": Seen("t5", "data,metrics.unigram_perplexity", also=T5),
+        "norm": Seen({"name": "post_ln"}, "weights", stays="metrics.parameters"),
+        "rms_norm_eps": Seen(0.1, "weights", stays="weights at 0"),
+        "rope_theta": Seen(20.0, "weights", stays="weights at 0"),
+        "initializer_range": Seen(0.02, "weights at 0"),
+        "embed_init_std": Seen(0.02, "weights at 0"),
+        "zero_last_embedding_row": Seen(True, "weights at 0"),
+        "dataset": Seen("local:text_b", "data,weights,metrics.unigram_perplexity", stays="weights at 0"),
+        "seq_len": Seen(32, "data,metrics.tokens_slots", stays="weights at 0"),
+        "example": Seen("split", "data,metrics.tokens_nonpad"),
+        "train_examples": Seen(40, "data,metrics.epochs", stays="weights at 0"),
+        "validation_tokens": Seen(200, "data,metrics.validation_tokens", stays="weights"),
+        "optimizer": ONE_VALUE,
+        "adam_betas": (
+            Seen((0.9, 0.95), "weights", stays="weights at 0"),
+            Seen((0.8, 0.99), "weights", stays="weights at 0"),
+        ),
+        "adam_eps": Seen(1e-3, "weights", stays="weights at 0"),
+        "weight_decay": Seen(0.2, "weights", stays="weights at 0"),
+        "grad_clip": Seen(0.0, "weights", stays="weights at 0"),
+        "peak_lr": Seen(0.02, "weights", stays="weights at 0"),
+        "warmup_fraction": Seen(0.2, "weights", stays="weights at 0"),
+        "final_lr_fraction": Seen(0.5, "weights", stays="weights at 0"),
+        "steps": Seen(6, "metrics.updates=6,weights"),
+        "global_batch": Seen(9, "metrics.tokens_slots=1080,weights", stays="weights at 0"),
+        "loss_group": Seen(2, "weights,metrics.loss_batches", stays="weights at 0"),
+        "numerics": (
+            Seen("fp32_master", "weights", stays="weights at 0"),
+            Seen("pure_bf16", "weights at 0"),
+        ),
+        "seed": Seen(8, "weights at 0,metrics.tokens_nonpad", stays="data"),
+        "eval_every": Seen(2, "series.eval", stays="weights,series.train"),
+        "loss": Seen("cce", "weights", stays="weights at 0"),
+        "curve": Seen("every_update", "metrics.ppl_sequences,series.eval", stays="weights"),
+    },
+    "sft": TRL | {
+        "of": Seen(OTHER_MODEL, "start", stays="rows"),
+        "dataset": Seen("local:instructions_b", "rows,data"),
+        "validation_split": Seen("more", "metrics.eval_loss", stays="rows"),
+        "examples": Seen(13, "rows,metrics.examples=13", stays="metrics.eval_loss"),
+        "validation_examples": Seen(6, "metrics.eval_loss,metrics.eval_examples=6", stays="rows"),
+        "template": Seen("chosen", "rows", given={"dataset": "local:both"}),
+        "block": Seen(60, "trl.max_length=60,rows"),
+        "loss_on": Seen("answer", "rows,metrics.eval_loss"),
+        "cut": Seen("start", "rows", given={"block": 60}),
+        "packing": Seen(True, "trl.packing=True,trl.max_steps", given={"block": 300}),
+        "loss": ONE_VALUE,
+        "eval_every": Seen(2, "every=2"),
+    },
+    "reward_model": TRL | {
+        "of": Seen(OTHER_MODEL, "start", stays="rows"),
+        "dataset": Seen("local:pairs_b", "rows,data"),
+        "validation_split": Seen("more", "metrics.margin", stays="rows"),
+        "examples": Seen(11, "rows", stays="metrics.margin"),
+        "validation_examples": Seen(6, "metrics.margin,metrics.validation_pairs", stays="rows"),
+        "prompt_length": Seen(18, "rows,metrics.pairs_left_out"),
+        "answer_length": Seen(4, "rows,metrics.cut_share"),
+        "seed": Seen(9, "trl.seed=9,start", stays="rows"),
+    },
+    "rloo": TRL | {
+        "of": Seen(small("sft", of=OTHER_MODEL), "start,metrics.reward_before", stays="rows"),
+        "reward": Seen(small("reward_model", seed=4), "metrics.reward_after", stays="metrics.kl,rows"),
+        "baseline": Seen(small("sft", of=OTHER_MODEL), "metrics.reward_after,labels", stays="metrics.length_after"),
+        "judge": Seen(small("reward_model", seed=4), "metrics.judge_after", stays="metrics.reward_after"),
+        "dataset": Seen("local:pairs_b", "rows,data"),
+        "validation_split": Seen("more", "metrics.reward_after", stays="rows"),
+        "prompts": Seen(12, "rows,metrics.prompts=12", stays="metrics.reward_after"),
+        "validation_prompts": Seen(6, "metrics.reward_after,metrics.validation_prompts=6", stays="rows"),
+        "prompt_length": Seen(18, "rows,metrics.reward_after"),
+        "answer_length": Seen(6, "trl.max_completion_length=6,metrics.length_after"),
+        "samples": Seen(4, "trl.num_generations=4,metrics.reward_after", stays="rows"),
+        "beta": Seen(0.05, "trl.beta=0.05"),
+        "temperature": Seen(0.5, "trl.temperature=0.5,metrics.reward_after"),
+        "batch": Seen(5, "trl.per_device_train_batch_size=15,rows"),
+        "seed": Seen(9, "trl.seed=9,rows,metrics.reward_after"),
+    },
+    "lm_eval": {
+        "of": Seen(OTHER_MODEL, "answers", stays="requests"),
+        "at": Seen("init", "answers", stays="requests"),
+        "tasks": Seen(["arc_easy", "piqa"], "metrics.piqa/acc,data", stays="metrics.arc_easy/acc"),
+        "source": Elsewhere("local and hub take the full sets; tests/test_harness.py has what they ask for"),
+        "items": Seen(5, "metrics.arc_easy/items=5,requests"),
+        "few_shot": (Seen(2, "requests", stays="data"), Seen(0, "requests,data")),
+        "few_shot_seed": Seen(4321, "requests", stays="data"),
+        "max_length": Seen(200, "metrics.arc_easy/cut,answers"),
+    },
+    "hub_model": {"name": Seen("local:model_b", "weights,data")},
+    "angular_distance": probe("series.angular") | {"documents": Seen(4, "series.angular,metrics.documents=4")},
+    "output_variance": probe("series.variance") | {"documents": Seen(4, "series.variance,metrics.documents=4")},
+    "gradient_norms": probe("series.gradient_norms") | {
+        "batches": Seen(1, "series.gradient_norms,metrics.tokens"),
+        "batch": Seen(2, "series.gradient_norms,metrics.tokens"),
+    },
+    "block_removal": probe("series.removal") | {
+        "documents": Seen(4, "metrics.full/perplexity", stays="data"),
+        "task": Seen("piqa", "requests,data", stays="metrics.full/perplexity", given=TASK),
+        "source": Elsewhere("as for lm_eval"),
+        "items": Seen(5, "requests", stays="data", given=TASK),
+        "few_shot": (
+            Seen(2, "requests", stays="data", given=TASK),
+            Seen(0, "requests,data", stays="metrics.full/perplexity", given=TASK),
+        ),
+        "max_length": Seen(200, "labels,answers", stays="data", given=TASK),
+    },
+    "rank_probability": {
+        "of": Seen(OTHER_MODEL, "series.ranks"),
+        "at": Seen("init", "series.ranks", stays="metrics.tokens"),
+        "tokens": Seen(60, "series.ranks,metrics.tokens=60"),
+    },
+}  # fmt: skip

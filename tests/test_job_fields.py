@@ -1,0 +1,188 @@
+"""Every field of every kind of job reaches what it is for: changed, it changes that, and leaves the rest as it was."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_fields import BASE, EFFECTS, Elsewhere, Seen, job
+from support_probe import file_entry, new_model, save
+
+from paperlm.data import registry as registry_module
+from paperlm.data.registry import DatasetEntry, ModelEntry, Registry, registry
+from paperlm.jobs import Job, job_kinds
+from paperlm.jobs.base import Cost, Machine
+from paperlm.record.places import Places
+from paperlm.record.record import read_record
+from paperlm.run import Maker
+
+HERE = "tests/support_fields.py"
+KEPT = (0, 2)
+"States of a pre-training that its children here ask for."
+
+
+def text(start: int, count: int) -> list[dict]:
+    """Documents of different lengths; some are shorter than an example, so that it is padded."""
+    return [{"text": " ".join(f"word{n * k}" for k in range(2 + 5 * n % 13))} for n in range(start, start + count)]
+
+
+def instructions(start: int, count: int) -> list[dict]:
+    words = ("red", "green", "blue and black", "white")
+    return [
+        {"instruction": f"Name colour {n}.", "input": "a list" if n % 3 else "", "output": words[n % 4]}
+        for n in range(start, start + count)
+    ]
+
+
+def pairs(start: int, count: int) -> list[dict]:
+    return [
+        {"prompt": f"Say {n}" + " now" * (n % 4), "chosen": "good " * (1 + n % 3) + str(n), "rejected": "bad " * 4}
+        for n in range(start, start + count)
+    ]
+
+
+def both(start: int, count: int) -> list[dict]:
+    return [a | b for a, b in zip(instructions(start, count), pairs(start, count), strict=True)]
+
+
+def toy_registry(folder: Path) -> Registry:
+    """The registry with small sets and models below `folder`, the `local_data` of the jobs here."""
+    about = dict.fromkeys(("summary", "revision", "licence", "citation"), "toy")
+
+    def entry(name: str, make: Any, start: int, splits: dict[str, int]) -> DatasetEntry:
+        files = {}
+        for split, count in splits.items():
+            path = folder / f"{name}.{split}.jsonl"
+            items = make(start, count)
+            path.write_text("".join(json.dumps(item) + "\n" for item in items))
+            files[split], start = [file_entry(path, folder)], start + count
+        return DatasetEntry(source="local", files=files, fields=[] if make is text else list(items[0]), **about)
+
+    folder.mkdir()
+    three = {"train": 24, "validation": 16, "more": 26}
+    datasets = {"both": entry("both", both, 0, three)}
+    for kind, make in (("text", text), ("instructions", instructions), ("pairs", pairs)):
+        splits = {"train": 70, "validation": 40} if make is text else three
+        datasets |= {f"{kind}_{x}": entry(f"{kind}_{x}", make, start, splits) for x, start in (("a", 0), ("b", 200))}
+    models = {}
+    for seed, name in enumerate(("model_a", "model_b")):
+        files = sorted(save(folder / name, new_model(seed=seed)).iterdir())
+        entries = [file_entry(path, folder) for path in files]
+        models[name] = ModelEntry(source="local", architecture="LlamaForCausalLM", files=entries, **about)
+    known = registry()
+    return Registry(datasets=known.datasets | datasets, tokenizers=known.tokenizers, models=known.models | models)
+
+
+class Workshop:
+    """Makes jobs as `paperlm run` does, and says what came out, part by part. trl is told everything and trains not."""
+
+    def __init__(self, root: Path, local_data: Path) -> None:
+        self.places, self.local_data = Places(root, "smoke"), str(local_data)
+        self.told: dict[str, dict[str, Any]] = {}
+        "job id -> what trl or lm-eval was told while the job was made"
+        self.outcome = functools.cache(self._outcome)
+
+    def _outcome(self, wanted: Job) -> dict[str, Any]:
+        for parent in wanted.parents().values():
+            self.outcome(parent)
+        keep = {wanted.job_id: KEPT} if wanted.kind == "pretrain" else {}
+        self.now = self.told.setdefault(wanted.job_id, {})
+        machine = Machine(device="cpu", progress=False)
+        Maker(self.places, machine, self.local_data, keep).with_parents(wanted)
+        record = read_record(self.places.root / self.places.made(wanted), wanted.job_id)
+        assert record.outcome in ("trained", "measured"), record
+        found = {"slug": wanted.slug(), "labels": record.labels, "data": [data.data_id for data in record.data]}
+        found |= {f"metrics.{name}": value for name, value in record.metrics.items()}
+        found |= {f"series.{name}": series.rows for name, series in record.series.items()}
+        folder = self.places.root / self.places.model(wanted)
+        for part, name in (("weights", "."), ("weights at 0", "at-0")):
+            if (path := folder / name / "model.safetensors").is_file():
+                found[part] = digest_of(path.read_bytes())
+        return found | self.now
+
+    def train(self, build: Any, job: Job, inputs: Any, machine: Any, **told: Any) -> Any:
+        """In place of paperlm.finetune.common.train: builds the trainer, notes what it was told, and ends at once."""
+        from paperlm.finetune.common import Trained
+
+        trainer = build(told["rows"])
+        self.now |= {f"trl.{name}": getattr(value, "value", value) for name, value in vars(trainer.args).items()}
+        self.now |= {"rows": json.dumps(list(trainer.train_dataset)), "every": told.get("every", 0)}
+        self.now["start"] = digest_of(
+            b"".join(p.float().numpy().tobytes() for p in trainer.model.state_dict().values())
+        )
+        updates, evaluate = told["updates"], told.get("evaluate")
+        keys = ("loss", "learning_rate", "accuracy", "margin", "reward", "reward_std", "kl", "completions/mean_length")
+        history = [{"step": step, **dict.fromkeys(keys, 0.5)} for step in range(1, updates + 1)]
+        if evaluate:
+            history += [{"step": step, "held_out": evaluate(trainer.model)} for step in (0, updates)]
+        return Trained(trainer.model, True, history, updates, 11, Cost(wall_seconds=0.0))
+
+    def ask(self, answer: Any) -> Any:
+        """lm-eval's question to a model, noted together with the answers."""
+
+        def asked(lm: Any, requests: list[Any], **options: Any) -> Any:
+            answers = answer(lm, requests, **options)
+            self.now["requests"] = [*self.now.get("requests", []), *(request.args for request in requests)]
+            self.now["answers"] = [*self.now.get("answers", []), *answers]
+            return answers
+
+        return asked
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    from paperlm.evaluate.harness import CountingLM
+    from paperlm.finetune import common
+
+    folder = tmp_path_factory.mktemp("fields")
+    made, toys = Workshop(folder, folder / "local"), toy_registry(folder / "local")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry_module, "registry", lambda: toys)
+        patch.setattr(common, "train", made.train)
+        patch.setattr(CountingLM, "loglikelihood", made.ask(CountingLM.loglikelihood))
+        yield made
+
+
+@pytest.mark.parametrize("kind", sorted(job_kinds()))
+def test_every_field_of_a_kind_has_an_entry_that_says_where_it_is_seen(kind):
+    fields, entries = job_kinds()[kind].model_fields, EFFECTS.get(kind, {})
+    assert kind in BASE, f"jobs/{kind}.py: add the settings of a small {kind} job to BASE in {HERE}"
+    for name in fields:
+        assert name in entries, (
+            f"jobs/{kind}.py, field {name}: add it to EFFECTS[{kind!r}] in {HERE}: Seen(another value, where that "
+            "shows), or Elsewhere(why no test here can see it)"
+        )
+    assert set(entries) <= set(fields), f"{HERE}: {kind} has no field {', '.join(set(entries) - set(fields))}"
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(kind, name, seen, id=f"{kind}-{name}" + (f"-{seen.to}" if len(several) > 1 else ""))
+        for kind, entries in EFFECTS.items()
+        for name, entry in entries.items()
+        if not isinstance(entry, Elsewhere)
+        for several in [entry if isinstance(entry, tuple) else (entry,)]
+        for seen in several
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name", "seen"), cases())
+def test_a_changed_field_changes_what_it_is_for_and_leaves_the_rest(workshop, kind, name, seen: Seen):
+    before = workshop.outcome(job(kind, **seen.given))
+    after = workshop.outcome(job(kind, **seen.given | seen.also | {name: seen.to}))
+    for part in seen.where.split(","):
+        part, _, value = part.partition("=")
+        assert part in before or part in after, f"there is no {part}: {', '.join(before)}"
+        assert before.get(part) != after.get(part), f"{kind}: {part} is the same for another {name}"
+        assert not value or str(after[part]) == value, f"{kind}: {part} with {name}: {seen.to}"
+    for part in filter(None, seen.stays.split(",")):
+        assert before[part] == after[part], f"{kind}: {name} has changed {part}"
