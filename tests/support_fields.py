@@ -85,6 +85,17 @@ BASE: dict[str, dict[str, Any]] = {
         "max_length": 23,
     },
     "hub_model": {"name": "local:model_a"},
+    "image_classification": {
+        "size": "ViT-Small", "hidden_size": 16, "intermediate_size": 40, "n_heads": 4, "n_layers": 3, "patch_size": 2,
+        "norm": {"name": "pre_ln"}, "layer_norm_eps": 1e-5, "initializer_range": 0.07, "dataset": "bundled:digits",
+        "classes": 10, "train_images": 30, "validation_images": 21, "image_size": 8, "pixel_mean": [0.3],
+        "pixel_std": [0.36], "crop_area": [0.5, 1.0], "crop_ratio": [0.75, 1.3], "flip": 0.45,
+        "rand_augment": [9.0, 0.55], "erasing": 0.25, "mixup": 0.8, "cutmix": 0.9, "mix_group": 6,
+        "label_smoothing": 0.1, "stochastic_depth": 0.2, "eval_crop": 0.875, "optimizer": "adamw",
+        "adam_betas": [0.81, 0.95], "adam_eps": 1e-6, "weight_decay": 0.06, "grad_clip": 0.5, "peak_lr": 0.03,
+        "warmup_fraction": 0.4, "final_lr_fraction": 0.15, "steps": 5, "global_batch": 12, "numerics": "fp32",
+        "seed": 7, "eval_every": 4,
+    },
     "angular_distance": {"of": small("pretrain"), "documents": 5},
     "output_variance": {"of": small("pretrain"), "documents": 5},
     "gradient_norms": {"of": small("pretrain"), "batches": 2, "batch": 3},
@@ -93,6 +104,7 @@ BASE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 T5 = {"tokenizer": "t5", "vocab_size": 32_000}
+TASK_OF_IMAGES = {"dataset": "bundled:digits_of_12", "classes": 12}
 OTHER_MODEL = small("pretrain", seed=8)
 TASK = {"task": "arc_easy", "source": "bundled", "items": 3, "few_shot": 1, "max_length": 23}
 FROM_ELSEWHERE = {"of": small("hub_model"), "text": "local:text_a", "text_tokens": 11}
@@ -224,6 +236,35 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "few_shot": (Seen(2, "requests", stays="data"), Seen(0, "requests,data")),
         "few_shot_seed": Seen(4321, "requests", stays="data"),
         "max_length": Seen(200, "metrics.arc_easy/cut,answers"),
+    },
+    "image_classification": {
+        name: Seen(value, "weights", stays="weights at 0")
+        for name, value in {
+            "n_heads": 2, "layer_norm_eps": 0.1, "pixel_mean": [0.5], "pixel_std": [0.6], "crop_area": [0.6, 1.0],
+            "crop_ratio": [0.75, 1.1], "flip": 0.0, "rand_augment": None, "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0,
+            "mix_group": 4, "label_smoothing": 0.2, "stochastic_depth": 0.5, "adam_betas": [0.9, 0.95],
+            "adam_eps": 1e-3, "weight_decay": 0.3, "grad_clip": 0.0, "peak_lr": 0.02, "warmup_fraction": 0.2,
+            "final_lr_fraction": 0.6, "numerics": "fp32_master",
+        }.items()
+    } | {
+        "size": Seen("ViT-Tiny", "slug", stays="weights"),
+        "hidden_size": Seen(24, "metrics.parameters"),
+        "intermediate_size": Seen(48, "metrics.parameters"),
+        "n_layers": Seen(4, "metrics.parameters"),
+        "patch_size": Seen(4, "weights at 0"),
+        "norm": Seen({"name": "post_ln"}, "weights", stays="metrics.parameters"),
+        "initializer_range": Seen(0.02, "weights at 0"),
+        "dataset": Seen("bundled:digits_of_12", "data,metrics.parameters", also=TASK_OF_IMAGES),
+        "classes": Seen(12, "metrics.parameters", also=TASK_OF_IMAGES),
+        "train_images": Seen(25, "metrics.epochs,weights", stays="weights at 0"),
+        "validation_images": Seen(16, "metrics.validation_images=16,metrics.loss_validation", stays="weights"),
+        "image_size": Seen(16, "metrics.parameters"),
+        "eval_crop": Seen(0.5, "metrics.loss_validation", stays="weights"),
+        "optimizer": ONE_VALUE,
+        "steps": Seen(6, "metrics.updates=6,weights"),
+        "global_batch": Seen(24, "metrics.images=120,weights", stays="weights at 0"),
+        "seed": Seen(8, "weights at 0", stays="data"),
+        "eval_every": Seen(2, "series.eval", stays="weights,series.train"),
     },
     "hub_model": {"name": Seen("local:model_b", "weights,data")},
     "angular_distance": probe("series.angular") | {"documents": Seen(4, "series.angular,metrics.documents=4")},

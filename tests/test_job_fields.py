@@ -23,7 +23,7 @@ from paperlm.run import Maker
 
 HERE = "tests/support_fields.py"
 KEPT = (0, 2)
-"States of a pre-training that its children here ask for."
+"States of a training that its children here ask for."
 
 
 def text(start: int, count: int) -> list[dict]:
@@ -75,7 +75,20 @@ def toy_registry(folder: Path) -> Registry:
         entries = [file_entry(path, folder) for path in files]
         models[name] = ModelEntry(source="local", architecture="LlamaForCausalLM", files=entries, **about)
     known = registry()
+    datasets["digits_of_12"] = with_more_classes(known.datasets["digits"], folder, 12)
     return Registry(datasets=known.datasets | datasets, tokenizers=known.tokenizers, models=known.models | models)
+
+
+def with_more_classes(entry: DatasetEntry, folder: Path, classes: int) -> DatasetEntry:
+    """The same images as a set whose labels, below `folder`, are of more classes."""
+    files = {}
+    for split, (image, labels) in entry.files.items():
+        content = json.loads((registry_module.HERE / labels.path).read_text())
+        path = folder / f"{split}.labels.json"
+        path.write_text(json.dumps(content | {"names": [str(n) for n in range(classes)]}))
+        files[split] = [image, file_entry(path, folder) | {"path": str(path)}]
+    about = entry.model_dump() | {"images": entry.images.model_dump() | {"classes": classes}}
+    return DatasetEntry.model_validate(about | {"files": {split: list(pair) for split, pair in files.items()}})
 
 
 class Workshop:
@@ -90,7 +103,7 @@ class Workshop:
     def _outcome(self, wanted: Job) -> dict[str, Any]:
         for parent in wanted.parents().values():
             self.outcome(parent)
-        keep = {wanted.job_id: KEPT} if wanted.kind == "pretrain" else {}
+        keep = {wanted.job_id: KEPT} if wanted.has_curve else {}  # trained by the engine, which keeps states
         self.now = self.told.setdefault(wanted.job_id, {})
         machine = Machine(device="cpu", progress=False)
         Maker(self.places, machine, self.local_data, keep).with_parents(wanted)
