@@ -178,10 +178,12 @@ def test_turns_end_with_their_time_but_not_before_three(toy):
         (["squares", "--cases", "tenn"], "unknown case 'tenn'; did you mean 'ten'"),
         (["squares", "--methods", "lop"], "unknown method 'lop'; did you mean 'loop'"),
         (["squares", "--measure", "tim"], "unknown measure 'tim'; did you mean 'time'"),
-        (["squares", "--warmup", "-1"], "--warmup and --seconds are 0 or more"),
-        (["squares", "--out", "."], "--out . is a folder; name a file in it, e.g. rows.jsonl"),
+        (["squares", "--warmup", "-1"], "--warmup: '-1' is no whole number of 0 or more"),
+        (["squares", "--out", "."], "--out: . is a folder; name a file in it, e.g. result.jsonl"),
         (["squares", "--methods", "loop", "--cases", "two", "--plot", "a.svg"], "squares has no chart"),
-        (["show", "no.jsonl"], "No such file"),
+        (["squares", "--seconds", "nan"], "--seconds: 'nan' is no number of seconds of 0 or more"),
+        (["squares", "--plot", "a.txt"], "--plot: a.txt: name a file that ends in .svg or .png or .pdf"),
+        (["show", "no.jsonl"], "no.jsonl: no such file"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do(toy, arguments, message, capsys, monkeypatch):
@@ -192,8 +194,9 @@ def test_bad_input_is_refused_with_what_to_do(toy, arguments, message, capsys, m
 
 
 def test_a_damaged_file_of_rows_is_named_with_its_line(tmp_path, capsys):
-    good = {name: "" for name in rows.NEEDED}
-    for bad, said in (("{", "not a row of JSON"), ("[1]", "the row has no op"), ('{"op": "x"}', "the row has no case")):
+    good = {name: kind() if isinstance(kind, type) else None for name, kind in rows.NEEDED.items()}
+    for bad, said in (("{", "not a row of JSON"), ("[1]", "the row has no op"), ('{"op": "x"}', "the row has no case"),
+                      (json.dumps(good | {"shape": 3}), "shape is 3")):  # fmt: skip
         (tmp_path / "rows.jsonl").write_text(f"{json.dumps(good)}\n{bad}\n")
         assert main(["show", str(tmp_path / "rows.jsonl")]) == 2
         assert re.search(rf"rows\.jsonl:2: {said}", capsys.readouterr().err)

@@ -157,7 +157,7 @@ def test_the_chart_shows_both_ratios_of_every_method_and_case(tmp_path):
         (["--methods", "eagre"], "unknown method 'eagre'; did you mean 'eager'"),
         (["--measure", "los"], "unknown measure 'los'; did you mean 'loss'"),
         (["--methods", ","], "no method given; known: ours,"),
-        (["--repeats", "0"], "--repeats is 1 or more"),
+        (["--repeats", "0"], "--repeats: '0' is no whole number of 1 or more"),
     ],
 )
 def test_a_wrong_argument_is_refused_with_the_nearest_name(arguments, message, capsys):

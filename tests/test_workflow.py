@@ -328,7 +328,7 @@ def test_a_job_is_made_by_name_planned_explained_and_shown_to_differ(toy):
         (("run", "--job", '{"kind": "pretran"}'), "--job needs --scale"),
         (("run", "mixln_tabel1"), "did you mean 'mixln_table1'"),
         (("run", "mixln_table1", "--config", "scale"), "--config takes KEY=VALUE"),
-        (("run", "mixln_table1", "--micro-batch", "0"), "is no whole number above 0"),
+        (("run", "mixln_table1", "--micro-batch", "0"), "is no whole number of 1 or more"),
         (("plan", "mixln_tabel1"), "did you mean 'mixln_table1'"),
         (("why", "x", "y.json"), "unknown job 'x'"),
         (("why", "y.json", "y.json"), "y.json: no such record"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paperlm_kernels.bench.arguments import Refused, amount, folder, json_object, to_read, to_write, whole
 
-from paperlm import __version__
+import paperlm
 from paperlm.errors import Interrupted, PaperLMError, SpecError, unknown
 from paperlm.files import is_full_disk
 
@@ -61,7 +61,7 @@ PASSED_ON = ("bench", "lm-eval")
 def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     """The parser and the names of its verbs. Raises SpecError for an environment variable that is no default."""
     parser = argparse.ArgumentParser(prog="paperlm", description=__doc__.splitlines()[0])
-    parser.add_argument("--version", action="version", version=f"paperlm {__version__}")
+    parser.add_argument("--version", action="version", version=f"paperlm {paperlm.__version__}")
     verbs = parser.add_subparsers(required=True, metavar="<verb>")
 
     def verb(name: str, function, summary: str, prefix: bool = False) -> argparse.ArgumentParser:

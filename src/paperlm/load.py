@@ -97,7 +97,9 @@ def parse_part(value: Mapping[str, Any], model: type[BaseModel]) -> None:
 
 def explained(error: ValidationError, model: type[BaseModel], where: str) -> str:
     """Every problem that pydantic found, a line each: file, place, nearest known name."""
-    return "\n".join(_explain(e, model, where) for e in error.errors())
+    # A misspelt key first: it is also why another one is missing.
+    found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    return "\n".join(_explain(e, model, where) for e in found)
 
 
 def _truth_values_as_numbers(given: Any, found: Any, place: str = "") -> Iterator[str]:

@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m paper
             ops.operation(given[0])  # names the nearest one
         options = _parser(program).parse_args(given)
         return _show(options) if options.verb == "show" else _measure(ops.operation(options.verb), options)
+    except SystemExit as done:  # of the parser, which has said why
+        return int(done.code or 0)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,7 +10,7 @@ RULES = ("all", "prepare_data", "table", "curves", "figure", "judged_figure", "m
 "Rules of the workflow that are no kind of job and no paper."
 VERBS = (
     "prepare-data", "run", "why", "plan", "watch", "evidence", "table", "curves", "figure", "measure", "summary",
-    "results", "show", "bench", "lm-eval",
+    "documents", "results", "show", "bench", "lm-eval",
 )  # fmt: skip
 "Verbs of `python -m paperlm`."
 

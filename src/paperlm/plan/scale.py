@@ -128,9 +128,8 @@ def known_settings(kind: str, settings: Mapping[str, Any]) -> None:
     for key in settings:
         if key not in allowed:
             raise ValueError(unknown("setting", key, allowed))
-    # A state written in words, e.g. share 1/2, means an update of the run that the cell's model is of (resolve).
-    worded = {key for key, given in settings.items() if key == "at" and isinstance(given.value, str)}
-    parse_part({key: given.value for key, given in settings.items() if key not in worded}, cls)
+    # Which states there are, and what share 1/2 means, says the run that the cell's model is of (resolve).
+    parse_part({key: given.value for key, given in settings.items() if key != "at"}, cls)
 
 
 def _known_kind(kind: str) -> str:

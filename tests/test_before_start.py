@@ -1,0 +1,418 @@
+"""What can be checked before a job is checked before any job: wrong declarations, tables and settings are refused with
+the file, the place, the nearest name and the remedy."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from paperlm import cli
+from paperlm.checks import open_project
+from paperlm.errors import SpecError
+from paperlm.figures import figure_kinds
+from paperlm.figures.options import FigureOptions, options_class
+from paperlm.jobs import job_from, job_kinds
+from paperlm.plan import names
+from paperlm.plan.project import ROOT, Project, configuration
+from paperlm.plan.workflow import Workflow
+
+CLOADER, CDUMPER = getattr(yaml, "CSafeLoader", yaml.SafeLoader), getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+@functools.cache
+def declared(path: str) -> dict:
+    return yaml.load((ROOT / path).read_text(encoding="utf-8"), Loader=CLOADER)  # noqa: S506
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The declarations: links to the repository's files, to be replaced one by one."""
+    for folder in ("workflow/papers", "workflow/scales", "paper_tables/published"):
+        (tmp_path / folder).mkdir(parents=True)
+        for path in (ROOT / folder).iterdir():
+            (tmp_path / folder / path.name).symlink_to(path)
+    (tmp_path / "config.yaml").symlink_to(ROOT / "config.yaml")
+    return tmp_path
+
+
+def write(root: Path, path: str, content: object) -> None:
+    (root / path).unlink(missing_ok=True)
+    text = content if isinstance(content, str) else yaml.dump(content, Dumper=CDUMPER, sort_keys=False)
+    (root / path).write_text(text, encoding="utf-8")
+
+
+def edit(root: Path, path: str, change: Callable[[dict], object]) -> None:
+    content = copy.deepcopy(declared(path))
+    change(content)
+    write(root, path, content)
+
+
+def refused(root: Path, message: str, scale: str = "tiny") -> None:
+    with pytest.raises(SpecError, match=message):
+        open_project({"scale": scale}, root)
+
+
+def renamed(mapping: dict, old: str, new: str) -> None:
+    """The same mapping with another name for one of its keys, in its place."""
+    items = [(new if key == old else key, value) for key, value in mapping.items()]
+    mapping.clear()
+    mapping.update(items)
+
+
+# -- scale files ----
+
+
+@pytest.mark.parametrize(
+    ("scale", "change", "message"),
+    [
+        ("gpu", lambda s: renamed(s["sizes"], "71M", "17M"), "unknown model size '17M'; did you mean '71M'"),
+        ("gpu", lambda s: s["jobs"].update(stf={}), "unknown kind of job 'stf'; did you mean 'sft'"),
+        ("gpu", lambda s: renamed(s, "comparable", "comprable"), "unknown key 'comprable'; did you mean 'comparable'"),
+        ("smoke", lambda s: s["claims"].update(judge="nome"), "unknown claims.judge 'nome'; did you mean 'none'"),
+        ("tiny", lambda s: renamed(s["norms"]["deep_norm"], "preset", "presett"), "did you mean 'preset'"),
+        ("tiny", lambda s: s["jobs"]["sft"]["batch"].update(value=0), "jobs.sft: batch: .* greater than 0"),
+        ("paper", lambda s: renamed(s["resources"]["jobs"], "pretrain/71M", "pretain/71M"), "did you mean 'pretrain'"),
+        ("paper", lambda s: renamed(s["resources"]["jobs"], "pretrain/71M", "pretrain/"), "unknown model size ''"),
+    ],
+)
+def test_a_mistake_in_any_scale_file_is_refused_whichever_scale_is_configured(root, scale, change, message):
+    edit(root, f"workflow/scales/{scale}.yaml", change)
+    refused(root, rf"scales/{scale}\.yaml: .*{message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has to be a mapping"),
+        ("- a\n", "has to be a mapping"),
+        ("jobs: [\n", "not valid YAML"),
+        ("[a]: 1\n", "not valid YAML: a list or a mapping is no key"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["papers", "scales"])
+def test_a_file_that_is_no_declaration_is_named(root, folder, text, message):
+    write(root, f"workflow/{folder}/new.yaml", text)
+    refused(root, rf"{folder}/new\.yaml: {message}")
+
+
+@pytest.mark.parametrize("folder", ["papers", "scales"])
+def test_a_file_that_cannot_be_read_is_named(root, folder):
+    path = root / f"workflow/{folder}/new.yaml"
+    path.write_bytes("scale: größer".encode("latin-1"))
+    refused(root, rf"{folder}/new\.yaml: not UTF-8 .* save it as UTF-8")
+    path.unlink()
+    path.mkdir()
+    refused(root, rf"{folder}/new\.yaml: cannot be read: Is a directory")
+
+
+# -- paper files ----
+
+
+def table(paper: dict, number: int) -> dict:
+    return paper["tables"][f"mixln_table{number}"]
+
+
+def claim(paper: dict, number: int, index: int = 0) -> dict:
+    return table(paper, number)["claims"][index]
+
+
+MIXLN = [
+    (
+        lambda p: table(p, 1)["rows"]["Post-LN"]["norm"].update(name="postln"),
+        "rows.Post-LN.norm: .*did you mean 'post_ln'",
+    ),
+    (lambda p: table(p, 1)["rows"]["Mix-LN"]["norm"].update(post_fraction={"of": "sise"}), r"write \{of: size\}"),
+    (
+        lambda p: table(p, 1)["rows"]["DeepNorm (as defined)"].update(scales=["gup"]),
+        "unknown scale 'gup'; did you mean 'gpu'",
+    ),
+    (
+        lambda p: p["deviations"][0].update(scales=["tinny"]),
+        "deviations.scales: unknown scale 'tinny'; did you mean 'tiny'",
+    ),
+    (lambda p: p["deviations"][0].update(touches=[]), "deviations.0.touches: "),
+    (
+        lambda p: p["scales"]["tiny"]["except"].update({"MIX-T1-99": "a reason"}),
+        "unknown claim 'MIX-T1-99'; did you mean",
+    ),
+    (lambda p: table(p, 1).update(metric="ppl_ture"), r"\[Post-LN, LLaMA-71M\]: .*did you mean 'ppl_true'"),
+    (lambda p: table(p, 1).update(printed_metric="ppl_papre"), "unknown metric 'ppl_papre'; did you mean 'ppl_paper'"),
+    (
+        lambda p: table(p, 1)["rows"]["Training Tokens"].update(sum_of_column="token_nonpad"),
+        "did you mean 'tokens_nonpad'",
+    ),
+    (
+        lambda p: table(p, 2)["columns"]["BoolQ"].update(metric="bolq/acc"),
+        "unknown metric 'bolq/acc'; did you mean 'boolq/acc'",
+    ),
+    (lambda p: table(p, 2)["columns"]["PIQA (5-shot)"].update(metric="piqa/ac"), "did you mean 'piqa/acc'"),
+    (lambda p: table(p, 2).update(factor=0), "factor: Input should be greater than 0"),
+    (
+        lambda p: renamed(p["sizes"]["71M"]["values"], "published_batches", "batches"),
+        "needs sizes.*there is batches: rename it",
+    ),
+    (lambda p: p["jobs"]["tasks"]["settings"]["tasks"].update(value=["mmul"]), "jobs.tasks: .*did you mean 'mmlu'"),
+    (lambda p: p["jobs"]["pretrain"]["settings"]["adam_betas"].update(value=[0.9, 1.5]), "adam_betas.1: .*less than 1"),
+    (lambda p: p["jobs"]["pretrain"]["settings"]["grad_clip"].update(value=float("nan")), "grad_clip: .*finite number"),
+    (
+        lambda p: p["jobs"]["reward"]["with"]["norm"].update(name="pre-ln"),
+        "jobs.reward.with.norm: .*did you mean 'pre_ln'",
+    ),
+    (lambda p: claim(p, 5).update(id=claim(p, 1)["id"]), "claim 'MIX-T1-1' stands in mixln.yaml, mixln_table1 already"),
+    (lambda p: table(p, 2).update(claims_name="M1"), "'M1' is that of mixln_table1 already; rename one"),
+    (lambda p: table(p, 7)["columns"]["Hidden"].update(setting="hiden_size"), "did you mean 'hidden_size'"),
+    (
+        lambda p: renamed(table(p, 1)["rows"], "Post-LN", "PostLN"),
+        "'Post-LN' is printed but not declared; did you mean 'PostLN'",
+    ),
+    (lambda p: table(p, 7)["sizes"].remove("7B"), "row '7B' is printed but not declared"),
+    (lambda p: p["paper"].update(id="lns"), "paper.id is 'lns'; it must be the file's name, 'mixln'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MIXLN)
+def test_a_mistake_in_a_paper_file_is_refused_with_place_and_remedy(root, change, message):
+    edit(root, "workflow/papers/mixln.yaml", change)
+    refused(root, rf"papers/mixln\.yaml: .*{message}")
+
+
+def options(paper: dict, name: str) -> dict:
+    return paper["figures"][name]["options"]
+
+
+FIGURES = [
+    (
+        "lns",
+        lambda p: renamed(options(p, "lns_figure1"), "label", "lable"),
+        "unknown key 'lable'; did you mean 'label'",
+    ),
+    ("lns", lambda p: options(p, "lns_figure1").pop("label"), "label is missing: add it"),
+    (
+        "lns",
+        lambda p: options(p, "lns_figure1").update(series="varience"),
+        "unknown series 'varience'; did you mean 'variance'",
+    ),
+    (
+        "lns",
+        lambda p: options(p, "lns_figure1").update(column="var_tokk"),
+        "unknown column 'var_tokk'; did you mean 'var_tok'",
+    ),
+    (
+        "mixln",
+        lambda p: p["figures"]["mixln_figure5"].update(job="gradients"),
+        "unknown series 'angular'; known: gradient_norms",
+    ),
+    ("mixln", lambda p: options(p, "mixln_figure5").update(values=["rwa"]), "'rwa'; did you mean 'raw'"),
+    ("mixln", lambda p: options(p, "mixln_figure6b").update(error="full/acuracy"), "did you mean 'full/accuracy'"),
+    ("mixln", lambda p: options(p, "mixln_table3_curve").update(window=0), "window: Input should be greater than 0"),
+    (
+        "cce",
+        lambda p: options(p, "cce_figure4").update(reference="torch.compil"),
+        "unknown row .*did you mean 'torch.compile'",
+    ),
+    (
+        "cce",
+        lambda p: options(p, "cce_table1_bars").update(bound="Lower bond"),
+        "unknown row .*did you mean 'Lower bound'",
+    ),
+    ("cce", lambda p: options(p, "cce_table1_bars").update(memory="Memory"), "unknown column 'Memory'"),
+    ("cce", lambda p: p["figures"]["cce_table1_bars"].update(table="cce_tableA3"), "it is given arithmetic"),
+    ("cce", lambda p: p["figures"]["cce_figure3"]["in_words"].update(Share="all"), "unknown statistic 'Share'"),
+]
+
+
+@pytest.mark.parametrize(("paper", "change", "message"), FIGURES)
+def test_a_mistake_in_the_options_of_a_figure_is_refused_with_the_nearest_name(root, paper, change, message):
+    edit(root, f"workflow/papers/{paper}.yaml", change)
+    refused(root, rf"papers/{paper}\.yaml: figures\..*{message}")
+
+
+def column(paper: dict, name: str) -> dict:
+    return paper["tables"]["cce_table1"]["columns"][name]
+
+
+MEASUREMENTS = [
+    (lambda p: p["tables"]["cce_table1"].update(op="cross_entrpy"), "op: .*did you mean 'cross_entropy'"),
+    (lambda p: column(p, "Loss Memory (MB)").update(metric="peak_memry"), "metric: .*did you mean 'peak_memory'"),
+    (lambda p: column(p, "Loss Memory (MB)").update(where={"measure": "los"}), "where.measure: .*did you mean 'loss'"),
+    (lambda p: column(p, "Loss Memory (MB)").update(where={"part": "loss"}), "unknown field of peak_memory 'part'"),
+    (lambda p: column(p, "Alive Tiles").update(only="lower_bond"), "only: .*did you mean 'lower_bound'"),
+    (
+        lambda p: p["tables"]["cce_table1"]["rows"]["5) Baseline"].update(method="eagre"),
+        "method: .*did you mean 'eager'",
+    ),
+    (lambda p: p["tables"]["cce_table1"]["rows"]["5) Baseline"].update(remarks={"Los": "x"}), "unknown column 'Los'"),
+    (lambda p: p["tables"]["cce_tableA3"].update(formula="memry"), "formula: .*did you mean 'memory'"),
+    (lambda p: renamed(p["tables"]["cce_tableA3"]["constants"], "gpus", "gpsu"), "did you mean 'gpus'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MEASUREMENTS)
+def test_what_the_benchmark_or_a_formula_does_not_have_is_refused_before_it_is_measured(root, change, message):
+    edit(root, "workflow/papers/cce.yaml", change)
+    refused(root, rf"papers/cce\.yaml: tables\..*{message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "as_what"),
+    [("table", "a rule"), ("plan", "a verb"), ("sft", "a kind of job"), ("mixln", "a paper")],
+)
+def test_an_exhibit_is_not_called_as_something_else_of_the_command_line(root, name, as_what):
+    def rename(paper: dict) -> None:
+        renamed(paper["figures"], "lns_figure1", name)
+        paper["deviations"], paper["scales"] = [], {}
+
+    edit(root, "workflow/papers/lns.yaml", rename)
+    refused(root, rf"papers/lns\.yaml: .*{name!r} is {as_what}.* already; rename it")
+
+
+def test_a_paper_is_not_called_as_a_rule(root):
+    paper = copy.deepcopy(declared("workflow/papers/lns.yaml"))
+    paper |= {"tables": {}, "figures": {}, "deviations": [], "scales": {}}
+    paper["paper"]["id"] = "all"
+    write(root, "workflow/papers/all.yaml", paper)
+    refused(root, r"papers/all\.yaml: paper.id: 'all' is a rule of the workflow already; rename it")
+
+
+def test_the_names_that_are_taken_are_those_of_the_rules_and_verbs():
+    text = "".join(path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")])
+    written = re.findall(r"^rule (\w+):", text, re.MULTILINE) + re.findall(r" as (\w+) with:", text)
+    assert sorted(names.RULES) == sorted(written)
+    assert sorted(names.VERBS) == sorted(cli._parser()[1])
+
+
+# -- printed tables ----
+
+PRINTED = "paper_tables/published/mixln_table1.csv"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("Post-LN,35.18", "Post-LN,35.18,7", ":3: has 6 cells, the first line 5"),
+        ("DeepNorm,", "Post-LN,", "row 'Post-LN' stands twice"),
+        ("35.18", "35.l8", "row 'Post-LN', column 'LLaMA-71M': '35.l8' is no number"),
+        ("35.18", '"35,18"', "'35,18' is no number"),
+        ("35.18", "nan", "'nan' is no number"),
+        ("Pre-LN,", "\nPre-LN,", ":5: an empty line; delete it"),
+        ("Pre-LN,", ",,,,\nPre-LN,", ":5: an empty line; delete it"),
+        ("Post-LN,35.18", '"Post-LN,35.18', "a quote may not be closed"),
+    ],
+)
+def test_a_printed_table_with_a_mistake_is_refused_with_its_place(root, old, new, message):
+    text = (ROOT / PRINTED).read_text()
+    assert old in text
+    write(root, PRINTED, text.replace(old, new, 1))
+    refused(root, rf"mixln_table1\.csv:?.*{message}")
+
+
+def test_a_printed_table_that_no_paper_declares_is_read_all_the_same(root):
+    write(root, "paper_tables/published/new.csv", ",a\nx,1,2\n")
+    refused(root, r"new\.csv:2: has 3 cells, the first line 2")
+
+
+def test_a_byte_order_mark_and_words_for_no_number_are_no_mistake(root):
+    text = (ROOT / PRINTED).read_text()
+    write(root, PRINTED, "\ufeff" + text.replace("35.18", "OOM").replace("34.87", "-").replace("34.77", "~35"))
+    assert "mixln_table1" in open_project({"scale": "tiny"}, root).tables
+
+
+# -- configuration ----
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sale": "tiny"}, "--config: unknown key 'sale'; did you mean 'scale'"),
+        ({"seeds": 0}, "--config: seeds: Input should be a valid list"),
+        ({"seeds": [-1]}, "--config: seeds.0: .* greater than or equal to 0"),
+        ({"seeds": [0, 0]}, "a seed is named twice"),
+        ({"seeds": [True]}, "--config: seeds.0 is a truth value; give a number"),
+        ({"checkpoint_seconds": float("inf")}, "--config: checkpoint_seconds: .*finite"),
+    ],
+)
+def test_a_wrong_value_of_the_command_line_is_told_from_one_of_the_file(root, given, message):
+    with pytest.raises(SpecError, match=message):
+        configuration(root, given)
+    assert configuration(root, {"scale": "gpu"}).scale == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scale: tiny\nscale: gpu\n", "key 'scale' is written twice"),
+        ("seads: [0]\n", "unknown key 'seads'; did you mean 'seeds'"),
+        ("tiny\n", "has to be a mapping"),
+    ],
+)
+def test_a_mistake_in_the_configuration_file_is_refused_naming_it(root, text, message):
+    write(root, "config.yaml", text)
+    with pytest.raises(SpecError, match=rf"config\.yaml: .*{message}"):
+        configuration(root)
+
+
+def test_a_folder_of_local_data_that_is_not_there_is_refused_at_once():
+    with pytest.raises(SpecError, match="local_data: /no/such: no such folder"):
+        open_project({"local_data": "/no/such"})
+
+
+# -- what kinds say of themselves ----
+
+
+def test_every_kind_of_job_says_which_metrics_and_series_its_records_have():
+    """The committed records, which other code wrote, have exactly those."""
+    seen = set()
+    for path in sorted((ROOT / "paper_tables/records").glob("*/*/*.json")):
+        record = json.loads(path.read_bytes())
+        if record["outcome"] not in ("trained", "measured"):
+            continue
+        job = job_from(record["job"])
+        seen.add(job.kind)
+        assert sorted(job.metrics()) == sorted(record["metrics"]), path
+        columns = {name: list(series["columns"]) for name, series in record["series"].items()}
+        assert {name: list(found) for name, found in job.series().items()} == columns, path
+    assert {"pretrain", "sft", "block_removal"} <= seen
+    silent = [name for name, kind in job_kinds().items() if kind.metrics.__qualname__.startswith("Job.")]
+    assert silent == []
+
+
+@pytest.mark.parametrize("kind", figure_kinds())
+def test_a_kind_of_figure_declares_its_options_and_refuses_others(kind):
+    declared = options_class(kind)
+    assert issubclass(declared, FigureOptions)
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        declared.model_validate({"no_option": 1})
+
+
+def test_a_metric_of_a_kind_that_does_not_say_what_it_measures_is_not_checked(toy_kinds, root):
+    from support_jobs import TOY_PAPER
+
+    text = TOY_PAPER.replace("metric: value", "metric: anything")
+    (root / "workflow/papers/toy.yaml").write_text(text)
+    assert "toy_table1" in open_project({"scale": "smoke"}, root).tables
+
+
+# -- targets of Snakemake ----
+
+
+@pytest.mark.parametrize(
+    ("target", "near"),
+    [
+        ("paper_tables/mixln_tabel1.csv", "paper_tables/mixln_table1.csv"),
+        ("mixln_table1.csv", "paper_tables/mixln_table1.csv"),
+        ("mixln_table1", "paper_tables/mixln_table1.csv"),
+        ("paper_tables/mixln_figure5.scg", "paper_tables/mixln_figure5.svg"),
+        ("mixnl", "mixln"),
+    ],
+)
+def test_a_target_that_no_rule_makes_has_the_nearest_one_in_its_message(target, near):
+    plan = Workflow(Project({"scale": "smoke"}))
+    message = plan.unknown_target(target, ["all", *plan.project.papers])
+    assert f"no rule makes {target!r}; did you mean {near!r}?" in message
