@@ -9,8 +9,9 @@ name is the operation's: in `python -m paperlm_kernels.bench <name>` and in its 
     measures            name -> one line about it: what can be asked of a method
     run(task)           generator of the rows of one method on one case, in a process of its own
 
-The rest has defaults: peers that are absent, fields that say what the data were (`identity`), options of its own,
-measuring in turns, tables, a chart. What is heavy to import, `run` and `absent` import; the folder is imported by name.
+The rest has defaults: `metrics` that tables can ask for, peers that are absent, fields that say what the data were
+(`identity`), options of its own, measuring in turns, tables, a chart. What is heavy to import, `run` and `absent`
+import; the folder is imported by name.
 """
 
 from __future__ import annotations
