@@ -312,5 +312,5 @@ def test_every_kind_of_figure_is_drawn_by_some_figure_of_a_paper(tiny):
 
 def test_an_unknown_kind_of_figure_is_refused_before_anything_starts(tmp_path):
     root = edited(tmp_path, "mixln", lambda p: p["figures"]["mixln_figure6a"].update(draw="block_bar"))
-    with pytest.raises(SpecError, match=r"mixln: figures\.mixln_figure6a\.draw: unknown figure .*mean 'block_bars'"):
+    with pytest.raises(SpecError, match=r"mixln\.yaml: figures\.mixln_figure6a\.draw: .*mean 'block_bars'"):
         open_project({}, root)
