@@ -35,7 +35,6 @@ from paperlm.figures.depth import (
     depth_samples,
     growth_statistics,
     removal_statistics,
-    statistics_of,
 )
 from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, curve_samples, curve_statistics
 from paperlm.figures.style import METHODS, method_color, row_styles
@@ -269,9 +268,10 @@ def test_the_error_of_the_blocks_says_nothing_of_statistics_in_another_unit():
     assert not samples["a", UNEVENNESS].measured and not samples["a", AT_MOST_ONE].measured
 
 
-def test_an_unknown_set_of_statistics_is_refused_with_the_nearest_name():
-    with pytest.raises(SpecError, match=r"unknown option `also` 'grwoth'; did you mean 'growth'"):
-        statistics_of([1.0, 2.0], "grwoth")
+def test_an_unknown_set_of_statistics_is_refused_with_those_there_are(tmp_path):
+    root = edited(tmp_path, "lns", lambda p: p["figures"]["lns_figure6"]["options"].update(also="grwoth"))
+    with pytest.raises(SpecError, match=r"figures\.lns_figure6\.options.*also.*'growth'"):
+        open_project({"scale": "tiny"}, root)
 
 
 # -- growth ----
