@@ -177,6 +177,18 @@ def test_every_field_of_a_kind_has_an_entry_that_says_where_it_is_seen(kind):
     assert set(entries) <= set(fields), f"{HERE}: {kind} has no field {', '.join(set(entries) - set(fields))}"
 
 
+@pytest.mark.parametrize("kind", sorted(job_kinds()))
+def test_a_record_has_the_metrics_and_series_that_its_kind_says_it_has(workshop, kind):
+    """Tables and figures are checked against what a kind says, before any record is there."""
+    made = job(kind)
+    workshop.outcome(made)
+    record = read_record(workshop.places.root / workshop.places.made(made))
+    if made.metrics() is not None:
+        assert set(record.metrics) == set(made.metrics())
+    if made.series() is not None:
+        assert {name: tuple(series.columns) for name, series in record.series.items()} == made.series()
+
+
 def cases() -> list[Any]:
     return [
         pytest.param(kind, name, seen, id=f"{kind}-{name}" + (f"-{seen.to}" if len(several) > 1 else ""))
