@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import job_environment
 from support_model import (
+    HEADS,
     LAYERS,
     LEAK,
     METHODS,
@@ -82,8 +83,8 @@ def test_eager_attention_computes_the_same_and_shows_its_weights():
     out = eager(ids, attention_mask=mask, output_attentions=True)
     for row, place in enumerate(places):
         close(out.logits[row, place], model(ids, attention_mask=mask).logits[row, place], 1e-4)
-    assert [w.shape for w in out.attentions] == [(3, 3, 11, 11)] * LAYERS
-    close(out.attentions[1][1, :, 4:].sum(-1), torch.ones(3, 7), 1e-6)
+    assert [w.shape for w in out.attentions] == [(3, HEADS, 11, 11)] * LAYERS
+    close(out.attentions[1][1, :, 4:].sum(-1), torch.ones(HEADS, 7), 1e-6)
     assert not out.attentions[1][1, :, 4:, :4].any() and not out.attentions[0].triu(1)[0].any()
 
 
@@ -358,7 +359,13 @@ def test_a_key_that_is_set_later_is_refused_when_the_model_is_built(key):
 
 
 def test_keys_of_llama_with_the_value_that_the_decoder_has_are_accepted():
-    same = {"num_key_value_heads": 3, "head_dim": 8, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    same = {
+        "num_key_value_heads": HEADS,
+        "head_dim": WIDTH // HEADS,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
     same |= {"attention_dropout": 0.0, "rope_scaling": None, "layer_types": ["full_attention"] * LAYERS}
     assert config_of(MIX, **same).to_dict() == config_of(MIX).to_dict()
     rope = config_of(MIX, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
