@@ -12,7 +12,7 @@ from support_tables import edited, pretrained, record_of, write_records
 from paperlm.errors import SpecError
 from paperlm.plan.exhibit import DivergedRule
 from paperlm.plan.project import Project
-from paperlm.record.record import Record, write_record
+from paperlm.record.record import Record, behaviours_of_ancestors, drift, write_record
 from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.contents import Contents, DiffRow
 from paperlm.tables.jobs import printed_diverged
@@ -244,6 +244,15 @@ def test_a_record_on_a_model_of_earlier_rules_names_the_ancestor(project, tmp_pa
     labels = row_of(project, evaluated(project, tmp_path, with_(ancestors=then)))["MMLU"].labels
     assert labels == f"earlier rules: {pretrain.job_id}: pretrain 0 -> {pretrain.behaviour}"
     assert row_of(project, evaluated(project, tmp_path))["MMLU"].labels == ""
+
+
+def test_a_record_that_does_not_say_its_rules_or_those_of_its_model_is_of_earlier_ones(project):
+    job = next(c for c in project.cells(TABLE) if c.row == ROW).jobs[0]
+    parts = [("", job), *((f"{ancestor.job_id}: ", ancestor) for ancestor in job.ancestors())]
+    said = [f"{who}{one.kind} none -> {one.behaviour}" for who, one in parts]
+    assert drift(job, {}, {}) == said and len(said) == 3
+    assert drift(job, job.behaviours(), {}) == said[1:]
+    assert drift(job, job.behaviours(), behaviours_of_ancestors(job)) == []
 
 
 def test_labels_of_records_and_missing_seeds_stand_beside_the_number(tmp_path):
