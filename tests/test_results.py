@@ -10,10 +10,12 @@ import pytest
 from support_tables import edited, pretrained, record_of, write_records
 
 from paperlm.errors import SpecError
+from paperlm.plan.exhibit import DivergedRule
 from paperlm.plan.project import Project
-from paperlm.record.record import Record, write_record
+from paperlm.record.record import Record, behaviours_of_ancestors, drift, write_record
 from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.contents import Contents, DiffRow
+from paperlm.tables.jobs import printed_diverged
 from paperlm.tables.results import collect
 
 TABLE = "mixln_table2"
@@ -244,6 +246,15 @@ def test_a_record_on_a_model_of_earlier_rules_names_the_ancestor(project, tmp_pa
     assert row_of(project, evaluated(project, tmp_path))["MMLU"].labels == ""
 
 
+def test_a_record_that_does_not_say_its_rules_or_those_of_its_model_is_of_earlier_ones(project):
+    job = next(c for c in project.cells(TABLE) if c.row == ROW).jobs[0]
+    parts = [("", job), *((f"{ancestor.job_id}: ", ancestor) for ancestor in job.ancestors())]
+    said = [f"{who}{one.kind} none -> {one.behaviour}" for who, one in parts]
+    assert drift(job, {}, {}) == said and len(said) == 3
+    assert drift(job, job.behaviours(), {}) == said[1:]
+    assert drift(job, job.behaviours(), behaviours_of_ancestors(job)) == []
+
+
 def test_labels_of_records_and_missing_seeds_stand_beside_the_number(tmp_path):
     project = Project({"scale": "paper", "seeds": [0, 1]})
     cut = "boolq: 3 % of requests cut on the left to 256 tokens"
@@ -278,6 +289,12 @@ def test_the_rule_of_the_table_and_not_the_record_says_what_diverged(tmp_path):
         write_record(tmp_path / "r.json", pretrained(job, perplexity))
         cell = next(c for c in collect(project, "mixln_table1", [tmp_path / "r.json"]).cells.values() if c.records)
         assert cell.diverged == [diverged], "0.9 x 1,400 is the edge at this scale"
+
+
+def test_a_printed_number_is_one_of_a_run_that_diverged_above_the_rules_limit_and_not_at_it():
+    above, within = DivergedRule(above=1000, source="a test"), DivergedRule(unigram_within=0.1, source="a test")
+    assert [printed_diverged(above, value) for value in (999.5, 1000.0, 1000.5, None)] == [False, False, True, False]
+    assert not printed_diverged(within, 1e9) and not printed_diverged(None, 1e9), "only a number can tell"
 
 
 def test_a_rule_about_divergence_needs_the_perplexities(tmp_path):

@@ -26,6 +26,7 @@ from paperlm.finetune.examples import Example, Pair
 from paperlm.finetune.policy import HeldOut, Reward
 from paperlm.jobs import job_kinds, run_job
 from paperlm.jobs.base import Machine, parent_kinds
+from paperlm.jobs.reward_model import _accuracy
 from paperlm.jobs.reward_model import reward_model as fresh_reward_model
 from paperlm.jobs.rloo import _order
 from paperlm.models.folder import load_model, load_tokenizer, transformers_tokenizer
@@ -250,6 +251,22 @@ def test_a_reward_model_that_scores_everything_alike_is_refused(policy, rewarded
     torch.nn.init.zeros_(model.score.weight)
     with pytest.raises(JobError, match="no unit for rewards"):
         Reward(model, tokenizer, [Example([5, 6, 7], 1), Example([5, 8], 1)], "fp32")
+
+
+def test_the_divergence_is_the_policys_log_probability_less_the_references(tokenizer, monkeypatch):
+    logs = {"policy": np.array([-1.0, -2.0, -4.0, -3.0]), "reference": np.array([-2.0, -2.5, -4.5, -7.0])}
+    monkeypatch.setattr(measure, "answer_log_probs", lambda model, *_: logs[model])
+    held_out = HeldOut(rloo(validation_prompts=2, samples=2), tokenizer, ["one", "two"])
+    before, after = ([Example([5, 6, *[7] * n], 2) for n in lengths] for lengths in ((1, 2, 3, 4), (2, 4, 6, 9)))
+    ((found, errors),) = held_out.compare({}, before, after, "policy", "reference")
+    assert found == {"kl": 1.5, "length_before": 2.5, "length_after": 5.25}
+    assert errors["kl"] == pytest.approx(0.75), "of the prompts' means, 0.75 and 2.25"
+
+
+def test_a_pair_whose_answers_score_alike_counts_as_wrong(monkeypatch):
+    monkeypatch.setattr(measure, "scores", lambda *_: np.array([2.0, 1.0, 3.0, 3.0, 0.0, 4.0, 5.0, 1.0]))
+    found, _ = _accuracy(None, [(Example([1], 0), Example([2], 0))] * 4, "fp32")
+    assert (found["accuracy"], found["margin"]) == (0.5, 0.25)
 
 
 # -- policy optimization --
