@@ -13,6 +13,7 @@ from paperlm.checks import open_project
 from paperlm.jobs import job_from
 from paperlm.jobs.base import Job, parent_kinds
 from paperlm.plan.project import ROOT, Project
+from paperlm.plan.resolve import _state
 from paperlm.record.record import read_record
 
 SCALES = sorted(p.stem for p in (ROOT / "workflow/scales").glob("*.yaml"))
@@ -112,6 +113,13 @@ def test_a_diverged_rule_of_a_scale_stands_in_for_the_tables():
     assert Project({"scale": "paper"}).diverged_rule("mixln_table1").threshold(450.0) == 1000
     assert Project({"scale": "tiny"}).diverged_rule("mixln_table1").threshold(450.0) == pytest.approx(405.0)
     assert Project({"scale": "tiny"}).diverged_rule("cce_figure4") is None
+
+
+def test_a_share_of_a_run_is_that_part_of_its_updates_and_the_whole_run_its_end():
+    parent = Project({"scale": "tiny"}).cells("lns_figure1")[0].jobs[0].of
+    assert parent.steps == 900
+    found = [_state(f"share {share}", parent, "here") for share in ("0", "1/900", "1/3", "7/9", "899/900", "1")]
+    assert found == ["init", 1, 300, 700, 899, "end"]
 
 
 def test_what_is_told_to_a_job_is_what_the_declarations_say():
