@@ -316,14 +316,14 @@ def test_an_unknown_edition_or_one_of_a_table_without_editions_is_refused():
 
 def test_cases_and_methods_of_the_tables_are_those_of_the_benchmark(paper):
     from paperlm_kernels.bench.ops.cross_entropy import BOUND
-    from paperlm_kernels.bench.ops.cross_entropy.declared import CASES
+    from paperlm_kernels.bench.ops.cross_entropy.declared import CASES, ITEM_BYTES
     from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 
     for name, case in paper.cases.items():
         made = CASES[name]
         assert paper.shape(name) == (made.tokens, made.vocab, made.width)
         assert (case.counting, paper.softcap(name)) == (made.counting, made.softcap)
-        assert case.element_bytes == made.dtype.itemsize
+        assert case.element_bytes == ITEM_BYTES[made.dtype]
         assert gradient_bytes(*paper.shape(name), case.element_bytes) / 2**20 == made.lower_bound
     for table in paper.tables.values():
         if table.kind == "measurements":

@@ -119,6 +119,7 @@ def test_a_command_of_a_document_works(document, command, place):
         return
     folder, command = place(document), SMALLER.get(command, command)
     command = command.replace("/path/to/folder", "data").replace("<yours>", "gpu")
+    (folder / "data").mkdir(exist_ok=True)
     if "<job id>" in command:
         command = command.replace("<job id>", _job("llama_71m-pre_ln-s0-", "smoke"))
     command = re.sub(r"(\S+-)<hash>", lambda match: _job(match[1], "tiny"), command)

@@ -66,6 +66,6 @@ def load_manifest(path: Path) -> dict:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path}: no prepared data; python -m paperlm run --with-parents prepares it first") from None
+        raise DataError(f"{path}: no prepared data; run the job with --with-parents, which prepares it first") from None
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: unreadable ({error}); delete {path.parent} and start again") from None
