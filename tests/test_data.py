@@ -245,7 +245,9 @@ def test_preparation_killed_by_sigkill_goes_on_where_it_was(example, validation_
     code += "prepare(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]), shard_rows=10)"
     command = [sys.executable, "-c", code, json.dumps(settings), str(tmp_path / "killed")]
     process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(HERE.parents[1])}, stderr=subprocess.DEVNULL
+        command,
+        env={**os.environ, "PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE.parents[2] / 'kernels'}"},
+        stderr=subprocess.DEVNULL,
     )
     while not (tmp_path / "killed/train-00007.npy").exists() and process.poll() is None:
         time.sleep(0.001)
@@ -393,7 +395,11 @@ def test_a_truncated_shard_of_a_mirror_is_refused_by_a_message(mirror):
 def test_without_network_and_mirror_the_command_says_what_to_do(tmp_path):
     settings = json.dumps({**SETTINGS, **T5, "dataset": "hub:allenai/c4"})
     environment = {k: v for k, v in os.environ.items() if k != "PAPERLM_HUB_MIRROR"}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(HERE.parents[1])}
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "hf"),
+        "PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE.parents[2] / 'kernels'}",
+    }
     command = [sys.executable, "-m", "paperlm", "prepare-data", "--settings", settings, "--out", str(tmp_path / "out")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and list((tmp_path / "out").glob("*")) == []
