@@ -22,7 +22,7 @@ from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import Pretrain
 from paperlm.models.folder import load_model
-from paperlm.plan.project import Project
+from paperlm.plan.project import ROOT, Project
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.tables.metrics import metric_of
@@ -275,7 +275,8 @@ def test_the_curve_has_every_update_or_means_over_bins_of_equal_width(manifest, 
 
 @pytest.fixture
 def root(tmp_path: Path, manifest: Path) -> Path:
-    """A folder with the prepared data of the smoke scale."""
+    """A folder with the prepared data of the smoke scale, and what a clone of the repository is known by."""
+    shutil.copytree(ROOT / "workflow/scales", tmp_path / "workflow/scales")
     shutil.copytree(manifest.parent, (tmp_path / Places(tmp_path, "smoke").data(smoke_run().token_data())).parent)
     return tmp_path
 

@@ -44,7 +44,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import seaborn as sns
 
     _, spec = project.figure(name)
-    contents = table_contents(project, spec.table, records)
+    contents, cases_of = table_contents(project, spec.table, records), project.table(spec.table)[1].cases
     columns = ["case", "row", "quantity", "value", "labels"]
     frame = pd.DataFrame(bars(project, name, contents), columns=columns)
     cases = list(frame["case"].unique())
@@ -71,12 +71,13 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             axis.margins(x=0.14, y=0.02)
             axis.grid(visible=False, axis="y")
             axis.invert_yaxis()
+        makers = [contents.made_by.get(row if len(cases_of) == 1 else f"{case}: {row}", "") for row in order]
+        line[0].set_yticks(range(len(order)), [f"{row}\n{maker}" for row, maker in zip(order, makers, strict=True)])
         line[1].set_yticklabels([])
     cards = ", ".join(dict.fromkeys(label.split(", ")[0] for label in frame["labels"]))
     figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}" + (f" ({cards})" if cards else ""))
     figure.tight_layout()
-    _, table = project.table(spec.table)
-    drawn = frame["row"] if len(table.cases) == 1 else frame["case"] + ": " + frame["row"]
+    drawn = frame["row"] if len(cases_of) == 1 else frame["case"] + ": " + frame["row"]
     said = dict.fromkeys(contents.proxies[place] for place in drawn if place in contents.proxies)
     return Drawing(figure, frame, labels=(*contents.notes, *said) if said else ())
 
@@ -100,6 +101,5 @@ def bars(project: Project, name: str, contents: Contents) -> list[list[object]]:
                 if sample is not None:
                     over = bound.values[0] if key == "memory" else 1.0
                     labels = contents.cells[place, options[key]].labels
-                    label = f"{row}\n{contents.made_by[place]}" if place in contents.made_by else row
-                    found.append([model, label, key, sum(sample.values) / len(sample.values) / over, labels])
+                    found.append([model, row, key, sum(sample.values) / len(sample.values) / over, labels])
     return found
