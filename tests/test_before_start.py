@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -397,6 +398,12 @@ def test_a_metric_of_a_kind_that_does_not_say_what_it_measures_is_not_checked(to
     text = TOY_PAPER.replace("metric: value", "metric: anything")
     (root / "workflow/papers/toy.yaml").write_text(text)
     assert "toy_table1" in open_project({"scale": "smoke"}, root).tables
+
+
+def test_opening_a_project_with_all_its_checks_takes_less_than_two_seconds_of_a_processor():
+    started = time.process_time()
+    open_project({"scale": "paper"})
+    assert time.process_time() - started < 2
 
 
 # -- targets of Snakemake ----

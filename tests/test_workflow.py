@@ -350,8 +350,15 @@ def test_every_verb_explains_itself(paperlm):
     }  # fmt: skip
 
 
+def test_a_target_that_no_rule_makes_stops_with_the_nearest_one(toy):
+    out = snakemake(toy, "paper_tables/toy_tabel1.csv", "-n", *SMOKE, expect=1)
+    assert "did you mean 'paper_tables/toy_table1.csv'?" in out
+    assert "Traceback" not in out and "MissingRuleException" not in out and "jobs to make" not in out
+
+
 def test_a_clone_works_in_a_folder_with_a_space_and_a_quote(tmp_path):
     toy = toy_clone(tmp_path / "it's a clone")
+    (tmp_path / "it's here").mkdir()
     snakemake(toy, "paper_tables/toy_table2.csv", *SMOKE, f"local_data={tmp_path}/it's here")
     assert (toy / "paper_tables/toy_table2.csv").is_file()
 
