@@ -27,6 +27,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
+	@# Of `snakemake --lint`, everything but conda/container lines: one environment serves every rule (environment.yml).
+	@lint=$$($(BIN)/snakemake --lint 2>&1 || true); \
+	if echo "$$lint" | grep -E '^ +\* ' | grep -vE 'Specify a conda environment or container|Migrate long run directives|Lambda|Congratulations'; then \
+	  echo "$$lint" | grep -A 3 -E '^ +\* '; echo "snakemake --lint found the above"; exit 1; fi
 
 report: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake --cores $(CORES) --report report.html

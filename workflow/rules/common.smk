@@ -141,7 +141,7 @@ def targets(*names):
 
 
 def refuse_unknown_targets():
-    "A target that no rule makes stops here, with the nearest one: Snakemake would name none."
+    "A target that nothing makes stops here, with the nearest one: Snakemake would name none."
     if not workflow.is_main_process or Path(sys.argv[0]).name not in ("snakemake", "__main__.py"):
         return
     for target in parse_args(sys.argv[1:])[1].targets:
