@@ -28,6 +28,7 @@ ANSWERS = {
     "mmlu": lambda item: item["answer"],
     "boolq": lambda item: item["label"],  # the options are no, yes
     "arc_easy": lambda item: item["choices"]["label"].index(item["answerKey"]),
+    "arc_challenge": lambda item: item["choices"]["label"].index(item["answerKey"]),
     "piqa": lambda item: item["label"],
     "hellaswag": lambda item: int(item["label"]),
     "openbookqa": lambda item: LETTERS[item["answerKey"]],
@@ -86,7 +87,7 @@ def test_a_scorer_that_always_prefers_the_first_option_gets_the_labels_frequency
             assert found.standard_errors[f"{name}/acc"] == pytest.approx(error, abs=1e-12)
     assert set(found.metrics) == set(found.standard_errors)
     assert {key for key in found.metrics if key.endswith("acc_norm")} == {
-        f"{name}/acc_norm" for name in ("arc_easy", "piqa", "hellaswag", "openbookqa")
+        f"{name}/acc_norm" for name in ("arc_easy", "arc_challenge", "piqa", "hellaswag", "openbookqa")
     }
     assert found.versions["lm_eval"].startswith("0.4.") and found.versions["arc_easy"] == "1.0"
 

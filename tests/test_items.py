@@ -114,7 +114,7 @@ def test_the_bundled_subsets_have_the_documented_sizes_and_mmlu_two_items_and_fi
 def test_no_fine_tuning_instruction_contains_a_bundled_evaluation_text():
     keys = {"arc_easy.test": "question", "boolq.validation": "question", "hellaswag.validation": "ctx"}
     keys |= {"mmlu.test": "question", "openbookqa.test": "question_stem", "piqa.validation": "goal"}
-    keys |= {"squad.validation": "question", "winogrande.validation": "sentence"}
+    keys |= {"squad.validation": "question", "winogrande.validation": "sentence", "arc_challenge.test": "question"}
     texts = {item[key] for name, key in keys.items() for item in bundled(f"eval/{name}")}
     instructions = "\n".join(
         item["instruction"] for s in ("train", "validation") for item in bundled(f"sft/commonsense_4k.{s}")

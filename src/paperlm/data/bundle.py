@@ -36,6 +36,7 @@ LONGEST_DIALOGUE = 600
 
 # bundled set -> full set, evaluated split, the text by which a training item is recognized as an evaluated one
 EVALUATIONS = {
+    "arc_challenge": ("arc_challenge_full", "test", "question"),
     "arc_easy": ("arc_easy_full", "test", "question"),
     "boolq": ("boolq_full", "validation", "question"),
     "hellaswag": ("hellaswag_full", "validation", "ctx"),

@@ -66,6 +66,14 @@ TASKS: dict[str, Task] = {
         fields=("question", "choices", "answerKey"),
         metrics=("acc", "acc_norm"),
     ),
+    "arc_challenge": Task(
+        definition="arc/arc_challenge.yaml",
+        split="test",
+        few_shot_split="train",
+        datasets=_sets("arc_challenge", "allenai/ai2_arc/ARC-Challenge"),
+        fields=("question", "choices", "answerKey"),
+        metrics=("acc", "acc_norm"),
+    ),
     "piqa": Task(
         definition="piqa/piqa.yaml",
         split="validation",
@@ -98,7 +106,7 @@ TASKS: dict[str, Task] = {
         fields=("sentence", "option1", "option2", "answer"),
     ),
 }
-"The seven of Mix-LN Table 2 and LNS Table 3."
+"The seven of Mix-LN Table 2 and LNS Table 3, and ARC-Challenge of BitNet a4.8, Tables 1, 3 and 4."
 
 
 def _known(name: str) -> str:
