@@ -118,6 +118,8 @@ class Part(Frozen):
     "name of a job of the paper -> the one in its place, wherever the cell's job or what it works on is that one"
     metric: str = ""
     "another metric than the exhibit's"
+    factor: float | None = Field(None, gt=0)
+    "printed number / metric, in place of the table's"
     mean_of: list[str] = []
     "of these columns of the same row, in place of a metric"
     sum_of_column: str = ""
@@ -186,6 +188,16 @@ class Noise(Frozen):
     source: str = Field(min_length=3)
 
 
+class Predicted(Frozen):
+    """Cells that a theory fixes whatever the models' size, so that they are compared with the print at every scale."""
+
+    rows: list[str] = Field(min_length=1)
+    columns: list[str] = Field(min_length=1)
+    within: float = Field(gt=0)
+    "difference, in the printed unit, that the theory leaves open"
+    why: str = Field(min_length=3)
+
+
 class JobsTable(JobCells):
     """A table of numbers that jobs computed."""
 
@@ -206,6 +218,11 @@ class JobsTable(JobCells):
     "printed number / metric: 100 for percentages"
     diverged: DivergedRule | None = None
     print_noise: Noise | None = None
+    predicted: list[Predicted] = []
+
+    def prediction(self, row: str, column: str) -> Predicted | None:
+        """What predicts a cell at every scale; None: nothing does."""
+        return next((one for one in self.predicted if row in one.rows and column in one.columns), None)
 
 
 # -- other tables -----------------------------------------------------------------------------------------------------
@@ -224,25 +241,61 @@ class PrintedTable(Exhibit):
 class EchoColumn(Frozen):
     """A printed hyper-parameter and the setting of ours that it is compared with."""
 
-    setting: str
+    setting: str = ""
     "name of a setting of the job, or `norm.<option>`"
+    then: str = ""
+    "name of a second one, printed behind an arrow where it has another value"
     times: list[str] = []
     "settings, or constants below, that it is multiplied with"
-    form: Literal["plain", "thousands", "billions", "scientific", "percent"] = "plain"
+    form: Literal["plain", "thousands", "millions", "billions", "scientific", "percent"] = "plain"
     source: str = ""
     "why a product is what the paper prints"
+    not_run: str = ""
+    "why there is nothing to compare: the paper prints a result, and nothing here makes it"
+    in_print: bool = True
+    "False: a column of ours beside those that the paper prints"
+
+    @model_validator(mode="after")
+    def one_of_both(self) -> EchoColumn:
+        if bool(self.setting) == bool(self.not_run):
+            raise ValueError("give `setting`, or `not_run` with the reason why the column has none")
+        if self.not_run and not self.in_print:
+            raise ValueError("not_run: a column that is neither printed nor made says nothing; leave it out")
+        return self
+
+
+class EchoRow(Frozen):
+    """A row of a table of hyper-parameters: which job of which size it is of."""
+
+    size: str
+    job: str = ""
+    "another job of the paper than the table's"
 
 
 class SettingsTable(PrintedTable):
-    """The paper's hyper-parameters beside those of our own job at the `paper` scale, a row per size."""
+    """The paper's hyper-parameters beside those of our own job at the `paper` scale."""
 
     kind: Literal["settings"]
     job: str
     norm: dict[str, Any]
     "the method whose options the columns may name"
-    sizes: list[str]
+    sizes: list[str] = []
+    "a row each, called as the size"
+    rows: dict[str, EchoRow] = {}
+    "in place of sizes: rows with names of their own, or of several jobs"
     constants: Settings = {}
     columns: dict[str, EchoColumn]
+
+    @model_validator(mode="after")
+    def sizes_or_rows(self) -> SettingsTable:
+        if bool(self.sizes) == bool(self.rows):
+            raise ValueError("give `sizes`, a row each, or `rows`")
+        return self
+
+    def lines(self) -> dict[str, EchoRow]:
+        """Label -> job and size of every row."""
+        rows = self.rows or {size: EchoRow(size=size) for size in self.sizes}
+        return {label: row.model_copy(update={"job": row.job or self.job}) for label, row in rows.items()}
 
 
 class ModelSpec(Frozen):

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
-from paperlm.jobs import kind_of
+from paperlm.jobs import job_kinds, kind_of
 from paperlm.jobs.base import parent_kinds
 from paperlm.models.sizes import ALL_SIZES
 from paperlm.norms import build_method, known_options
@@ -171,12 +171,30 @@ class PaperSpec(Frozen):
         return self
 
     def _check_instead(self, place: str, one: str, other: str) -> None:
-        """ValueError for a job of another kind. No job works on one of its own kind, so that there are no circles."""
+        """ValueError for a job of a kind that what works on the other one cannot take, and for a circle."""
         kind, wanted = self.jobs[other].kind, self.jobs[one].kind
-        if kind != wanted:
-            raise ValueError(
-                f"{place}: {other!r} is a job of kind {kind!r}; in place of {one!r} it has to be {wanted!r}"
-            )
+        fields = [
+            parent_kinds(kind_of(job.kind))[field]
+            for job in self.jobs.values()
+            for field, name in job.parents.items()
+            if name == one
+        ]
+        taken = {name for name in job_kinds() if fields and all(name in kinds for kinds in fields)} | {wanted}
+        if kind not in taken:
+            kinds = " or ".join(map(repr, sorted(taken)))
+            raise ValueError(f"{place}: {other!r} is a job of kind {kind!r}; in place of {one!r} it has to be {kinds}")
+        if one in self.works_on(other):
+            raise ValueError(f"{place}: {other!r} works on {one!r} itself, which it cannot take the place of")
+
+    def works_on(self, name: str) -> set[str]:
+        """The jobs of this file that a job works on, theirs, and so on; of a circle, each of them."""
+        found: set[str] = set()
+        waiting = list(self.jobs[name].parents.values())
+        while waiting:
+            if (other := waiting.pop()) not in found and other in self.jobs:
+                found.add(other)
+                waiting += self.jobs[other].parents.values()
+        return found
 
     def _check_norms(self) -> None:
         """ValueError for a method, option or value that does not exist."""
@@ -271,14 +289,9 @@ class PaperSpec(Frozen):
                     raise ValueError(
                         f"jobs.{name}.{field}: {other!r} is a {self.jobs[other].kind} job; it has to be {wanted}"
                     )
-            path, waiting = [name], list(job.parents.values())
-            while waiting:
-                other = waiting.pop()
-                if other == name:
-                    raise ValueError(f"jobs.{name}: works on itself, by way of {', '.join(path[1:]) or 'nothing'}")
-                if other in self.jobs and other not in path:
-                    path.append(other)
-                    waiting += self.jobs[other].parents.values()
+            if name in (others := self.works_on(name)):
+                between = ", ".join(one for one in self.jobs if one in others and one != name)
+                raise ValueError(f"jobs.{name}: works on itself, by way of {between or 'nothing'}")
 
     def lineage(self, name: str) -> list[str]:
         """The jobs that a job takes settings from, itself last."""
@@ -354,10 +367,15 @@ class PaperSpec(Frozen):
             for pair in spec.instead.items():
                 yield from ((f"{at}.{part}.{label}.instead", "job", job, self.jobs) for job in pair)
             yield from ((f"{at}.{part}.{label}.mean_of", "column", c, exhibit.columns) for c in spec.mean_of)
+        for index, one in enumerate(getattr(exhibit, "predicted", ())):
+            yield from ((f"{at}.predicted[{index}]", "row", row, exhibit.rows) for row in one.rows)
+            yield from ((f"{at}.predicted[{index}]", "column", column, exhibit.columns) for column in one.columns)
         match exhibit:
             case SettingsTable():
-                yield f"{at}.job", "job", exhibit.job, self.jobs
-                yield from ((f"{at}.sizes", "size", size, self.sizes) for size in exhibit.sizes)
+                for label, line in exhibit.lines().items():
+                    where = f"{at}.rows.{label}" if exhibit.rows else at
+                    yield f"{where}.job", "job", line.job, self.jobs
+                    yield where if exhibit.rows else f"{at}.sizes", "size", line.size, self.sizes
             case ArithmeticTable():
                 yield from ((f"{at}.models", "model", model, self.models) for model in exhibit.models)
             case MeasurementsTable():

@@ -94,6 +94,8 @@ class Cell:
     size: str = ""
     values: dict[str, Any] = field(default_factory=dict)
     "what the paper's size says for tables"
+    factor: float | None = None
+    "printed number / metric, where a row or column says it in place of the table"
     sources: dict[str, dict[str, Setting]] = field(default_factory=dict)
     "job of the chain -> setting -> value and source"
     printed: bool = True
@@ -274,9 +276,10 @@ class Project:
         size = context.size or paper.jobs[job].with_.size
         values = {key: s.value for key, s in paper.sizes[size].values.items()} if size in paper.sizes else {}
         metric = next((part.metric for part in reversed(parts) if part.metric), exhibit.metric)
+        factor = next((part.factor for part in reversed(parts) if part.factor is not None), None)
         return Cell(
             **common, jobs=tuple(dict.fromkeys(r.job for r in found)), metric=metric, size=size, values=values,
-            sources=found[0].sources,
+            sources=found[0].sources, factor=factor,
         )  # fmt: skip
 
     @staticmethod

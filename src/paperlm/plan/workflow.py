@@ -151,8 +151,8 @@ class Workflow:
         match exhibit:
             case SettingsTable():
                 return [
-                    {key: setting.model_dump() for key, setting in our_settings(self.project, name, size).items()}
-                    for size in exhibit.sizes
+                    {key: setting.model_dump() for key, setting in our_settings(self.project, name, row).items()}
+                    for row in exhibit.lines()
                 ]
             case ArithmeticTable():
                 return {key: paper.models[key].model_dump() for key in exhibit.models}

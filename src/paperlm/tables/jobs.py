@@ -109,11 +109,15 @@ def _diff_row(
         return DiffRow(**common, **shown, verdict="differs", reason=reason)
     if reference is None:
         return DiffRow(**common, **shown, verdict=NOT_PRINTED, reason=table.rows[cell.row].source)
+    difference = value - reference
+    if not project.scale.comparable and (rule := table.prediction(cell.row, cell.column)):
+        close = "match" if abs(difference) <= half_a_digit(printed) else f"within {rule.within:g}"
+        verdict = close if abs(difference) <= max(rule.within, half_a_digit(printed)) else "differs"
+        return DiffRow(**common, **shown, difference=f"{difference:+.3g}", verdict=verdict, reason=rule.why)
     if table.incomparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=table.incomparable)
     if not project.scale.comparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE)
-    difference = value - reference
     shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
     noise = result.noise(metric, project.scale.seed_noise.value) * abs(value)
     verdict = "match" if abs(difference) <= half_a_digit(printed) else "differs"

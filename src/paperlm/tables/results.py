@@ -153,7 +153,7 @@ def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
             found,
             tuple(job.job_id for job in cell.jobs if job.job_id not in by_job),
             rule,
-            factor,
+            cell.factor or factor,
             names,
             tuple(dict.fromkeys(d for r, job in _pairs(found, cell) for d in drift(job, r.behaviour, r.ancestors))),
         )
