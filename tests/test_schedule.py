@@ -184,7 +184,9 @@ def test_the_weights_move_as_adamw_written_out_moves_them_with_decay_off_norms(m
         assert (moved - wanted).norm() < 1e-3 * wanted.norm() + rounding, name
 
 
-@pytest.mark.parametrize("change", [{"optimizer": "adam"}, {"decay_norms": True}, {"second_weight_decay": None}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"optimizer": "adam"}, {"decay_norms": True}, {"second_weight_decay": None}], ids=str
+)
 def test_another_optimizer_or_decay_moves_them_elsewhere(manifest, tmp_path, change):
     ends = []
     for number, job in enumerate((published(**SHORT), published(**SHORT | change))):
@@ -207,4 +209,6 @@ def test_gains_of_norms_alone_are_exempt_and_nothing_is_left_out(manifest):
 def test_the_curve_file_notes_rate_and_decay_of_every_update(manifest, tmp_path):
     trained(published(**SHORT), manifest, tmp_path)
     rows = [row for row in map(json.loads, (tmp_path / "work/curve.jsonl").open()) if "loss" in row]
-    assert [(row["lr"], row["weight_decay"]) for row in rows] == [rate_and_decay(u, published(**SHORT)) for u in range(6)]
+    assert [(row["lr"], row["weight_decay"]) for row in rows] == [
+        rate_and_decay(u, published(**SHORT)) for u in range(6)
+    ]

@@ -79,7 +79,11 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     p.add_argument("--with-parents", action="store_true", help="first the data and the models that it works on")
     p.add_argument("--job", type=json_object, help="a job as JSON instead (`show --json` prints it)")
     p.add_argument("--scale", help="scale whose folders are used; with `what`: as --config scale=...")
-    p.add_argument("--keep", default="", help="with --job: updates after which the model is kept for other jobs, or trunk-<update> for one to go on from")
+    p.add_argument(
+        "--keep",
+        default="",
+        help="with --job: updates after which the model is kept for other jobs; trunk-<update>: for one to go on from",
+    )
     p.add_argument("--again", action="store_true", help="make the named job although its record is there")
     _common(p)
     _machine(p)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from paperlm.data.settings import DataSettings
+from paperlm.errors import SpecError
 from paperlm.frozen import digest
 from paperlm.jobs.base import Inputs, Job, Machine, Trunk, parent
 from paperlm.jobs.pretrain import Pretrain
+from paperlm.quantizers.presets import PRESETS
+from paperlm.quantizers.scheme import quantization_of
 
 if TYPE_CHECKING:
     from paperlm.jobs.base import Result
@@ -36,6 +39,15 @@ class ContinuePretrain(Job):
     quantization: dict[str, Any] | None
     "as of a pretrain job, whole: quantizers of activations take the place of the trunk's, that of weights is the same"
 
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def quantizers_exist(cls, value: Any) -> dict[str, Any] | None:
+        """Options are written out in full, so that a changed default makes a new job."""
+        try:
+            return None if value is None else quantization_of(value).describe()
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
     @model_validator(mode="before")
     @classmethod
     def takes_over_at_an_update(cls, value: Any) -> Any:
@@ -49,7 +61,9 @@ class ContinuePretrain(Job):
             raise ValueError(f"at: {self.at}: the trunk has {self.of.steps} updates; leave it before the last")
         weights = [(q or {}).get("weight") for q in (self.settings().quantization, self.of.quantization)]
         if weights[0] != weights[1]:
-            raise ValueError(f"quantization: weight is {weights[0]}, the trunk's {weights[1]}: only activations may change")
+            raise ValueError(
+                f"quantization: weight is {weights[0]}, the trunk's {weights[1]}: only activations may change"
+            )
         return self
 
     def settings(self) -> Pretrain:
@@ -81,7 +95,8 @@ class ContinuePretrain(Job):
         return self.of.series()
 
     def slug(self) -> str:
-        return f"from_{self.at}-{digest(self.settings().quantization, 4)}-{self.of.slug()}"
+        known = (name for name, preset in PRESETS.items() if preset["quantization"] == self.quantization)
+        return f"{next(known, digest(self.quantization))}_from_{self.at}-{self.of.slug()}"
 
     def derived(self) -> dict[str, tuple[str, str]]:
         run, rest = self.of, self.of.steps - self.at

@@ -129,13 +129,17 @@ class Pretrain(Job):
         if two_phase != (self.second_peak_lr is not None):
             raise ValueError("schedule two_phase needs second_peak_lr, and no other one has it")
         if not two_phase and (self.second_weight_decay is not None or self.phase_at != 0.5):
-            raise ValueError(f"schedule {self.schedule} has no second phase: leave phase_at and second_weight_decay out")
+            raise ValueError(
+                f"schedule {self.schedule} has no second phase: leave phase_at and second_weight_decay out"
+            )
         if two_phase and not 0 < self.phase_step < self.steps:
             raise ValueError(f"phase_at {self.phase_at} of {self.steps} steps leaves a phase empty: change one of them")
         if self.schedule == "cosine" and self.end_lr is not None:
             raise ValueError("schedule cosine falls to final_lr_fraction of the peak: leave end_lr out")
         if (self.end_lr is None) == (self.final_lr_fraction is None):
-            raise ValueError("what does the rate fall to? give end_lr and final_lr_fraction: null, or the fraction alone")
+            raise ValueError(
+                "what does the rate fall to? give end_lr and final_lr_fraction: null, or the fraction alone"
+            )
         if self.warmup_at_least and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_at_least {self.warmup_at_least} takes all of the {self.steps} steps: lower it")
 

@@ -1,8 +1,8 @@
 """Model folders between jobs: whole or absent, and never trusted without checksum and job id.
 
-<folder>/config.json, model.safetensors, tokenizer files; at-<update>/ the same of a snapshot; trunk-<update>/ a state of
-training to go on from, as checkpoints have it; manifest.json, written last: the job, how it ended, the rules it was made
-under, and the SHA-256 of every file.
+<folder>/config.json, model.safetensors, tokenizer files; at-<update>/ the same of a snapshot; trunk-<update>/ a
+state of training to go on from, as checkpoints have it; manifest.json, written last: the job, how it ended, the rules
+it was made under, and the SHA-256 of every file.
 """
 
 from __future__ import annotations

@@ -58,7 +58,13 @@ def write(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state:
     save_file(tensors, folder / MODEL)
     save_file(moments, folder / OPTIMIZER)
     checksums = {p.name: sha256_of(p) for p in sorted(folder.iterdir())}
-    content = {"job_id": job.job_id, "job": job.canonical(), "behaviour": job.behaviours(), "sha256": checksums, **state}
+    content = {
+        "job_id": job.job_id,
+        "job": job.canonical(),
+        "behaviour": job.behaviours(),
+        "sha256": checksums,
+        **state,
+    }
     with (folder / STATE_FILE).open("w") as file:
         json.dump(content, file)
         file.flush()
@@ -128,7 +134,7 @@ def restore(folder: Path, state: dict[str, Any], model: torch.nn.Module, optimiz
     parameters = dict(model.named_parameters())
     tensors = load_file(folder / MODEL)
     if tensors.keys() != parameters.keys():
-        raise CheckpointError(f"{folder}: its weights are not those of this model; delete the folder and start anew")
+        raise CheckpointError(f"{folder}: its weights are not those of this model; {remedy}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)

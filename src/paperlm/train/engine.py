@@ -172,7 +172,9 @@ class Engine:
                 done = update == task.updates
                 evaluates = done or update % task.evaluate_every == 0
                 stops, saves = self._decide(bool(stop), saved, done)
-                if (evaluates or saves or update in self.kept_after or len(pending) >= 20) and not self._flush(pending, bar):
+                if (evaluates or saves or update in self.kept_after or len(pending) >= 20) and not self._flush(
+                    pending, bar
+                ):
                     outcome = "not_finite"
                     break
                 with clock.paused():

@@ -136,8 +136,8 @@ class LanguageModelling(ScheduledTask):
         if wish:
             if wish < 1 or largest % wish:
                 raise DataError(
-                    f"micro_batch {wish} must divide the loss group {self.settings.loss_group} and the {per_rank} sequences "
-                    f"of a process: choose a divisor of {largest}"
+                    f"micro_batch {wish} must divide the loss group {self.settings.loss_group} and the {per_rank} "
+                    f"sequences of a process: choose a divisor of {largest}"
                 )
             return wish
         if self.world.device.type == "cuda":

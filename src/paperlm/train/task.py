@@ -53,7 +53,9 @@ class ScheduledTask:
     def share(self) -> int:
         """Examples of an update that are this process's. Raises DataError if they do not split."""
         if self.settings.global_batch % self.world.size:
-            raise DataError(f"global_batch {self.settings.global_batch} does not split over {self.world.size} processes")
+            raise DataError(
+                f"global_batch {self.settings.global_batch} does not split over {self.world.size} processes"
+            )
         return self.settings.global_batch // self.world.size
 
 
