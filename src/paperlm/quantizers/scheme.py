@@ -80,13 +80,13 @@ def quantization_of(value: object) -> Quantization:
         found["weight"] = build_quantizer(value["weight"], "weights", "quantization.weight")
     for name in INPUTS:
         if value.get(name) is not None:
-            found[name] = _input_quantizer(value[name], f"quantization.{name}")
+            found[name] = input_quantizer(value[name], f"quantization.{name}")
     if not found:
         raise SpecError("quantization: every place is null; write `quantization: null` for a model without quantizers")
     return Quantization(**found)
 
 
-def _input_quantizer(value: object, where: str) -> InputQuantizer:
+def input_quantizer(value: object, where: str) -> InputQuantizer:
     options = dict(value) if isinstance(value, dict) else {"name": value}
     keep = options.pop("keep", None)
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1):
