@@ -340,7 +340,6 @@ def test_the_vocabulary_can_grow_unless_its_last_row_has_a_meaning(tmp_path):
         ("layer_types", ["sliding_attention"] * LAYERS),
         ("per_layer_config", {"0": {"num_attention_heads": 1}}),
         ("is_causal", False),
-        ("tie_word_embeddings", True),
         ("is_encoder_decoder", True),
         ("chunk_size_feed_forward", 4),
     ],

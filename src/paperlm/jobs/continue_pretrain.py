@@ -8,10 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from paperlm.data.settings import DataSettings
 from paperlm.errors import SpecError
-from paperlm.frozen import digest
 from paperlm.jobs.base import Inputs, Job, Machine, Trunk, parent
 from paperlm.jobs.pretrain import Pretrain
-from paperlm.quantizers.presets import PRESETS
 from paperlm.quantizers.scheme import quantization_of
 
 if TYPE_CHECKING:
@@ -95,8 +93,7 @@ class ContinuePretrain(Job):
         return self.of.series()
 
     def slug(self) -> str:
-        known = (name for name, preset in PRESETS.items() if preset["quantization"] == self.quantization)
-        return f"{next(known, digest(self.quantization))}_from_{self.at}-{self.of.slug()}"
+        return f"from_{self.at}-{self.settings().slug()}"
 
     def derived(self) -> dict[str, tuple[str, str]]:
         run, rest = self.of, self.of.steps - self.at
