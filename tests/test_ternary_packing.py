@@ -14,21 +14,10 @@ from paperlm_kernels.ternary_linear import (
     ternary_linear,
     unpack_ternary,
 )
+from support_ternary import activations, ternary
 
 # every K of 700M, 1.3B, 3B and 7B, and some at the edges of the padding
 WIDTHS = (1536, 4096, 2048, 5460, 3200, 8640, 11008, 1, 127, 128, 129)
-
-
-def ternary(rows, width, seed=0):
-    return torch.randint(-1, 2, (rows, width), generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
-
-
-def activations(rows, width, seed=0):
-    """Codes over the whole of int8, -128 in each row, and scales."""
-    g = torch.Generator().manual_seed(seed)
-    codes = torch.randint(-128, 128, (rows, width), generator=g, dtype=torch.int16).to(torch.int8)
-    codes[:, 0] = -128
-    return codes, torch.rand(rows, generator=g) + 0.5
 
 
 @pytest.mark.parametrize("width", WIDTHS)

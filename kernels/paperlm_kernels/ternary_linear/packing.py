@@ -1,6 +1,6 @@
 """Ternary weights in two bits each: the layout "planar-128", and what of it is checked when it is read.
 
-A matrix t (N, K) of -1, 0, 1 is kept as codes c = t + 1. K and N are padded to multiples of 128 with c = 1, the weight 0.
+A matrix t (N, K) of -1, 0, 1 is kept as codes c = t + 1; K and N are padded to multiples of 128 with the weight 0.
 `data` is uint8 (padded N, padded K / 4), row-major: byte j of the m-th 32 bytes of a row holds, in its bits 2s and
 2s + 1 for s = 0 .. 3, the code of k = 128 m + 32 s + j. So
 
@@ -149,8 +149,8 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     if weight.ndim != 2 or not weight.is_floating_point():
         raise ValueError(f"a weight of shape {tuple(weight.shape)} and {weight.dtype}; give a float matrix (N, K)")
     latent = weight.detach().float()
-    alpha = latent.abs().mean()
-    return (latent / alpha.clamp(min=EPS)).round().clamp(-1, 1).to(torch.int8), alpha
+    alpha = latent.abs().mean().clamp(min=EPS)
+    return (latent * alpha.reciprocal()).round().clamp(-1, 1).to(torch.int8), alpha
 
 
 def fused_alpha(alphas: Sequence[Tensor | float], rows: Sequence[int]) -> Tensor:
