@@ -12,10 +12,10 @@ from torch import Tensor
 BACKENDS = ("auto", "triton", "reference")
 
 
-def chosen_backend(backend: str, tensor: Tensor) -> str:
+def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
     """ "triton" or "reference"; "auto" is Triton on NVIDIA GPUs of compute capability 8.0 or newer that have it.
 
-    Raises ValueError for an unknown name, and for "triton" where it cannot run.
+    dtype: of what comes out. Raises ValueError for an unknown name, and for "triton" where it cannot run.
     """
     if backend not in BACKENDS:
         near = difflib.get_close_matches(str(backend), BACKENDS, n=1, cutoff=0.5)
@@ -31,6 +31,8 @@ def chosen_backend(backend: str, tensor: Tensor) -> str:
         why = None
     else:
         why = "the tensors are on the CPU, where TRITON_INTERPRET=1 would interpret it"
+    if why is None and not tensor.is_cuda and dtype == torch.bfloat16:
+        why = "its interpreter rounds to bfloat16 wrongly; interpret it in float16 or float32"
     if why is None and find_spec("triton") is None:
         why = "the package triton is not installed"
     if why is None:

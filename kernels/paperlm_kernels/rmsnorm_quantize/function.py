@@ -72,7 +72,7 @@ def rmsnorm_quantize(
     padding = -x.shape[-1] % ALIGNED
     lead = x.shape[:-1]
     with torch.no_grad():
-        if chosen_backend(backend, x) == "triton":
+        if chosen_backend(backend, x, x.dtype) == "triton":
             from paperlm_kernels.rmsnorm_quantize.launch import run_forward
 
             out = run_forward(_rows(x, up, gain, residual, eps), chosen, multiple, k, codes=True, compact=compact)
@@ -115,7 +115,7 @@ def rmsnorm_fake_quantize(
     token.
     """
     chosen, k = _checked(x, gain, mode, multiple, keep, residual, up)
-    if chosen_backend(backend, x) == "triton":
+    if chosen_backend(backend, x, x.dtype) == "triton":
         from paperlm_kernels.rmsnorm_quantize.ops import fake_quantize
 
         values, stream = fake_quantize(_rows(x, up, gain, residual, eps), chosen, multiple, k)

@@ -3,7 +3,12 @@
 One direction of imports: `packing` -> `reference` and the kernels -> `function` -> users.
 """
 
-from paperlm_kernels.ternary_linear.function import ternary_linear
+from paperlm_kernels.ternary_linear.function import (
+    places_above_zero,
+    sparse_columns_linear,
+    sparse_rows_linear,
+    ternary_linear,
+)
 from paperlm_kernels.ternary_linear.packing import (
     PackedTernary,
     fused_alpha,
@@ -18,7 +23,10 @@ __all__ = [
     "fused_alpha",
     "pack_ternary",
     "pack_weights",
+    "places_above_zero",
     "quantize_weight",
+    "sparse_columns_linear",
+    "sparse_rows_linear",
     "ternary_linear",
     "unpack_ternary",
 ]

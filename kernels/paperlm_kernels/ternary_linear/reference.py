@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paperlm_kernels.ternary_linear.packing import PackedTernary, unpack_ternary
+from paperlm_kernels.ternary_linear.packing import PackedTernary, pack_ternary, unpack_ternary
 
 EXACT_WIDTH = 2**16
 "Below it every partial sum of codes (at most 128) times 0, 1 or 2 is an integer that float32 has."
@@ -38,3 +38,8 @@ def ternary_linear_reference(
     """
     difference = (accumulate(codes, packed) - rowsum[:, None]).float()
     return (difference * act_scale[:, None] * alpha).to(out_dtype)
+
+
+def transposed_codes(packed: PackedTernary) -> PackedTernary:
+    """The packed matrix whose rows are the columns of this one."""
+    return pack_ternary(unpack_ternary(packed).T)
