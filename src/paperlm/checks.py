@@ -35,7 +35,9 @@ def open_project(config: dict[str, Any] | ProjectConfig | None = None, root: Pat
     check_names(project)
     if (folder := project.config.local_data) and not Path(folder).is_dir():
         raise SpecError(f"local_data: {folder}: no such folder; name the one that has the files of `local:` datasets")
-    _ = project.jobs
+    for name in project.exhibits:
+        with _in_file_of(project, project.exhibit(name)[0]):
+            project.jobs_of(name)
     for name, (paper, figure) in project.figures.items():
         with _in_file_of(project, paper):
             if figure.draw not in figure_kinds():

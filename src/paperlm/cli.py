@@ -322,9 +322,10 @@ def _watch(options: argparse.Namespace) -> None:
 
 
 def _table(options: argparse.Namespace) -> None:
+    from paperlm.figures.base import exhibit_contents
     from paperlm.tables.build import write_table
 
-    write_table(_project(options), options.table, options.records, options.out, options.html)
+    write_table(_project(options), options.table, options.records, options.out, options.html, exhibit_contents)
 
 
 def _curves(options: argparse.Namespace) -> None:

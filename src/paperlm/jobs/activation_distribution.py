@@ -16,8 +16,8 @@ OF_QUANTIZED = ("zeros", "relative_error", "square_kept")
 
 
 class ActivationDistribution(TextProbe):
-    """Histograms and moments of the inputs of the projections, behind the norm and in front of the quantizer, all blocks
-    pooled and of the middle one; and of quantizers that are tried on the input of one of them."""
+    """Histograms and moments of the inputs of the projections, behind the norm and in front of the quantizer, of all
+    blocks together and of the middle one; and of quantizers that are tried on the input of one of them."""
 
     kind: ClassVar[str] = "activation_distribution"
     summary: ClassVar[str] = "makes histograms of what enters each projection of a model, and of that quantized"
@@ -53,12 +53,8 @@ class ActivationDistribution(TextProbe):
 
     def metrics(self) -> tuple[str, ...]:
         of_inputs = [f"{place}/{name}" for place in INPUTS for name in OF_INPUTS]
-        return (
-            *of_inputs,
-            *(f"{title}/{name}" for title in self.quantizers for name in OF_QUANTIZED),
-            "tokens",
-            "documents",
-        )
+        of_quantized = [f"{title}/{name}" for title in self.quantizers for name in OF_QUANTIZED]
+        return (*of_inputs, *of_quantized, "tokens", "documents")
 
     def series(self) -> dict[str, tuple[str, ...]]:
         return {"histogram": ("tensor", "block", "left", "right", "count", "density")}
@@ -68,8 +64,8 @@ class ActivationDistribution(TextProbe):
 
 
 def run(job: ActivationDistribution, inputs: Inputs, machine: Machine) -> Result:
-    """Metrics <input>/rms, kurtosis (excess), near_zero (share below a tenth of the root mean square), inputs being qkv,
-    o, gate_up and down; <quantizer>/zeros (share), relative_error (squared error over square), square_kept (over all).
+    """Metrics <input>/rms, kurtosis (excess), near_zero (share below a tenth of the root mean square) of qkv, o, gate_up
+    and down; <quantizer>/zeros (share), relative_error (squared error over square), square_kept (over all).
 
     Series `histogram`: tensor (an input or a quantizer), block (0: all), edges of the bin, count, and density over all
     numbers, those beyond the bins too. Standard errors are the jackknife's over sequences. Raises JobError for a model
@@ -80,7 +76,8 @@ def run(job: ActivationDistribution, inputs: Inputs, machine: Machine) -> Result
 
     def measure(model: Any, text: Sequences) -> Result:
         middle = (model.config.num_hidden_layers + 1) // 2
-        found = distributions(model, text.batches, job.bins, job.within, middle, job.tried(), job.tried_on)
+        options = {"bins": job.bins, "within": job.within, "block": middle}
+        found = distributions(model, text.batches, tried=job.tried(), at=job.tried_on, **options)
         metrics: dict[str, float | int] = {"tokens": found.tokens, "documents": job.documents}
         errors: dict[str, float] = {}
         for sums, statistics in ((found.moments, moment_statistics), (found.quantized, quantized_statistics)):
@@ -90,11 +87,9 @@ def run(job: ActivationDistribution, inputs: Inputs, machine: Machine) -> Result
         rows = []
         for (name, block), histogram in found.histograms.items():
             density = histogram.counts / (histogram.numbers * (2 * histogram.edge / job.bins))
-            edges = histogram.edges
+            edges = [float(f"{edge:.6g}") for edge in histogram.edges]
             for left, right, count, height in zip(edges, edges[1:], histogram.counts, density, strict=False):
-                rows.append(
-                    [name, block, float(f"{left:.6g}"), float(f"{right:.6g}"), int(count), float(f"{height:.5g}")]
-                )
+                rows.append([name, block, left, right, int(count), float(f"{height:.5g}")])
         columns = ["tensor", "block", "left", "right", "count", "density"]
         return Result(
             outcome="measured",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
+from paperlm.errors import SpecError
 from paperlm.evaluate.tasks import Source, TaskName, task_of
 from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Seed, parent
+from paperlm.quantizers.scheme import kv_cache_of
 
 BATCH = {"cpu": 16, "cuda": 64}
 "Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
@@ -42,6 +44,8 @@ class LmEval(Job):
     "of the draw of examples; the default is lm-eval's"
     max_length: int = Field(gt=1)
     "tokens that the model sees at once; longer requests are cut on the left"
+    kv_cache: dict[str, Any] | None = None
+    "numbers of queries, keys and values, as the model's configuration has it; null: as it was trained"
 
     @field_validator("tasks")
     @classmethod
@@ -49,6 +53,15 @@ class LmEval(Job):
         if len(set(tasks)) < len(tasks):
             raise ValueError("a task is named twice")
         return tasks
+
+    @field_validator("kv_cache")
+    @classmethod
+    def cache_exists(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Options are written out in full, so that a changed default makes a new job."""
+        try:
+            return None if value is None else kv_cache_of(value).described
+        except SpecError as error:
+            raise ValueError(str(error)) from None
 
     def data(self) -> list[DataSettings]:
         """One set a task, whole: `items` is applied later, so that jobs share what is prepared."""
@@ -68,19 +81,20 @@ class LmEval(Job):
 
     def slug(self) -> str:
         """lm_eval-5shot-<parent's>."""
-        return f"lm_eval-{self.few_shot}shot-{self.of.slug()}"
+        cache = "" if self.kv_cache is None else f"-q{self.kv_cache['q_bits']}_kv{self.kv_cache['kv_bits']}"
+        return f"lm_eval-{self.few_shot}shot{cache}-{self.of.slug()}"
 
 
 def run(job: LmEval, inputs: Inputs, machine: Machine) -> Result:
     """Evaluate. Raises DataError for unusable items, before the model is read, and JobError for an unusable model."""
     from paperlm.evaluate.harness import evaluate, load_items
-    from paperlm.models.folder import load_model, load_tokenizer
+    from paperlm.models.folder import load_tokenizer, model_with_cache
 
     items = dict(zip(job.tasks, inputs.data, strict=True))
     load_items(job.tasks, items, few_shot=job.few_shot, limit=job.items)
     device = machine.torch_device()
     found = evaluate(
-        load_model(inputs.models["of"]).to(device),
+        model_with_cache(inputs.models["of"], job.kv_cache).to(device),
         load_tokenizer(inputs.models["of"]),
         job.tasks,
         items,

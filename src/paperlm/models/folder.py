@@ -92,6 +92,23 @@ def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
     return model.eval()
 
 
+def model_with_cache(folder: Path, kv_cache: dict[str, Any] | None) -> Any:
+    """As `load_model`, with queries, keys and values in so many bits; None: as the folder's configuration has them.
+
+    Raises JobError for another architecture than this project's decoder.
+    """
+    import transformers
+
+    import paperlm.models.llama  # noqa: F401 - makes the Auto classes know the decoder
+
+    if kv_cache is None:
+        return load_model(folder)
+    _present(folder)
+    if not hasattr(transformers.AutoConfig.from_pretrained(folder, local_files_only=True), "kv_cache"):
+        raise JobError(f"{folder}: kv_cache is of this project's decoder, and this is another architecture")
+    return load_model(folder, kv_cache=kv_cache)
+
+
 def architecture_class(config: Any) -> Any:
     """The class that a configuration names in `architectures`: of this project or of transformers.
 
