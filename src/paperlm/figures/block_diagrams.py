@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 
 from paperlm.errors import SpecError
 from paperlm.figures.base import Drawing
+from paperlm.figures.boxes import UNIT, arrow, box, plus
 from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import method_color
 from paperlm.norms import ModelShape, NormMethod, Wiring, build_method
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
 
 Group = list[tuple[int, Wiring]]
 "Blocks of one structure that follow each other: number and wiring."
-UNIT = 0.42
-"Inches of a unit of the drawing; widths and heights below are in units."
 COLUMN, GAP = 3.8, 0.6
 "Width of a column, and what is left free between panels."
-BOX, STEP = 2.1, 0.8
-"Width of a box, and height from one box to the next."
+STEP = 0.8
+"Height from one box to the next."
 SIDE = 1.45
 "How far left of the sub-layers the residual runs."
 
@@ -127,26 +126,25 @@ def _column(axis: Axes, x: float, group: Group, layers: int, color: Any) -> floa
         boxes += [("norm", True)] * wiring.post + [(f"× {s}", False)] * bool(s)
         start = y
         for text, is_norm in boxes:
-            _arrow(axis, (x, y - 0.05 if y > start else y), (x, y + 0.25))
-            _box(axis, x, y + 0.25, text, is_norm, color)
+            arrow(axis, (x, y - 0.05 if y > start else y), (x, y + 0.25))
+            box(axis, x, y + 0.25, text, *_colours(is_norm, color))
             y += STEP
-        _arrow(axis, (x, y - 0.05), (x, y + 0.2))
+        arrow(axis, (x, y - 0.05), (x, y + 0.2))
         y += 0.4
-        axis.add_patch(_circle(x, y))
-        axis.text(x, y - 0.01, "+", ha="center", va="center", fontsize=9)
+        plus(axis, x, y)
         axis.plot([x, x - SIDE, x - SIDE], [start, start, y], color="0.2", linewidth=0.9)
-        _arrow(axis, (x - SIDE, y), (x - 0.2, y))
+        arrow(axis, (x - SIDE, y), (x - 0.2, y))
         if r:
             place = {"ha": "center", "va": "bottom", "rotation": 90, "fontsize": 7.5}
             axis.text(x - SIDE - 0.12, (start + y) / 2, f"× {r}", **place)
         y += 0.2
         if wiring.out:
-            _arrow(axis, (x, y), (x, y + 0.25))
-            _box(axis, x, y + 0.25, "norm", True, color)
+            arrow(axis, (x, y), (x, y + 0.25))
+            box(axis, x, y + 0.25, "norm", *_colours(True, color))
             y += 0.75
         axis.plot([x, x], [y, y + 0.25], color="0.2", linewidth=0.9)
         y += 0.25
-    _arrow(axis, (x, y), (x, y + 0.35))
+    arrow(axis, (x, y), (x, y + 0.35))
     whole = len(numbers) == layers
     label = f"each of {layers} blocks" if whole else f"blocks {numbers[0]} to {numbers[-1]}"
     axis.text(x, -0.95, label, ha="center", va="top", fontsize=8.5)
@@ -156,26 +154,10 @@ def _column(axis: Axes, x: float, group: Group, layers: int, color: Any) -> floa
 FACTORS = ("pre_scale", "residual_scale", "branch_scale")
 
 
-def _box(axis: Axes, x: float, y: float, text: str, is_norm: bool | None, color: Any) -> None:
-    """A norm (in the method's colour), a factor (its outline), or a sub-layer (grey)."""
-    import matplotlib.pyplot as plt
-
+def _colours(is_norm: bool | None, color: Any) -> tuple[Any, Any]:
+    """Face and edge of a norm (in the method's colour), a factor (its outline), or a sub-layer (grey)."""
     face = "0.9" if is_norm is None else (*color, 0.55) if is_norm else "white"
-    edge = "0.3" if is_norm is None else color
-    shape = {"boxstyle": "round,pad=0,rounding_size=0.08", "facecolor": face, "edgecolor": edge, "linewidth": 1.1}
-    axis.add_patch(plt.matplotlib.patches.FancyBboxPatch((x - BOX / 2, y), BOX, 0.5, **shape))
-    axis.text(x, y + 0.24, text, ha="center", va="center", fontsize=8)
-
-
-def _circle(x: float, y: float) -> Any:
-    import matplotlib.pyplot as plt
-
-    return plt.Circle((x, y), 0.2, facecolor="white", edgecolor="0.2", linewidth=1.0, zorder=3)
-
-
-def _arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    style = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "color": "0.2", "linewidth": 0.9}
-    axis.annotate("", xy=end, xytext=start, arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
+    return face, "0.3" if is_norm is None else color
 
 
 def _carry_over(axis: Axes, left: float, height: float, right: float) -> None:

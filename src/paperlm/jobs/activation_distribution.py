@@ -64,8 +64,8 @@ class ActivationDistribution(TextProbe):
 
 
 def run(job: ActivationDistribution, inputs: Inputs, machine: Machine) -> Result:
-    """Metrics <input>/rms, kurtosis (excess), near_zero (share below a tenth of the root mean square) of qkv, o, gate_up
-    and down; <quantizer>/zeros (share), relative_error (squared error over square), square_kept (over all).
+    """Metrics <input>/rms, kurtosis (excess), near_zero (below a tenth of the root mean square) of qkv, o, gate_up and
+    down; <quantizer>/zeros (share), relative_error (squared error over square), square_kept (over all).
 
     Series `histogram`: tensor (an input or a quantizer), block (0: all), edges of the bin, count, and density over all
     numbers, those beyond the bins too. Standard errors are the jackknife's over sequences. Raises JobError for a model

@@ -37,6 +37,7 @@ SIZES = {
     "bitnet_1.3B": Size(2048, 5460, 32, 24, 1_338_935_296, "BitNet a4.8 Table 6"),
     "bitnet_3B": Size(3200, 8640, 32, 26, 3_426_473_600, "BitNet a4.8 Table 6; heads of 100"),
     "bitnet_7B": Size(4096, 11008, 32, 32, 6_738_415_616, "BitNet a4.8 Table 6; LLaMA-7B's shape"),
+    "bitnet_2B": Size(2560, 6912, 20, 30, 2_542_952_960, "BitNet a4.8 Table 5 names no shape; that of b1.58 2B4T"),
     "P0": Size(256, 688, 4, 12, 25_876_736, "ours: a proxy of BitNet a4.8's sizes, 1/70 of its 700M"),
     "P1": Size(512, 1376, 8, 12, 70_726_144, "ours: a proxy of BitNet a4.8's sizes, 1/18 of its 700M"),
     "P2": Size(768, 2048, 12, 12, 134_105_856, "ours: a proxy of BitNet a4.8's sizes, 1/8 of its 700M"),

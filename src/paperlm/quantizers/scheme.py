@@ -87,8 +87,8 @@ def quantization_of(value: object) -> Quantization:
 
 
 def input_quantizer(value: object, where: str) -> InputQuantizer:
-    """The quantizer of an input that a name, or `{name: ..., option: value, keep: share}`, describes. `where` begins the
-    errors. Raises SpecError as `build_quantizer` does, and for a share that is none."""
+    """The quantizer of an input that a name, or `{name: ..., option: value, keep: share}`, describes. `where` begins
+    the errors. Raises SpecError as `build_quantizer` does, and for a share that is none."""
     options = dict(value) if isinstance(value, dict) else {"name": value}
     keep = options.pop("keep", None)
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1):
