@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from support_bitnet import QUANTIZED, bitnet, bitnet_config, tokens
-from support_model import HEADS, VOCAB, WIDTH, close, count, padded
+from support_bitnet import QUANTIZED, bitnet, bitnet_config
+from support_model import HEADS, VOCAB, WIDTH, close, count, padded, tokens
 from support_quantizers import ORACLES
 from transformers import AutoModelForCausalLM
 

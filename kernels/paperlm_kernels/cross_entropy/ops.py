@@ -13,9 +13,9 @@ from torch import Tensor
 
 from paperlm_kernels.cross_entropy.kept import kept_backward
 from paperlm_kernels.cross_entropy.launch import Saved, blocks_of, is_hopper, run_backward, run_forward
-from paperlm_kernels.cross_entropy.once import differentiable_once
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
+from paperlm_kernels.once import differentiable_once
 
 MOST_TOKENS = 2**20
 MOST_TILES = 2**30  # of 128 tokens x 128 ids
@@ -109,7 +109,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return lse, target_logit
 
     @staticmethod
-    @differentiable_once
+    @differentiable_once("linear_cross_entropy", "use backend='eager' (it holds the logits)")
     def backward(ctx, d_lse, d_target):
         hidden, weight, bias, target, lse, rows, targets, control, maxima, base, kept, order = ctx.saved_tensors
         softcap, scale, eps, grads, accumulate, memory, keep, group, vocab_start = ctx.settings

@@ -31,9 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paperlm_kernels.cross_entropy.once import differentiable_once
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
+from paperlm_kernels.once import differentiable_once
 
 TILE = 128
 # Tokens and ids of a chunk. On a CPU its logits take 1 MiB a thread, half of the second-level cache of a core of a
@@ -321,7 +321,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return lse, target_logit
 
     @staticmethod
-    @differentiable_once
+    @differentiable_once("linear_cross_entropy", "use backend='eager' (it holds the logits)")
     def backward(ctx, grad_lse, grad_target_logit):
         hidden, weight, bias, target, lse, order = ctx.saved_tensors
         settings, need = ctx.settings, [bool(n) for n in ctx.needs_input_grad[:3]]

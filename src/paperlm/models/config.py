@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from transformers import GenerationConfig, PreTrainedConfig
 
 from paperlm.errors import SpecError, unknown
+from paperlm.models.packed import check_layout
 from paperlm.norms import ModelShape, NormMethod, build_method
 from paperlm.quantizers.scheme import Quantization, quantization_of
 
@@ -87,6 +88,8 @@ class PaperLlamaConfig(PreTrainedConfig):
     quantization: dict[str, Any] | str | None = None
     """`{weight: ..., qkv: ..., o: ..., gate_up: ..., down: ...}`, see paperlm.quantizers.scheme, or the name of one in
     paperlm.quantizers.presets; None: no quantizers"""
+    packed_weights: dict[str, Any] | None = None
+    "layout of weights in two bits each (paperlm.models.packed); None: latent ones"
     tie_word_embeddings: bool = False
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
@@ -158,8 +161,11 @@ class PaperLlamaConfig(PreTrainedConfig):
                 "tie_word_embeddings: zero_last_embedding_row holds a row at zero that the head would train"
             )
         self.method()
-        if (quantization := self.quantizers()) is not None:
+        quantization = self.quantizers()
+        if quantization is not None:
             quantization.check(self.hidden_size, self.intermediate_size)
+        if self.packed_weights is not None:
+            check_layout(self.packed_weights, quantization)
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers."""

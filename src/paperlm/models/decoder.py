@@ -15,6 +15,7 @@ from transformers.utils.output_capturing import capture_outputs
 from paperlm.errors import SpecError
 from paperlm.models.config import PaperLlamaConfig
 from paperlm.models.layers import Attention, DecoderLayer, Residual, RMSNorm, rope_tables
+from paperlm.models.packed import PackedLinear
 
 
 class PaperLlamaPreTrainedModel(PreTrainedModel):
@@ -28,11 +29,21 @@ class PaperLlamaPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _no_split_modules: ClassVar[list[str]] = ["DecoderLayer"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["weight_scale"]
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": DecoderLayer, "attentions": Attention}
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """Nothing: see PaperLlamaConfig.register_for_auto_class."""
+
+    def train(self, mode: bool = True) -> PaperLlamaPreTrainedModel:
+        """As in PyTorch; SpecError for a model with packed weights, which nothing trains."""
+        if mode and self.config.packed_weights is not None:
+            raise SpecError(
+                "packed weights are -1, 0 and 1 and cannot be trained: train the latent weights that they were packed "
+                "from, then pack the result"
+            )
+        return super().train(mode)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -40,6 +51,11 @@ class PaperLlamaPreTrainedModel(PreTrainedModel):
             nn.init.normal_(module.weight, 0.0, getattr(module, "init_std", self.config.initializer_range))
             if isinstance(module, nn.Embedding) and self.config.zero_last_embedding_row:
                 module.weight[-1].zero_()
+        elif isinstance(module, PackedLinear):
+            raise SpecError(
+                f"a packed projection of {module.out_features} x {module.in_features} without all of its weight and "
+                "weight_scale: packed models are made of trained ones, by paperlm.models.packed.pack; make it again"
+            )
         elif isinstance(module, Residual):
             module.reset_factors()
         elif isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim == 1:

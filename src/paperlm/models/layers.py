@@ -18,7 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from paperlm.models.config import PaperLlamaConfig
-from paperlm.models.quantized import projection, quantized_input
+from paperlm.models.packed import PackedLinear
+from paperlm.models.quantized import QuantizedLinear, quantized_input
 from paperlm.norms.base import Learned, ModelShape, NormMethod, Wiring
 
 
@@ -79,6 +80,15 @@ def rope_tables(head_dim: int, n_positions: int, theta: float) -> tuple[Tensor, 
     return angles.cos().float(), angles.sin().float()
 
 
+def projection(config: PaperLlamaConfig, in_features: int, out_features: int) -> nn.Module:
+    """One of the seven products of a block, without bias: plain, of a quantized weight, or of a packed one."""
+    if config.quantization is None:
+        return nn.Linear(in_features, out_features, bias=False)
+    if config.packed_weights is not None:
+        return PackedLinear(in_features, out_features)
+    return QuantizedLinear(in_features, out_features, config.quantizers().weight)
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention without biases: four D x D projections, kept apart (fused ones are slower)."""
 
@@ -91,7 +101,7 @@ class Attention(nn.Module):
         self.n_heads = config.num_attention_heads
         self.scaling = 1 / (config.hidden_size // self.n_heads) ** 0.5  # the number that PyTorch's attention takes
         scheme, width = config.quantizers(), config.hidden_size
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (projection(width, width, scheme) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (projection(config, width, width) for _ in range(4))
         self.sub_norm = RMSNorm(width, config.rms_norm_eps) if config.sub_norm else None
         self.qkv_input, self.o_input = (quantized_input(scheme, place, width) for place in ("qkv", "o"))
 
@@ -155,9 +165,9 @@ class GatedMLP(nn.Module):
         super().__init__()
         scheme, width, inner = config.quantizers(), config.hidden_size, config.intermediate_size
         self.act = ACTIVATIONS[config.hidden_act]
-        self.gate_proj = projection(width, inner, scheme)
-        self.up_proj = projection(width, inner, scheme)
-        self.down_proj = projection(inner, width, scheme)
+        self.gate_proj = projection(config, width, inner)
+        self.up_proj = projection(config, width, inner)
+        self.down_proj = projection(config, inner, width)
         self.sub_norm = RMSNorm(inner, config.rms_norm_eps) if config.sub_norm else None
         self.gate_up_input = quantized_input(scheme, "gate_up", width)
         self.down_input = quantized_input(scheme, "down", inner)

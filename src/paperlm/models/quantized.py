@@ -60,11 +60,10 @@ class QuantizedLinear(nn.Linear):
         return _QuantizedProduct.apply(x, self.weight, codes, step, self.quantizer)
 
 
-def projection(in_features: int, out_features: int, scheme: Quantization | None) -> nn.Linear:
-    """A projection without bias: a plain one, or of a model with quantizers."""
-    if scheme is None:
-        return nn.Linear(in_features, out_features, bias=False)
-    return QuantizedLinear(in_features, out_features, scheme.weight)
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that products of x are in: autocast's, where it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def quantized_input(scheme: Quantization | None, place: str, width: int) -> QuantizedInput | None:
@@ -102,9 +101,8 @@ class _QuantizedProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, codes: Tensor | None, step: Tensor | None, quantizer: Quantizer
     ) -> Tensor:
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        with torch.autocast(device, enabled=False):
+        dtype = compute_dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
             whole, alpha = quantizer.codes_and_step(weight)
             whole, x = whole.to(dtype), x.to(dtype)
             ctx.save_for_backward(x, whole, alpha)

@@ -1,0 +1,32 @@
+"""Linear layers with ternary weights in two bits (BitNet a4.8, arXiv 2411.04965).
+
+One direction of imports: `packing` -> `reference` and the kernels -> `function` -> users.
+"""
+
+from paperlm_kernels.ternary_linear.function import (
+    places_above_zero,
+    sparse_columns_linear,
+    sparse_rows_linear,
+    ternary_linear,
+)
+from paperlm_kernels.ternary_linear.packing import (
+    PackedTernary,
+    fused_alpha,
+    pack_ternary,
+    pack_weights,
+    quantize_weight,
+    unpack_ternary,
+)
+
+__all__ = [
+    "PackedTernary",
+    "fused_alpha",
+    "pack_ternary",
+    "pack_weights",
+    "places_above_zero",
+    "quantize_weight",
+    "sparse_columns_linear",
+    "sparse_rows_linear",
+    "ternary_linear",
+    "unpack_ternary",
+]

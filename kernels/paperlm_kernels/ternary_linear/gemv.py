@@ -1,0 +1,78 @@
+"""Few tokens: rows of packed words against words of activations, four products an instruction."""
+
+import triton
+import triton.language as tl
+
+from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish
+
+
+@triton.jit
+def gemv_kernel(
+    x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, width, splits, listed,
+    BM: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr, SPLIT: tl.constexpr, GATHER: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """y (M, N) of x and packed weights read as int32: (M, 4 * width) and (rows padded to 128, width) words.
+
+    Word w of a row holds, in plane s, the codes of the four activations in word 32 (w // 8) + 8 s + w % 8.
+
+    GATHER: of token `program_id(2)` only the rows in its list (places, counts) are computed, y is zeros elsewhere.
+    """
+    block = tl.program_id(0)
+    split = tl.program_id(1)
+    token = tl.program_id(2) + tl.arange(0, BM)
+    n = block * BN + tl.arange(0, BN)
+    if GATHER:
+        asked = n < tl.load(counts + tl.program_id(2))
+        n = tl.load(places + tl.program_id(2).to(tl.int64) * listed + n, mask=asked, other=0)
+    else:
+        asked = n < N
+    word = tl.arange(0, WORDS)
+    acc = tl.zeros([BM, BN, WORDS], dtype=tl.int32)
+    steps = tl.cdiv(width, WORDS)
+    share = tl.cdiv(steps, splits)
+    for step in range(split * share, tl.minimum((split + 1) * share, steps)):
+        w = step * WORDS + word
+        at = weight + n.to(tl.int64)[:, None] * width + w[None, :]
+        packed = tl.load(at, mask=asked[:, None] & (w < width)[None, :], other=0)[None, :, :]
+        column = (w // 8) * 32 + w % 8
+        x_rows = x + token.to(tl.int64)[:, None] * (4 * width) + column[None, :]
+        there = (token < M)[:, None] & (w < width)[None, :]
+        for s in tl.static_range(4):
+            values = tl.load(x_rows + 8 * s, mask=there, other=0)[:, None, :]
+            acc = add_dot_of_four(acc, (packed >> (2 * s)) & 0x03030303, values, ASM)
+    inside = (token < M)[:, None] & asked[None, :]
+    tile = tl.program_id(2) * tl.num_programs(0) + block
+    finish(
+        tl.sum(acc, 2), token[:, None], n[None, :], inside, tile, splits, scale, rowsum, alpha, y, work, arrived, N,
+        SPLIT,
+    )  # fmt: skip
+
+
+@triton.jit
+def columns_kernel(
+    x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, N, width, splits, x_stride, listed,
+    BYTES: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """y (M, N) of tokens with few codes that are not 0, from weights packed along N: (K padded to 128, width bytes).
+
+    Only the rows of the listed k are read. Program (block, split, token): every `splits`-th ROWS of the list.
+    """
+    block = tl.program_id(0)
+    split = tl.program_id(1)
+    token = tl.program_id(2)
+    place = block * BYTES + tl.arange(0, BYTES)
+    count = tl.load(counts + token)
+    shift = 2 * tl.arange(0, 4)
+    acc = tl.zeros([4, BYTES], dtype=tl.int32)
+    for first in range(split * ROWS, count, splits * ROWS):
+        index = first + tl.arange(0, ROWS)
+        k = tl.load(places + token.to(tl.int64) * listed + index, mask=index < count, other=0)
+        value = tl.load(x + token.to(tl.int64) * x_stride + k, mask=index < count, other=0).to(tl.int32)
+        at = weight + k.to(tl.int64)[:, None] * width + place[None, :]
+        packed = tl.load(at, mask=(index < count)[:, None] & (place < width)[None, :], other=0)
+        codes = (packed.to(tl.int32)[:, None, :] >> shift[None, :, None]) & 3
+        acc += tl.sum(codes * value[:, None, None], 0)
+    n = (place // 32)[None, :] * 128 + 32 * tl.arange(0, 4)[:, None] + (place % 32)[None, :]
+    tile = token * tl.num_programs(0) + block
+    finish(acc, token, n, n < N, tile, splits, scale, rowsum, alpha, y, work, arrived, N, SPLIT)

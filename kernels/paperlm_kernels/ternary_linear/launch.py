@@ -1,0 +1,146 @@
+"""Host side of the kernels: tiles, grids and buffers. Nothing here waits for the device.
+
+Tiles follow from shapes by arithmetic; they have not been measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import torch
+import triton
+from torch import Tensor
+
+from paperlm_kernels.ternary_linear import gemm, gemv
+from paperlm_kernels.ternary_linear.packing import padded
+
+GEMV_TOKENS = 4
+"Up to so many tokens are taken by the dot products of four bytes, more by the matrix units."
+ASM = os.environ.get("TRITON_INTERPRET") != "1"
+"The interpreter has no inline assembly."
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """Of the matrix units: tokens, weight rows, bytes of a row a step; and how many tiles of tokens go together."""
+
+    tokens: int
+    rows: int
+    step: int
+    warps: int
+    stages: int
+    splits: int = 1
+    group: int = 8
+    swap: bool = True
+
+
+def processors(device: torch.device) -> int:
+    """Multiprocessors; in the interpreter, where one program runs after the other, few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def tiles_of(M: int, N: int, width: int, programs: int) -> Tiles:
+    """Tiles for M tokens and N rows of `width` bytes on so many multiprocessors.
+
+    Weights are the left operand: unpacked in registers, with few tokens as the matrix units' narrow side. The sum is
+    split where tiles alone would leave multiprocessors without work, but no finer than four steps.
+    """
+    tokens = min(128, max(16, triton.next_power_of_2(M)))
+    rows = 128 if tokens == 128 and triton.cdiv(M, 128) * triton.cdiv(N, 128) >= programs else 64
+    step = 64 if tokens == 128 else 128
+    tiles = triton.cdiv(M, tokens) * triton.cdiv(N, rows)
+    splits = max(1, min(programs // tiles, width // step // 4))
+    return Tiles(tokens, rows, step, 8 if rows == 128 else 4, 3 if tokens == 128 else 4, splits)
+
+
+def run_linear(
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
+    tiles: Tiles | None = None, splits: int | None = None,
+) -> Tensor:  # fmt: skip
+    """y (M, N). codes int8 (M, padded K), data as packed, or int8 (padded N, padded K) for weights in a byte each.
+
+    `tiles` or `splits` force what follows from the shapes otherwise.
+    """
+    M, K = codes.shape
+    dense = data.dtype == torch.int8
+    width = K // 4
+    y = torch.empty(M, N, dtype=dtype, device=codes.device)
+    programs = processors(codes.device)
+    if M == 0:
+        return y
+    vectors = (scale, rowsum, alpha, y)
+    if M <= GEMV_TOKENS and tiles is None and not dense:
+        _run_gemv(codes, data, vectors, width, splits)
+        return y
+    tiles = tiles or tiles_of(M, N, width, programs)
+    splits = splits or tiles.splits
+    m_tiles, n_tiles = triton.cdiv(M, tiles.tokens), triton.cdiv(N, tiles.rows)
+    work, arrived = _shared(M * N, m_tiles * n_tiles, splits, codes.device)
+    with torch.cuda.device_of(codes):
+        gemm.gemm_kernel[(m_tiles * n_tiles, splits)](
+            codes, data.view(torch.int8), *vectors, work, arrived, M, N, width, splits, n_tiles, m_tiles,
+            BM=tiles.tokens, BN=tiles.rows, BYTES=tiles.step, GROUP=tiles.group, SPLIT=splits > 1, SWAP=tiles.swap,
+            DENSE=dense, ASM=ASM, num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+    return y
+
+
+def run_rows(
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
+    places: Tensor, counts: Tensor, splits: int | None = None,
+) -> Tensor:  # fmt: skip
+    """y (M, N) in the listed rows of each token, zeros elsewhere."""
+    y = torch.zeros(codes.shape[0], N, dtype=dtype, device=codes.device)
+    if codes.shape[0]:
+        _run_gemv(codes, data, (scale, rowsum, alpha, y), codes.shape[1] // 4, splits, (places, counts))
+    return y
+
+
+def _run_gemv(
+    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], width: int, splits: int | None,
+    listed: tuple[Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
+    M, N = vectors[3].shape
+    BM = 1 if listed else triton.next_power_of_2(M)
+    BN, words = 16 // BM, 128
+    blocks, tokens = triton.cdiv(N, BN), M if listed else 1
+    steps = triton.cdiv(width // 4, words)
+    splits = splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
+    work, arrived = _shared(M * N, blocks * tokens, splits, codes.device)
+    places, counts = listed or (None, None)
+    with torch.cuda.device_of(codes):
+        gemv.gemv_kernel[(blocks, splits, tokens)](
+            codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 4,
+            splits, 0 if places is None else places.stride(0), BM=BM, BN=BN, WORDS=words, SPLIT=splits > 1,
+            GATHER=listed is not None, ASM=ASM, num_warps=4,
+        )  # fmt: skip
+
+
+def run_columns(
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
+    places: Tensor, counts: Tensor, splits: int | None = None,
+) -> Tensor:  # fmt: skip
+    """y (M, N) from weights packed along N, `data` (padded K, padded N / 4); only the listed k of a token are read."""
+    M, width = codes.shape[0], padded(N) // 4
+    y = torch.empty(M, N, dtype=dtype, device=codes.device)
+    if M == 0:
+        return y
+    step, rows = 128, 16
+    blocks = triton.cdiv(width, step)
+    splits = splits or max(1, min(triton.cdiv(places.shape[1], 8 * rows), 2 * processors(codes.device) // (blocks * M)))
+    work, arrived = _shared(M * N, blocks * M, splits, codes.device)
+    with torch.cuda.device_of(codes):
+        gemv.columns_kernel[(blocks, splits, M)](
+            codes, data, scale, rowsum, alpha, y, work, arrived, places, counts, N, width, splits, codes.stride(0),
+            places.stride(0), BYTES=step, ROWS=rows, SPLIT=splits > 1, num_warps=4,
+        )  # fmt: skip
+    return y
+
+
+def _shared(numbers: int, tiles: int, splits: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """Zeros in which programs add up what they share, and count themselves; one buffer, for one launch that clears."""
+    if splits == 1:
+        return None, None
+    both = torch.zeros(numbers + tiles, dtype=torch.int32, device=device)
+    return both[:numbers], both[numbers:]

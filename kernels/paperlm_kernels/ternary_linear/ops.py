@@ -1,0 +1,41 @@
+"""The kernels as operators of `torch.library`: torch.compile passes through them, a CUDA graph captures them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paperlm_kernels.ternary_linear.launch import run_columns, run_linear, run_rows
+
+
+@torch.library.custom_op("paperlm_kernels::ternary_linear", mutates_args=())
+def linear_op(
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, out_features: int, dtype: torch.dtype
+) -> Tensor:
+    """See `launch.run_linear`."""
+    return run_linear(codes, scale, rowsum, data, alpha, out_features, dtype)
+
+
+@torch.library.custom_op("paperlm_kernels::ternary_linear_rows", mutates_args=())
+def rows_op(
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, out_features: int, dtype: torch.dtype,
+    places: Tensor, counts: Tensor,
+) -> Tensor:  # fmt: skip
+    """See `launch.run_rows`."""
+    return run_rows(codes, scale, rowsum, data, alpha, out_features, dtype, places, counts)
+
+
+@torch.library.custom_op("paperlm_kernels::ternary_linear_columns", mutates_args=())
+def columns_op(
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, out_features: int, dtype: torch.dtype,
+    places: Tensor, counts: Tensor,
+) -> Tensor:  # fmt: skip
+    """See `launch.run_columns`."""
+    return run_columns(codes, scale, rowsum, data, alpha, out_features, dtype, places, counts)
+
+
+@linear_op.register_fake
+@rows_op.register_fake
+@columns_op.register_fake
+def _(codes, scale, rowsum, data, alpha, out_features, dtype, places=None, counts=None):
+    return codes.new_empty((codes.shape[0], out_features), dtype=dtype)

@@ -1,0 +1,71 @@
+"""Device functions shared by the kernels: codes out of bytes, products of four bytes, and what a sum becomes.
+
+A ternary weight t enters as c = t + 1, so that sum t x = sum c x - sum x: nothing is subtracted while codes are
+unpacked. Sums are int32 and exact (2 * 128 * 11008 is below 2^22), in whatever order.
+"""
+
+import triton
+import triton.language as tl
+
+# Four bytes at once: two instructions for four weights. ASM is off in the interpreter, which has no inline assembly.
+PLANE_0 = tl.constexpr("and.b32 $0, $1, 0x03030303;")
+PLANE_1 = tl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 2; and.b32 $0, t, 0x03030303; }")
+PLANE_2 = tl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 4; and.b32 $0, t, 0x03030303; }")
+PLANE_3 = tl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 6; and.b32 $0, t, 0x03030303; }")
+DOT_OF_FOUR = tl.constexpr("dp4a.s32.s32 $0, $1, $2, $3;")
+
+
+@triton.jit
+def plane_of_bytes(packed, S: tl.constexpr, ASM: tl.constexpr):
+    """Codes of plane S of packed bytes, int8 of the same shape."""
+    if ASM:
+        if S == 0:
+            return tl.inline_asm_elementwise(PLANE_0, "=r,r", [packed], tl.int8, True, 4)
+        elif S == 1:
+            return tl.inline_asm_elementwise(PLANE_1, "=r,r", [packed], tl.int8, True, 4)
+        elif S == 2:
+            return tl.inline_asm_elementwise(PLANE_2, "=r,r", [packed], tl.int8, True, 4)
+        else:
+            return tl.inline_asm_elementwise(PLANE_3, "=r,r", [packed], tl.int8, True, 4)
+    else:
+        return ((packed >> (2 * S)) & 3).to(tl.int8)
+
+
+@triton.jit
+def add_dot_of_four(total, codes, x, ASM: tl.constexpr):
+    """total + the products of four bytes of `codes` (0 to 2) with four of x (signed), all int32; broadcast."""
+    if ASM:
+        return tl.inline_asm_elementwise(DOT_OF_FOUR, "=r,r,r,r", [codes, x, total], tl.int32, True, 1)
+    else:
+        for b in tl.static_range(4):
+            total += ((codes >> (8 * b)) & 3) * ((x << (24 - 8 * b)) >> 24)
+        return total
+
+
+@triton.jit
+def store_linear(acc, m, n, inside, scale, rowsum, alpha, y, N):
+    """y[m, n] = (acc - rowsum[m]) * scale[m] * alpha[n]; m and n broadcast to acc's shape."""
+    token, row = m + tl.zeros_like(acc), n + tl.zeros_like(acc)
+    less = acc - tl.load(rowsum + token, mask=inside, other=0)
+    value = less.to(tl.float32) * tl.load(scale + token, mask=inside, other=0.0)
+    value = value * tl.load(alpha + row, mask=inside, other=0.0)
+    tl.store(y + token.to(tl.int64) * N + row, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def finish(
+    acc, m, n, inside, tile, splits, scale, rowsum, alpha, y, work, arrived, N, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile. SPLIT: adds it to those of the other programs that share it; who comes last stores the sum.
+
+    work (tokens, N) and arrived (tiles) are zeros before, int32.
+    """
+    if SPLIT:
+        at = work + (m + tl.zeros_like(acc)).to(tl.int64) * N + n
+        tl.atomic_add(at, acc, mask=inside, sem="relaxed")
+        tl.debug_barrier()  # all threads have added before one of them says so
+        if tl.atomic_add(arrived + tile, 1) == splits - 1:
+            total = tl.load(at, mask=inside, other=0, cache_modifier=".cg")
+            store_linear(total, m, n, inside, scale, rowsum, alpha, y, N)
+    else:
+        store_linear(acc, m, n, inside, scale, rowsum, alpha, y, N)

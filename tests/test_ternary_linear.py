@@ -1,0 +1,185 @@
+"""Ternary linear layers: every path of the kernels gives the integers of 64-bit products, and the reference's bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
+from paperlm_kernels.ternary_linear import (
+    pack_ternary,
+    places_above_zero,
+    sparse_columns_linear,
+    sparse_rows_linear,
+    ternary_linear,
+)
+from support_ternary import SPOTS, activations, compiled_or_interpreted, everywhere, normal, ternary
+
+if len(SPOTS) > 1:
+    from paperlm_kernels.ternary_linear import launch
+
+
+def exact(codes, t):
+    return torch.from_numpy(codes.cpu().numpy().astype(np.int64) @ t.cpu().numpy().astype(np.int64).T)
+
+
+def case(spot, tokens, rows, width, seed=0):
+    t = ternary(rows, width, seed)
+    codes, scale = activations(tokens, width, seed)
+    alpha = torch.linspace(0.25, 2.0, rows)
+    return t, *(part.to(spot.device) for part in (codes, scale, alpha)), pack_ternary(t).to(spot.device)
+
+
+def sums(codes):
+    return codes.sum(1, dtype=torch.int32)
+
+
+@everywhere
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 15, 16, 17, 33])
+def test_every_number_of_tokens_gives_the_exact_integers(spot, tokens):
+    t, codes, _, _, packed = case(spot, tokens, 130, 300)
+    ones = torch.ones(tokens, device=spot.device)
+    acc = ternary_linear(
+        codes, ones, None, packed, torch.ones(130, device=spot.device), out_dtype=torch.float32, backend=spot.backend
+    )
+    assert torch.equal(acc.long().cpu(), exact(codes, t))
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("tokens,rows,width", [(1, 72, 5460), (2, 200, 3200), (3, 64, 1536), (20, 200, 5460)])
+def test_the_kernels_give_the_references_bits_at_the_papers_widths(spot, tokens, rows, width):
+    _, codes, scale, alpha, packed = case(spot, tokens, rows, width)
+    for dtype in (torch.float32, torch.float16):
+        mine = ternary_linear(codes, scale, sums(codes), packed, alpha, out_dtype=dtype, backend=spot.backend)
+        right = ternary_linear(codes, scale, sums(codes), packed, alpha, out_dtype=dtype, backend="reference")
+        assert torch.equal(mine, right)
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("swap", [True, False])
+@pytest.mark.parametrize("splits", [1, 3, 7])
+@pytest.mark.parametrize("step", [32, 64, 128])
+def test_orientation_step_and_split_change_no_bit(spot, swap, splits, step):
+    _, codes, scale, alpha, packed = case(spot, 40, 200, 1300)
+    tiles = launch.Tiles(16, 64, step, 4, 2, splits, group=2, swap=swap)
+    whole = torch.nn.functional.pad(codes, (0, -1300 % 128))
+    mine = launch.run_linear(whole, scale, sums(codes), packed.data, alpha, 200, torch.float32, tiles)
+    assert torch.equal(
+        mine, ternary_linear(codes, scale, None, packed, alpha, out_dtype=torch.float32, backend="reference")
+    )
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("tokens,splits", [(1, 2), (1, 9), (4, 3)])
+def test_a_split_sum_of_few_tokens_is_the_same_to_the_bit(spot, tokens, splits):
+    _, codes, scale, alpha, packed = case(spot, tokens, 70, 4300)
+    whole = torch.nn.functional.pad(codes, (0, -4300 % 128))
+    mine = launch.run_linear(whole, scale, sums(codes), packed.data, alpha, 70, torch.float32, splits=splits)
+    right = ternary_linear(codes, scale, None, packed, alpha, out_dtype=torch.float32, backend="reference")
+    assert torch.equal(mine, right)
+
+
+@compiled_or_interpreted
+def test_weights_of_a_byte_each_for_comparison_give_the_same(spot):
+    t, codes, scale, alpha, packed = case(spot, 20, 200, 384)
+    padded = torch.ones(256, 384, dtype=torch.int8)
+    padded[:200] = t + 1
+    mine = launch.run_linear(codes, scale, sums(codes), padded.to(spot.device), alpha, 200, torch.float32)
+    right = ternary_linear(codes, scale, None, packed, alpha, out_dtype=torch.float32, backend="reference")
+    assert torch.equal(mine, right)
+
+
+@everywhere
+@pytest.mark.parametrize("mode", ["int8_absmax", "int4_absmean", "fp4_e2m1", "fp4_e1m2"])
+def test_quantizing_and_multiplying_is_the_product_of_the_dequantized_matrices(spot, mode):
+    x, t = normal(6, 300, device=spot.device), ternary(70, 300)
+    out = rmsnorm_quantize(x, None, mode, backend=spot.backend)
+    alpha = torch.full((70,), 0.3, device=spot.device)
+    y = ternary_linear(
+        out.codes, out.scale, out.rowsum, pack_ternary(t).to(spot.device), alpha, out_dtype=torch.float32,
+        backend=spot.backend,
+    )  # fmt: skip
+    values = out.codes[:, :300].double().cpu() * out.scale.double().cpu()[:, None]
+    torch.testing.assert_close(y.double().cpu(), values @ (0.3 * t.double()).T, rtol=1e-6, atol=1e-6)
+
+
+@everywhere
+@pytest.mark.parametrize("tokens,width", [(1, 300), (3, 688)])
+@pytest.mark.parametrize("keep", [0.5, 0.25])
+def test_the_sparse_product_along_k_gives_the_dense_ones_bits(spot, tokens, width, keep):
+    t = ternary(200, width)
+    out = rmsnorm_quantize(normal(tokens, width, device=spot.device), None, keep=keep, compact=True)
+    alpha = torch.linspace(0.25, 2.0, 200, device=spot.device)
+    arguments = (out.codes, out.scale, out.rowsum)
+    dense = ternary_linear(
+        *arguments, pack_ternary(t).to(spot.device), alpha, out_dtype=torch.float16, backend="reference"
+    )
+    columns = pack_ternary(t.T).to(spot.device)
+    lists = (out.places, out.counts)
+    sparse = sparse_columns_linear(*arguments, columns, alpha, *lists, out_dtype=torch.float16, backend=spot.backend)
+    assert (out.counts <= keep * width).all() and torch.equal(sparse, dense)
+
+
+@compiled_or_interpreted
+def test_a_split_sparse_sum_and_an_empty_list_are_right(spot):
+    t = ternary(200, 688)
+    out = rmsnorm_quantize(normal(3, 688, device=spot.device), None, keep=0.5, compact=True)
+    out.counts[1] = 0  # its list is empty: nothing but the sum of the codes is left
+    alpha = torch.ones(200, device=spot.device)
+    columns = pack_ternary(t.T).to(spot.device)
+    lists = (out.places, out.counts)
+    arguments = (out.codes, out.scale, out.rowsum)
+    right = sparse_columns_linear(*arguments, columns, alpha, *lists, out_dtype=torch.float32, backend="reference")
+    for splits in (1, 3):
+        mine = launch.run_columns(*arguments, columns.data, alpha, 200, torch.float32, *lists, splits=splits)
+        assert torch.equal(mine, right)
+
+
+@everywhere
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_only_the_rows_behind_an_open_gate_are_computed_and_the_others_are_zero(spot, tokens):
+    _, codes, scale, alpha, packed = case(spot, tokens, 150, 300)
+    gate = normal(tokens, 150, seed=4, device=spot.device)
+    gate[0] = gate[0] if tokens == 1 else -1.0  # one token with no open gate at all
+    same = {"out_dtype": torch.float16}
+    dense = ternary_linear(codes, scale, None, packed, alpha, backend="reference", **same)
+    lists = places_above_zero(gate)
+    sparse = sparse_rows_linear(codes, scale, None, packed, alpha, *lists, backend=spot.backend, **same)
+    assert torch.equal(sparse, torch.where(gate > 0, dense, 0))
+
+
+def test_lists_that_do_not_fit_the_tokens_are_refused():
+    _, codes, scale, alpha, packed = case(SPOTS[0], 3, 150, 300)
+    places, counts = places_above_zero(torch.ones(3, 150))
+    with pytest.raises(TypeError, match="both are int32"):
+        sparse_rows_linear(codes, scale, None, packed, alpha, places.long(), counts)
+    with pytest.raises(ValueError, match="a list and a number for each token"):
+        sparse_rows_linear(codes, scale, None, packed, alpha, places[:2], counts)
+    with pytest.raises(ValueError, match="for weights of 300 x 150"):  # the copy along N was meant
+        sparse_columns_linear(codes, scale, None, packed, alpha, places, counts)
+
+
+@compiled_or_interpreted
+def test_no_tokens_give_no_rows(spot):
+    _, codes, scale, alpha, packed = case(spot, 1, 130, 300)
+    assert ternary_linear(
+        codes[:0], scale[:0], None, packed, alpha, out_dtype=torch.float16, backend=spot.backend
+    ).shape == (0, 130)
+
+
+@compiled_or_interpreted
+def test_it_can_be_traced_by_torch_compile_in_one_piece(spot):
+    _, codes, scale, alpha, packed = case(spot, 2, 130, 300)
+
+    def call(codes, scale):
+        return ternary_linear(codes, scale, None, packed, alpha, out_dtype=torch.float32, backend=spot.backend)
+
+    traced = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(traced(codes, scale), call(codes, scale))
+
+
+@pytest.mark.skipif(len(SPOTS) < 2 or SPOTS[1].device != "cpu", reason="the interpreter is what is asked for here")
+def test_triton_in_the_interpreter_refuses_bfloat16_which_it_rounds_wrongly():
+    _, codes, scale, alpha, packed = case(SPOTS[1], 1, 130, 300)
+    with pytest.raises(ValueError, match="interpret it in float16 or float32"):
+        ternary_linear(codes, scale, None, packed, alpha, backend="triton")
