@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from paperlm.errors import SpecError, unknown
 from paperlm.models.packed import check_layout
 from paperlm.norms import ModelShape, NormMethod, build_method
-from paperlm.quantizers.scheme import Quantization, quantization_of
+from paperlm.quantizers.scheme import Quantization, kv_cache_of, quantization_of
 
 BASE_KEYS = frozenset(
     {
@@ -88,6 +88,9 @@ class PaperLlamaConfig(PreTrainedConfig):
     quantization: dict[str, Any] | str | None = None
     """`{weight: ..., qkv: ..., o: ..., gate_up: ..., down: ...}`, see paperlm.quantizers.scheme, or the name of one in
     paperlm.quantizers.presets; None: no quantizers"""
+    kv_cache: dict[str, Any] | None = None
+    """`{q_bits: 16|4, kv_bits: 4|3, first_bits: 4, mapping: symmetric|minmax}`: attention's operands in few bits; None:
+    as they are"""
     packed_weights: dict[str, Any] | None = None
     "layout of weights in two bits each (paperlm.models.packed); None: latent ones"
     tie_word_embeddings: bool = False
@@ -164,6 +167,8 @@ class PaperLlamaConfig(PreTrainedConfig):
         quantization = self.quantizers()
         if quantization is not None:
             quantization.check(self.hidden_size, self.intermediate_size)
+        if self.kv_cache is not None:
+            kv_cache_of(self.kv_cache)
         if self.packed_weights is not None:
             check_layout(self.packed_weights, quantization)
 

@@ -19,8 +19,9 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from paperlm.models.config import PaperLlamaConfig
 from paperlm.models.packed import PackedLinear
-from paperlm.models.quantized import QuantizedLinear, quantized_input
+from paperlm.models.quantized import QuantizedHeads, QuantizedLinear, quantized_input
 from paperlm.norms.base import Learned, ModelShape, NormMethod, Wiring
+from paperlm.quantizers.scheme import kv_cache_of
 
 
 class RMSNorm(nn.Module):
@@ -104,6 +105,7 @@ class Attention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (projection(config, width, width) for _ in range(4))
         self.sub_norm = RMSNorm(width, config.rms_norm_eps) if config.sub_norm else None
         self.qkv_input, self.o_input = (quantized_input(scheme, place, width) for place in ("qkv", "o"))
+        self.heads = None if config.kv_cache is None else QuantizedHeads(kv_cache_of(config.kv_cache))
 
     def forward(
         self,
@@ -125,6 +127,8 @@ class Attention(nn.Module):
         q = rotate(self.q_proj(*entering).view(heads).transpose(1, 2), cos, sin)
         k = rotate(self.k_proj(*entering).view(heads).transpose(1, 2), cos, sin)
         v = self.v_proj(*entering).view(heads).transpose(1, 2)
+        if self.heads is not None:
+            q, k, v = self.heads(q, k, v, sin)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):

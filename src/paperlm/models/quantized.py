@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from paperlm.errors import SpecError
 from paperlm.quantizers import Quantizer
-from paperlm.quantizers.scheme import InputQuantizer, Quantization
+from paperlm.quantizers.scheme import InputQuantizer, KVCache, Quantization
 from paperlm.quantizers.topk import largest_entries
 
 
@@ -72,12 +72,34 @@ def quantized_input(scheme: Quantization | None, place: str, width: int) -> Quan
     return None if described is None else QuantizedInput(described, width, place)
 
 
-class PassThrough(torch.autograd.Function):
-    """x_q of x, whose gradient is x's: `quantized(x) -> x_q`."""
+class QuantizedHeads(nn.Module):
+    """Queries, keys and values in few bits, behind the rotary embedding: what a quantized cache would hold.
 
+    Their values are rounded and stay in the model's dtype, so that every attention and every cache of transformers can
+    be used; the room of a cache stays that of the dtype. Gradients pass as elsewhere. (BitNet a4.8, Section 3.3)
+    """
+
+    def __init__(self, described: KVCache) -> None:
+        super().__init__()
+        self.q, self.kv, self.first = described.q, described.kv, described.first
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v (B, H, S, D/H) -> the same, rounded. sin: that of the positions' angles, which is 0 at position 0
+        alone, where `first` stands in for `kv`."""
+        if self.q is not None:
+            q = _Rounded.apply(q, self.q)
+        first = None if self.first == self.kv else sin[..., :1] == 0
+        return q, self._stored(k, first), self._stored(v, first)
+
+    def _stored(self, x: Tensor, first: Tensor | None) -> Tensor:
+        rounded = _Rounded.apply(x, self.kv)
+        return rounded if first is None else torch.where(first, _Rounded.apply(x, self.first), rounded)
+
+
+class _Rounded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, quantized: Any) -> Tensor:
-        return quantized(x)
+    def forward(ctx: Any, x: Tensor, quantizer: Quantizer) -> Tensor:
+        return quantizer.values(x)[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
