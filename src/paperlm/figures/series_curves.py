@@ -29,6 +29,7 @@ from paperlm.tables.results import collect, seed_of
 FEW = 40
 "Points of a curve up to which each is marked."
 END, LATER_MEAN, HIGHEST_GAP = "End", "Mean of the Later Part", "Largest Gap to the Reference"
+SAME = "Share of Points as in the Reference"
 
 
 class Options(FigureOptions):
@@ -53,6 +54,8 @@ class Options(FigureOptions):
     """how the scale's seed noise of perplexity becomes that of y; relative: y is a perplexity, log: its logarithm"""
     diverged: Rise | None = None
     "of series that count updates: when a run whose numbers stayed finite counts as diverged in claims"
+    bits: bool = False
+    "y is in nats, and a second axis has bits"
 
     def reads(self) -> Columns:
         return {self.series: (self.x, self.y, *(("update",) if self.diverged else ()))}
@@ -90,6 +93,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         if len(curves) > 1:
             axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
     axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options["log"] else "linear")
+    if options["bits"]:
+        bits = axis.secondary_yaxis("right", functions=(lambda nats: nats / math.log(2), lambda b: b * math.log(2)))
+        bits.set_ylabel("bits")
     if options["log"]:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
@@ -109,14 +115,14 @@ def curve_samples(
     found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any], noise: float
 ) -> dict[Key, CellSamples]:
     """`curve_statistics` as the judge sees them. One run varies by at least the scale's seed noise (relative, or in the
-    logarithm), a gap between two by the root of two times as much."""
+    logarithm), a gap between two by the root of two times as much; what is counted varies by nothing."""
     samples = {}
     for row, by_seed in curve_statistics(found, options).items():
         ended = {seed_of(record.job): diverged(record, options) for record in found[row]}
         for statistic in dict.fromkeys(name for one in by_seed.values() for name in one):
             values = {seed: one[statistic] for seed, one in by_seed.items() if statistic in one}
-            deviation = math.sqrt(2) * noise if statistic == HIGHEST_GAP else noise
-            if options["noise"] == "relative" and statistic != HIGHEST_GAP:
+            deviation = {HIGHEST_GAP: math.sqrt(2) * noise, SAME: 0.0}.get(statistic, noise)
+            if options["noise"] == "relative" and statistic not in (HIGHEST_GAP, SAME):
                 deviation *= abs(statistics.fmean(values.values()))
             samples[row, statistic] = CellSamples(
                 tuple(values.values()), tuple(ended[s] for s in values), tuple(values), deviation
@@ -145,7 +151,8 @@ def curve_statistics(
 ) -> dict[str, dict[int, dict[str, float]]]:
     """Row -> seed -> the last point of the smoothed curve, the mean of its later part (from `since` on), and, where the
     reference row has the seed, how far it lies above the reference there at most (as a share of it, if noise is
-    relative): below it everywhere is a negative number. A curve without a number has none of them."""
+    relative): below it everywhere is a negative number; and the share of its points that are the reference's to the last
+    digit of the records. A curve without a number has none of them."""
     curves = {
         row: {seed_of(record.job): _smoothed(record, options) for record in seeds} for row, seeds in found.items()
     }
@@ -161,6 +168,7 @@ def curve_statistics(
             pairs = [(y, reference[seed][x]) for x, y in later.items() if x in reference.get(seed, {})]
             if row != options["reference"] and pairs:
                 one[HIGHEST_GAP] = max(y / r - 1 if relative else y - r for y, r in pairs)
+                one[SAME] = sum(y == r for y, r in pairs) / len(pairs)
             found_of.setdefault(row, {})[seed] = one
     return found_of
 
