@@ -52,6 +52,8 @@ def small(kind: str, **changes: Any) -> Callable[[], Job]:
 
 ONE_VALUE = Elsewhere("has one value only")
 
+A48 = {"quantization": "a48_int4", "sub_norm": True, "hidden_act": "relu2"}
+
 # No two numbers of a job are equal, so that one in the place of another shows.
 TRAINING = {
     "batch": 4, "epochs": 1.5, "peak_lr": 0.02, "warmup": 0.3, "schedule": "cosine", "numerics": "fp32", "seed": 5,
@@ -101,6 +103,8 @@ BASE: dict[str, dict[str, Any]] = {
     "gradient_norms": {"of": small("pretrain"), "batches": 2, "batch": 3},
     "block_removal": {"of": small("pretrain"), "documents": 5},
     "rank_probability": {"of": small("pretrain"), "tokens": 70},
+    "activation_sparsity": {"of": small("pretrain", **A48), "documents": 5},
+    "activation_distribution": {"of": small("pretrain", **A48), "documents": 5, "bins": 8},
     "continue_pretrain": {"of": small("pretrain"), "at": 3, "quantization": {"qkv": "int8_absmax"}},
     "text_perplexity": {
         "of": small("pretrain"), "text": "local:text_a", "documents": 30, "chunk": 60, "longer": "drop",
@@ -127,6 +131,14 @@ def probe(series: str) -> dict[str, Seen]:
     }
 
 
+def of_inputs(series: str) -> dict[str, Seen | Elsewhere]:
+    """The same of a kind that looks at what enters the projections."""
+    no_decoder = Elsewhere("a model from elsewhere that is no decoder of this project is refused")
+    other = small("pretrain", seed=8, **A48)
+    return probe(series) | {"of": Seen(other, series), "text": no_decoder, "text_tokens": no_decoder}
+
+
+TRIED = {"quantizers": {"four": "int4_absmean"}}
 TRL = {
     "train_split": Seen("more", "rows"),
     "batch": Seen(6, "trl.max_steps"),
@@ -261,6 +273,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "few_shot": (Seen(2, "requests", stays="data"), Seen(0, "requests,data")),
         "few_shot_seed": Seen(4321, "requests", stays="data"),
         "max_length": Seen(200, "metrics.arc_easy/cut,answers"),
+        "kv_cache": Seen({"kv_bits": 3}, "answers,slug", stays="requests"),
     },
     "image_classification": {
         name: Seen(value, "weights", stays="weights at 0")
@@ -322,6 +335,16 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "chunk": Seen(50, "metrics.chunks,metrics.documents_longer", stays="data"),
         "longer": Seen("split", "metrics.tokens,labels", stays="data"),
         "kv_cache": Seen({"kv_bits": 3}, "metrics.loss,slug", stays="metrics.tokens"),
+    },
+    "activation_sparsity": of_inputs("series.zeros") | {
+        "documents": Seen(4, "series.zeros,metrics.documents=4", stays="data"),
+    },
+    "activation_distribution": of_inputs("series.histogram") | {
+        "documents": Seen(4, "series.histogram,metrics.documents=4", stays="data"),
+        "bins": Seen(9, "series.histogram", stays="metrics.o/kurtosis"),
+        "within": Seen(0.9, "series.histogram", stays="metrics.o/kurtosis"),
+        "quantizers": Seen({"four": "int4_absmax"}, "metrics.four/zeros", stays="metrics.o/rms", given=TRIED),
+        "tried_on": Seen("down", "metrics.four/zeros", stays="metrics.down/rms", given=TRIED),
     },
     "rank_probability": {
         "of": Seen(OTHER_MODEL, "series.ranks"),

@@ -56,6 +56,13 @@ def measured(job: Job) -> Record:
             series = {"removal": _blocks(job, ["accuracy", "drop", "stderr", "perplexity"], lambda b: -0.001 * b)}
             errors = {"full/accuracy": 0.02}
             return record_of(job, {"full/accuracy": 0.4}, series=series, standard_errors=errors)
+        case "activation_distribution":
+            names = [("qkv", 0), ("qkv", 2), ("o", 0), ("gate_up", 0), ("down", 0), *((q, 0) for q in job.quantizers)]
+            rows = [[n, b, i - 2.0, i - 1.0, 10 - i * i % 7, 0.1 + 0.05 * i] for n, b in names for i in range(4)]
+            columns = ["tensor", "block", "left", "right", "count", "density"]
+            metrics = {name: 0.1 + i / 100 for i, name in enumerate(job.metrics())}
+            series = {"histogram": Series(columns=columns, rows=rows)}
+            return record_of(job, metrics, series=series, standard_errors=dict.fromkeys(metrics, 0.001))
         case "rloo":
             rows = [[update, 0.1 * update, 0.0] for update in range(1, 41)]
             return record_of(job, {}, series={"reward": Series(columns=["update", "reward", "kl"], rows=rows)})

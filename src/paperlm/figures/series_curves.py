@@ -151,7 +151,7 @@ def curve_statistics(
 ) -> dict[str, dict[int, dict[str, float]]]:
     """Row -> seed -> the last point of the smoothed curve, the mean of its later part (from `since` on), and, where the
     reference row has the seed, how far it lies above the reference there at most (as a share of it, if noise is
-    relative): below it everywhere is a negative number; and the share of its points that are the reference's to the last
+    relative): below it everywhere is a negative number; and the share of its points that are the reference's to each
     digit of the records. A curve without a number has none of them."""
     curves = {
         row: {seed_of(record.job): _smoothed(record, options) for record in seeds} for row, seeds in found.items()
