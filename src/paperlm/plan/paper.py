@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
-from paperlm.jobs import job_kinds, kind_of
+from paperlm.jobs import kind_of
 from paperlm.jobs.base import parent_kinds
 from paperlm.models.sizes import ALL_SIZES
 from paperlm.norms import build_method, known_options
@@ -171,7 +171,7 @@ class PaperSpec(Frozen):
         return self
 
     def _check_instead(self, place: str, one: str, other: str) -> None:
-        """ValueError for a job of a kind that what works on the other one cannot take, and for a circle."""
+        """ValueError for a job of a kind that nothing which works on the other one can take, and for a circle."""
         kind, wanted = self.jobs[other].kind, self.jobs[one].kind
         fields = [
             parent_kinds(kind_of(job.kind))[field]
@@ -179,7 +179,7 @@ class PaperSpec(Frozen):
             for field, name in job.parents.items()
             if name == one
         ]
-        taken = {name for name in job_kinds() if fields and all(name in kinds for kinds in fields)} | {wanted}
+        taken = {name for kinds in fields for name in kinds} | {wanted}
         if kind not in taken:
             kinds = " or ".join(map(repr, sorted(taken)))
             raise ValueError(f"{place}: {other!r} is a job of kind {kind!r}; in place of {one!r} it has to be {kinds}")
