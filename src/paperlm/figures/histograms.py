@@ -86,6 +86,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
                 _histogram(axis, edges, density, color, middle=bool(block))
                 if options["log_inset"] and not block:
                     _inset(axis, edges, density, color)
+            if options["log_inset"]:
+                axis.set_ylim(top=1.75 * axis.get_ylim()[1])  # room for the small panel
             axis.set(title=title if len(found) == 1 else f"{row}: {title}", xlabel=options["label"])
             axis.set_ylabel("density" if axis is line[0] else "")
             axis.grid(visible=False, axis="x")

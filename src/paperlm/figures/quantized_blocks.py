@@ -85,15 +85,15 @@ def bits_of(quantizer: str) -> int:
     return int("".join(c for c in quantizer.partition("_")[0] if c.isdigit()))
 
 
-def written(described: dict[str, Any] | None) -> str:
-    """A quantizer of an input as the drawing says it: INT4 absmean, TopK 50 %, INT8 absmax."""
+def written(described: dict[str, Any] | None) -> list[str]:
+    """A quantizer of an input as the boxes say it: INT4 absmean; TopK 50 % and INT8 absmax."""
     if described is None:
-        return ""
+        return []
     kind, _, way = described["name"].partition("_")
     way = way.upper() if kind.startswith("fp") else way
     twice = " x 2" if described.get("multiple", 1) == 2 else ""
-    share = f"TopK {100 * described['keep']:g} %, " if "keep" in described else ""
-    return f"{share}{kind.upper()} {way}{twice}"
+    share = [f"TopK {100 * described['keep']:g} %"] if "keep" in described else []
+    return [*share, f"{kind.upper()} {way}{twice}"]
 
 
 def _block(axis: Axes, x: float, preset: dict[str, Any]) -> float:
@@ -126,7 +126,8 @@ def _projection(quantization: dict[str, Any], place: str) -> list[tuple[str, str
     """Boxes of a quantizer, if there is one, and of the projections behind it."""
     described = quantization.get(place)
     weights = "ternary" if quantization.get("weight") else "16 bits"
-    found = [(written(described), str(bits_of(described["name"])))] if described else []
+    look = str(bits_of(described["name"])) if described else ""
+    found = [(text, look) for text in written(described)]
     return [*found, (f"{READS[place]}: {weights}", "ternary" if quantization.get("weight") else "plain")]
 
 

@@ -24,8 +24,8 @@ class ActivationDistribution(TextProbe):
 
     documents: int = Field(64, gt=0)
     "validation sequences that are read"
-    bins: int = Field(256, gt=1)
-    "equal bins from -q to q"
+    bins: int = Field(257, gt=1)
+    "equal bins from -q to q; of an odd number the middle one holds what is quantized to zero"
     within: float = Field(0.9995, gt=0, le=1)
     "q is the magnitude that this share of the numbers does not exceed"
     quantizers: dict[str, Any] = {}
