@@ -13,13 +13,14 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from support import smoke_run
-from support_engine import ALONE, QUIET, numbers, trained
+from support_engine import ALONE, QUIET, numbers, task_of, trained
 
 from paperlm.errors import CheckpointError, Interrupted, JobError, SpecError
 from paperlm.jobs import parse_job
 from paperlm.jobs.base import Inputs, Job, Machine, Trunk, kept_for
 from paperlm.jobs.continue_pretrain import ContinuePretrain, run
 from paperlm.jobs.pretrain import Pretrain
+from paperlm.quantizers.presets import PRESETS
 from paperlm.record.model_store import Origin, checked_model, has_model, store_model
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
@@ -153,6 +154,62 @@ def test_an_estimate_knows_a_branch_by_the_pace_of_its_trunks_kind(tmp_path):
     assert costs.of_job(branch()) == pytest.approx(3e-9 * branch().flops())
 
 
+# -- other quantizers ----
+
+A8 = {"quantization": "a8_trunk", "sub_norm": True, "hidden_act": "relu2", "tie_word_embeddings": True}
+
+
+@pytest.fixture(scope="module")
+def ternary(manifest, tmp_path_factory) -> tuple[Any, Path]:
+    """A trunk with ternary weights and eight-bit activations, as BitNet a4.8 trains one."""
+    folder = tmp_path_factory.mktemp("ternary")
+    return trained(trunk(**A8), manifest, folder, keep=(Trunk(AT),)), folder
+
+
+def test_a_trunk_with_quantizers_that_goes_on_with_the_same_ones_is_its_own_rest(ternary, manifest, tmp_path):
+    result, folder = ternary
+    found = going_on(branch(trunk(**A8), quantization="a8_trunk"), manifest, folder / f"model/trunk-{AT}", tmp_path)
+    assert found.series["train"].rows == rest(result, "train") and found.metrics == result.metrics
+    assert same(weights(tmp_path / "model"), weights(folder / "model"))
+
+
+def test_a_branch_begins_with_the_trunks_weights_behind_its_own_quantizers(ternary, manifest, tmp_path):
+    """The first loss is that of the trunk's weights on the update's batch, in a model built with the new quantizers."""
+    result, folder = ternary
+    job = branch(trunk(**A8), quantization="a48_int4")
+    found = going_on(job, manifest, folder / f"model/trunk-{AT}", tmp_path)
+    assert found.series["train"].rows[0][0] == AT + 1 and len(found.series["train"].rows) == STEPS - AT
+    losses = {}
+    for preset in ("a48_int4", "a8_trunk"):
+        task = task_of(trunk(**A8 | {"quantization": preset}), manifest)
+        state = weights(folder / f"model/trunk-{AT}")
+        with torch.no_grad():
+            for name, parameter in task.model.named_parameters():
+                parameter.copy_(state[name])
+            parts = task.batch(AT).parts
+            losses[preset] = sum(float(task.loss_module(*arguments)) * weight for arguments, weight in parts)
+    assert found.series["train"].rows[0][2] == pytest.approx(losses["a48_int4"], abs=1e-5)
+    assert rest(result, "train")[0][2] == pytest.approx(losses["a8_trunk"], abs=1e-5)
+    assert abs(losses["a48_int4"] - losses["a8_trunk"]) > 1e-4, "the quantizers have changed"
+    assert not same(weights(tmp_path / "model"), weights(folder / "model"))
+
+
+def test_a_branchs_model_is_configured_as_the_trunks_but_for_its_quantizers(ternary, manifest, tmp_path):
+    _, folder = ternary
+    job = branch(trunk(**A8), quantization="a48_fp4")
+    going_on(job, manifest, folder / f"model/trunk-{AT}", tmp_path)
+    one, other = (json.loads((path / "model/config.json").read_text()) for path in (tmp_path, folder))
+    assert {key for key in one if one[key] != other[key]} == {"quantization"}
+    assert one["quantization"] == PRESETS["a48_fp4"]["quantization"]
+    assert job.slug() == f"from_{AT}-llama_71m-mix_ln-a48_fp4-s0"
+
+
+def test_three_branches_of_one_trunk_ask_it_for_one_state():
+    branches = [branch(trunk(**A8), quantization=name) for name in ("a48_int4", "a48_fp4", "a48_no_topk")]
+    assert len({job.job_id for job in branches}) == 3
+    assert kept_for(branches) == {trunk(**A8).job_id: (Trunk(AT),)}
+
+
 # -- what is made by `paperlm run` ----
 
 
@@ -234,6 +291,8 @@ def test_a_trunk_that_left_no_model_leaves_nothing_to_go_on_with(tmp_path):
             {"quantization": "a48_int4"},
             "quantization: weight is .*ternary_absmean.*, the trunk's None: only activations",
         ),
+        ({"of": trunk(**A8).canonical()}, "quantization: weight is None, the trunk's .*ternary_absmean"),
+        ({"quantization": {"qkv": {"name": "int8_absmax", "keep": 0.3}}}, "keep 0.3 of 16 entries"),
         ({"steps": 20}, "steps"),
     ],
 )
@@ -256,6 +315,6 @@ def test_the_plan_keeps_the_state_for_the_branch_and_models_for_others_apart():
 
 def test_its_name_follows_where_it_leaves_and_its_trunk():
     names = {branch().job_id, branch(at=AT - 1).job_id, branch(trunk(seed=1)).job_id}
-    assert len(names) == 3 and all(f"_from_{AT}" in n or f"_from_{AT - 1}" in n for n in names)
+    assert len(names) == 3 and all(n.startswith((f"from_{AT}-", f"from_{AT - 1}-")) for n in names)
     assert branch().derived()["taken over after"][0] == "0.6667 of the updates"
     assert branch().data() == trunk().data() and branch().snapshots() == range(AT, STEPS)
