@@ -30,6 +30,7 @@ from paperlm.record.model_store import Origin, checked_model, has_model, store_m
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.run import Maker
+from paperlm.tables.results import seed_of
 from paperlm.train.engine import Engine, Progress
 from paperlm.train.language_model import LanguageModelling
 
@@ -323,6 +324,12 @@ def test_its_name_follows_where_it_leaves_and_its_trunk():
     assert len(names) == 3 and all(n.startswith((f"from_{AT}-", f"from_{AT - 1}-")) for n in names)
     assert branch().derived()["taken over after"][0] == "0.6667 of the updates"
     assert branch().data() == trunk().data() and branch().snapshots() == range(AT, STEPS)
+
+
+def test_a_record_of_a_branch_is_of_its_trunks_seed():
+    """Its quantizers stand before its trunk among its settings, and have no seed."""
+    found = [seed_of(branch(trunk(seed=seed, **A8), quantization="a48_int4").canonical()) for seed in (0, 3)]
+    assert found == [0, 3]
 
 
 # -- in a paper file ----
