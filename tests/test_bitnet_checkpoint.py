@@ -146,7 +146,7 @@ FIRST = "model.layers.0.self_attn.q_proj.weight"
         (lambda f: configure(f, weight_bits=2), "weight_bits is 2"),
         (lambda f: configure(f, num_key_value_heads=1), "num_key_value_heads: 1 is not implemented"),
         (lambda f: configure(f, hidden_act="gelu"), "hidden_act: 'gelu' is not implemented"),
-        (lambda f: configure(f, architectures=["BitNetForCausalLM"]), "hold a BitNetForCausalLM, the registry declares"),
+        (lambda f: configure(f, architectures=["BitNetForCausalLM"]), "hold a BitNetForCausalLM, the registry"),
         (lambda f: (f / "config.json").write_text("{"), "no checkpoint of BitNet b1.58 that the decoder can be"),
         (lambda f: configure(f, hidden_size=48), "no checkpoint of BitNet b1.58 that the decoder can be"),
         (lambda f: change(f, lambda s: s.pop(FIRST)), "do not fit BitnetForCausalLM: model.layers.0.attention.q"),
