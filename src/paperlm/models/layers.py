@@ -254,16 +254,27 @@ class Residual(nn.Module):
 def wired(
     layer: int, method: NormMethod, shape: ModelShape, eps: float, own: Callable[[int, float], nn.Module]
 ) -> tuple[Residual, Residual]:
-    """The residuals of attention and feed-forward of block `layer` (from 1), as the method wires it.
+    """The residuals of attention and feed-forward of block `layer` (from 1), as the method has them.
 
     `own(hidden_size, eps)` makes the model's own norm, for methods that name no other one.
     """
-    wiring = method.wiring(layer, shape)
+    norm = norm_maker(method, shape, eps, own)
+    found = method.residuals(layer, shape, norm)
+    return residual_pair(method.wiring(layer, shape), shape.hidden_size, norm) if found is None else found
 
-    def norm() -> nn.Module:
-        return method.block_norm(shape.hidden_size, eps) or own(shape.hidden_size, eps)
 
-    attention, mlp = (Residual(shape.hidden_size, wiring, norm) for _ in range(2))
+def norm_maker(
+    method: NormMethod, shape: ModelShape, eps: float, own: Callable[[int, float], nn.Module]
+) -> Callable[[], nn.Module]:
+    """What makes a norm of the stream's width, as `wired` says."""
+    return lambda: method.block_norm(shape.hidden_size, eps) or own(shape.hidden_size, eps)
+
+
+def residual_pair(
+    wiring: Wiring, size: int, norm: Callable[[], nn.Module], kind: type[Residual] = Residual
+) -> tuple[Residual, Residual]:
+    """The residuals of a block's two sub-layers, with factors that both share registered in the first alone."""
+    attention, mlp = (kind(size, wiring, norm) for _ in range(2))
     for factor in ("residual_scale", "branch_scale"):
         if isinstance(getattr(wiring, factor), Learned) and getattr(wiring, factor).shared:
             # Registered once only, so that a saved model holds one copy.
