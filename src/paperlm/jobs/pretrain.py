@@ -10,7 +10,7 @@ from paperlm.data.registry import DatasetName, TokenizerName
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
 from paperlm.jobs.base import Beta, Inputs, Job, Machine, Seed
-from paperlm.models.sizes import flops_per_token
+from paperlm.models.sizes import VIT_SIZES, flops_per_token
 from paperlm.norms import ModelShape, NormMethod, build_method
 from paperlm.quantizers.presets import preset_name
 from paperlm.quantizers.scheme import quantization_of
@@ -125,6 +125,13 @@ class Pretrain(Job):
             return None if value is None else quantization_of(value).describe()
         except SpecError as error:
             raise ValueError(str(error)) from None
+
+    @field_validator("size")
+    @classmethod
+    def of_a_language_model(cls, value: str) -> str:
+        if value in VIT_SIZES:
+            raise ValueError(f"{value!r} is the size of an image classifier: use the kind image_classification")
+        return value
 
     @model_validator(mode="after")
     def fits_together(self) -> Pretrain:
