@@ -5,25 +5,32 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from support import smoke_run
-from support_engine import ALONE, QUIET, numbers, trained
+from support import job_environment, smoke_run
+from support_engine import ALONE, QUIET, numbers, task_of, trained
 
 from paperlm.errors import CheckpointError, Interrupted, JobError, SpecError
 from paperlm.jobs import parse_job
 from paperlm.jobs.base import Inputs, Job, Machine, Trunk, kept_for
 from paperlm.jobs.continue_pretrain import ContinuePretrain, run
 from paperlm.jobs.pretrain import Pretrain
+from paperlm.plan.project import ROOT, Project
+from paperlm.plan.workflow import Workflow
+from paperlm.quantizers.presets import PRESETS
 from paperlm.record.model_store import Origin, checked_model, has_model, store_model
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.run import Maker
+from paperlm.tables.results import seed_of
 from paperlm.train.engine import Engine, Progress
 from paperlm.train.language_model import LanguageModelling
 
@@ -153,6 +160,62 @@ def test_an_estimate_knows_a_branch_by_the_pace_of_its_trunks_kind(tmp_path):
     assert costs.of_job(branch()) == pytest.approx(3e-9 * branch().flops())
 
 
+# -- other quantizers ----
+
+A8 = {"quantization": "a8_trunk", "sub_norm": True, "hidden_act": "relu2", "tie_word_embeddings": True}
+
+
+@pytest.fixture(scope="module")
+def ternary(manifest, tmp_path_factory) -> tuple[Any, Path]:
+    """A trunk with ternary weights and eight-bit activations, as BitNet a4.8 trains one."""
+    folder = tmp_path_factory.mktemp("ternary")
+    return trained(trunk(**A8), manifest, folder, keep=(Trunk(AT),)), folder
+
+
+def test_a_trunk_with_quantizers_that_goes_on_with_the_same_ones_is_its_own_rest(ternary, manifest, tmp_path):
+    result, folder = ternary
+    found = going_on(branch(trunk(**A8), quantization="a8_trunk"), manifest, folder / f"model/trunk-{AT}", tmp_path)
+    assert found.series["train"].rows == rest(result, "train") and found.metrics == result.metrics
+    assert same(weights(tmp_path / "model"), weights(folder / "model"))
+
+
+def test_a_branch_begins_with_the_trunks_weights_behind_its_own_quantizers(ternary, manifest, tmp_path):
+    """The first loss is that of the trunk's weights on the update's batch, in a model built with the new quantizers."""
+    result, folder = ternary
+    job = branch(trunk(**A8), quantization="a48_int4")
+    found = going_on(job, manifest, folder / f"model/trunk-{AT}", tmp_path)
+    assert found.series["train"].rows[0][0] == AT + 1 and len(found.series["train"].rows) == STEPS - AT
+    losses = {}
+    for preset in ("a48_int4", "a8_trunk"):
+        task = task_of(trunk(**A8 | {"quantization": preset}), manifest)
+        state = weights(folder / f"model/trunk-{AT}")
+        with torch.no_grad():
+            for name, parameter in task.model.named_parameters():
+                parameter.copy_(state[name])
+            parts = task.batch(AT).parts
+            losses[preset] = sum(float(task.loss_module(*arguments)) * weight for arguments, weight in parts)
+    assert found.series["train"].rows[0][2] == pytest.approx(losses["a48_int4"], abs=1e-5)
+    assert rest(result, "train")[0][2] == pytest.approx(losses["a8_trunk"], abs=1e-5)
+    assert abs(losses["a48_int4"] - losses["a8_trunk"]) > 1e-4, "the quantizers have changed"
+    assert not same(weights(tmp_path / "model"), weights(folder / "model"))
+
+
+def test_a_branchs_model_is_configured_as_the_trunks_but_for_its_quantizers(ternary, manifest, tmp_path):
+    _, folder = ternary
+    job = branch(trunk(**A8), quantization="a48_fp4")
+    going_on(job, manifest, folder / f"model/trunk-{AT}", tmp_path)
+    one, other = (json.loads((path / "model/config.json").read_text()) for path in (tmp_path, folder))
+    assert {key for key in one if one[key] != other[key]} == {"quantization"}
+    assert one["quantization"] == PRESETS["a48_fp4"]["quantization"]
+    assert job.slug() == f"from_{AT}-llama_71m-mix_ln-a48_fp4-s0"
+
+
+def test_three_branches_of_one_trunk_ask_it_for_one_state():
+    branches = [branch(trunk(**A8), quantization=name) for name in ("a48_int4", "a48_fp4", "a48_no_topk")]
+    assert len({job.job_id for job in branches}) == 3
+    assert kept_for(branches) == {trunk(**A8).job_id: (Trunk(AT),)}
+
+
 # -- what is made by `paperlm run` ----
 
 
@@ -234,6 +297,8 @@ def test_a_trunk_that_left_no_model_leaves_nothing_to_go_on_with(tmp_path):
             {"quantization": "a48_int4"},
             "quantization: weight is .*ternary_absmean.*, the trunk's None: only activations",
         ),
+        ({"of": trunk(**A8).canonical()}, "quantization: weight is None, the trunk's .*ternary_absmean"),
+        ({"quantization": {"qkv": {"name": "int8_absmax", "keep": 0.3}}}, "keep 0.3 of 16 entries"),
         ({"steps": 20}, "steps"),
     ],
 )
@@ -256,6 +321,87 @@ def test_the_plan_keeps_the_state_for_the_branch_and_models_for_others_apart():
 
 def test_its_name_follows_where_it_leaves_and_its_trunk():
     names = {branch().job_id, branch(at=AT - 1).job_id, branch(trunk(seed=1)).job_id}
-    assert len(names) == 3 and all(f"_from_{AT}" in n or f"_from_{AT - 1}" in n for n in names)
+    assert len(names) == 3 and all(n.startswith((f"from_{AT}-", f"from_{AT - 1}-")) for n in names)
     assert branch().derived()["taken over after"][0] == "0.6667 of the updates"
     assert branch().data() == trunk().data() and branch().snapshots() == range(AT, STEPS)
+
+
+def test_a_record_of_a_branch_is_of_its_trunks_seed():
+    """Its quantizers stand before its trunk among its settings, and have no seed."""
+    found = [seed_of(branch(trunk(seed=seed, **A8), quantization="a48_int4").canonical()) for seed in (0, 3)]
+    assert found == [0, 3]
+
+
+# -- in a paper file ----
+
+
+@pytest.fixture
+def root(tmp_path, manifest) -> Path:
+    """A project with one toy paper: a trunk of four updates, a branch that leaves at three quarters of it."""
+    shutil.copytree(ROOT / "workflow/scales", tmp_path / "workflow/scales")
+    shutil.copytree(manifest.parent, (tmp_path / Places(tmp_path, "smoke").data(smoke_run().token_data())).parent)
+    papers = tmp_path / "workflow/papers"
+    papers.mkdir()
+    mixln = yaml.safe_load((ROOT / "workflow/papers/mixln.yaml").read_text())
+    share = {"value": "share 3/4", "source": "a test"}
+    quantizers = {"value": {"qkv": "int4_absmean"}, "source": "a test"}
+    jobs = {
+        "trunk": mixln["jobs"]["pretrain"],
+        "branch": {"kind": "continue_pretrain", "of": "trunk", "settings": {"at": share, "quantization": quantizers}},
+    }
+    row = {"A": {"size": "71M", "norm": {"name": "pre_ln"}, "source": "a test"}}
+    table = {"title": "Branches", "number": "Table 1", "kind": "jobs", "job": "branch", "metric": "ppl_true"}
+    paper = {
+        "paper": {"id": "toy", "title": "Toy", "arxiv": "0", "code": "none"},
+        "jobs": jobs,
+        "sizes": {"71M": {"jobs": {"trunk": mixln["sizes"]["71M"]["jobs"]["pretrain"]}}},
+        "tables": {"toy_table1": table | {"rows": row, "columns": {"ppl": {}}}},
+    }
+    (papers / "toy.yaml").write_text(yaml.safe_dump(paper))
+    return tmp_path
+
+
+def test_a_paper_says_the_place_as_a_share_and_the_rule_of_the_trunk_is_told_what_to_keep(root):
+    project = Project({"scale": "smoke"}, root)
+    (job,) = project.jobs_of("toy_table1")
+    assert (job.kind, job.of.steps, job.at) == ("continue_pretrain", 4, 3)
+    assert job.quantization["qkv"] == {"name": "int4_absmean", "multiple": 1}
+    assert project.keep == {job.of.job_id: (Trunk(3),)}
+    plan = Workflow(project)
+    assert plan.keep(job.of.job_id) == "trunk-3" and plan.keep(job.job_id) == ""
+    assert list(plan.kinds) == ["continue_pretrain", "pretrain"]
+
+
+def command(root: Path, job: Job, *more: str) -> subprocess.CompletedProcess:
+    """What the rule of a kind calls."""
+    code = (
+        "import sys; from pathlib import Path; from paperlm.plan import project; "
+        f"project.ROOT = Path({str(root)!r}); from paperlm.cli import main; sys.exit(main())"
+    )
+    call = ["run", "--job", json.dumps(job.canonical()), "--scale", "smoke", "--device", "cpu", *more]
+    command = [sys.executable, "-c", code, *call]
+    return subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=240)
+
+
+def test_the_commands_of_the_rules_make_trunk_and_branch(root):
+    (job,) = Project({"scale": "smoke"}, root).jobs_of("toy_table1")
+    for one, keep in ((job.of, "--keep=trunk-3"), (job, "--keep=")):
+        done = command(root, one, keep)
+        assert done.returncode == 0, done.stderr
+    record = read_record(root / Places(root, "smoke").made(job), job.job_id)
+    assert record.outcome == "trained" and record.series["train"].column("update") == [4]
+
+
+@pytest.mark.parametrize("keep", ["trunk-4", "trunk", "trunk-", "trunk-1,at-2"])
+def test_a_state_that_a_trunk_does_not_have_is_refused_by_the_command(root, keep):
+    (job,) = Project({"scale": "smoke"}, root).jobs_of("toy_table1")
+    done = command(root, job.of, f"--keep={keep}")
+    assert done.returncode == 2 and "--keep takes updates of the job" in done.stderr and "states 0 to 3" in done.stderr
+
+
+@pytest.mark.parametrize(("share", "message"), [("share 1/1", "at: end: nothing"), ("share 0/3", "at: init: nothing")])
+def test_a_share_that_is_the_whole_run_or_nothing_of_it_is_refused(root, share, message):
+    path = root / "workflow/papers/toy.yaml"
+    path.write_text(path.read_text().replace("share 3/4", share))
+    with pytest.raises(SpecError, match=message):
+        _ = Project({"scale": "smoke"}, root).jobs

@@ -104,7 +104,7 @@ OPTIONS = {
 def record(losses: np.ndarray, seed: int = 0, outcome: str = "trained") -> Any:
     rows = [[n + 1, 10 * (n + 1), None if math.isnan(x) else float(x)] for n, x in enumerate(losses)]
     series = {"train": Series(columns=["update", "tokens", "loss"], rows=rows)}
-    return SimpleNamespace(job={"of": {"seed": seed}}, outcome=outcome, series=series)
+    return SimpleNamespace(job={"of": {"kind": "pretrain", "seed": seed}}, outcome=outcome, series=series)
 
 
 def test_a_claim_reads_the_outcome_by_the_figures_rule_and_a_loss_that_is_no_number_as_well():

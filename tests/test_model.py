@@ -87,16 +87,18 @@ def test_the_250m_shape_that_table_7_prints_has_355_million_parameters():
 
 
 @each([*METHODS, *SHARED, LEAK])
-def test_a_block_has_two_norms_or_four_and_the_last_norm_is_always_rms(norm):
+def test_a_block_has_the_norms_of_its_method_and_the_last_norm_is_always_rms(norm):
     model, name = model_of(norm), norm["name"]
-    per_block = 4 if name == "sandwich_ln" else 2
+    per_block = {"sandwich_ln": 4, "peri_ln": 4, "siamese_norm": 6}.get(name, 2)
     for layer in model.model.layers:
         assert sum(isinstance(m, RMSNorm | FeatureGroupNorm) for m in layer.modules()) == per_block
     assert type(model.model.norm) is RMSNorm
     d, n = WIDTH, len(model.model.layers)
     extra = {"sandwich_ln": 2 * d, "group_ln": 2 * d, "layer_scale": 2 * d, "admin": 2 * d}.get(name, 0)
+    extra = {"peri_ln": 2 * d, "siamese_norm": 4 * d, "gpas": 1}.get(name, extra)
     extra = {"authors_shared": d, "authors_scalar_0p015": 1}.get(norm.get("preset"), extra)
-    assert count(model) == 2 * VOCAB * d + n * (4 * d * d + 3 * d * FFN + 2 * d + extra) + d
+    ends = {"peri_ln": d, "siamese_norm": 2 * d}.get(name, 0)
+    assert count(model) == 2 * VOCAB * d + n * (4 * d * d + 3 * d * FFN + 2 * d + extra) + ends + d
 
 
 def test_a_tokens_training_cost_is_that_of_its_products_counted_by_hand():

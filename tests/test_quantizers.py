@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from paperlm_kernels.rmsnorm_quantize import MODES
+from paperlm_kernels.rmsnorm_quantize.reference import keep_largest, quantize_rows
+from paperlm_kernels.ternary_linear import quantize_weight
 from support_quantizers import EPS, ORACLES
 
 from paperlm.errors import SpecError
@@ -205,6 +208,34 @@ def test_masking_and_quantizing_commute_since_the_row_maximum_always_stays():
     first, step = one.quantize(x * mask)
     second, other_step = one.quantize(x)
     assert torch.equal(first, second * mask) and torch.equal(step, other_step)
+
+
+# --- the kernels' package, which has them a second time so that it needs no other ---
+
+
+ACTIVATIONS = [(name, options) for name, options, _ in ORACLES if quantizers()[name].role == "activations"]
+
+
+def test_the_kernels_have_the_same_quantizers_of_activations():
+    assert set(MODES) == {name for name, _ in ACTIVATIONS}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("name", "options"), ACTIVATIONS, ids=str)
+def test_codes_and_steps_are_those_of_the_kernels_reference_to_the_last_bit(name, options, rows):
+    x = torch.from_numpy(ROWS[rows]).float()
+    codes, step = quantizer(name, **options).codes_and_step(x)
+    theirs, scale = quantize_rows(x, MODES[name], **options)
+    assert torch.equal(codes, theirs) and torch.equal(step[..., 0], scale)
+
+
+def test_weights_and_topk_are_those_of_the_kernels_reference_to_the_last_bit():
+    w = gaussian(40, 56).float()
+    codes, alpha = quantizer("ternary_absmean").quantize(w)
+    theirs, their_alpha = quantize_weight(w)
+    assert torch.equal(codes, theirs) and torch.equal(alpha, their_alpha)
+    ties = gaussian(40, 56).mul(2).round().float()
+    assert torch.equal(ties * largest_entries(ties, 28), keep_largest(ties, 28))
 
 
 # --- what stands where ---

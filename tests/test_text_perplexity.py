@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,25 @@ def test_losses_that_are_no_numbers_give_no_number(documents, tmp_path):
 def test_another_architecture_has_no_quantized_cache(documents, tmp_path):
     with pytest.raises(JobError, match="kv_cache is of this project's decoder, and this is another architecture"):
         measured(job(kv_cache={"kv_bits": 4}), save(tmp_path, new_model()), documents)
+
+
+def test_fewer_bits_of_keys_and_values_change_the_losses_and_three_change_them_more_than_four(decoder, documents):
+    """As the same folder with the cache in its own configuration; the BOS of the three bits at four as published."""
+    plain, four, three = (
+        measured(job(kv_cache=cache), decoder, documents) for cache in (None, {"kv_bits": 4}, {"kv_bits": 3})
+    )
+    exact, *rough = (np.array(found.series["chunks"].column("summed_loss")) for found in (plain, four, three))
+    moved = [np.abs(one - exact).sum() for one in rough]
+    assert 0 < 2 * moved[0] < moved[1] and four.metrics["tokens"] == three.metrics["tokens"] == plain.metrics["tokens"]
+
+
+def test_a_cache_is_that_of_the_models_configuration(decoder, documents, tmp_path):
+    shutil.copytree(decoder, tmp_path / "own")
+    config = tmp_path / "own/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"kv_cache": {"kv_bits": 3, "mapping": "minmax"}}))
+    own = measured(job(), tmp_path / "own", documents)
+    given = measured(job(kv_cache={"kv_bits": 3, "mapping": "minmax"}), decoder, documents)
+    assert own.metrics == given.metrics != measured(job(kv_cache={"kv_bits": 3}), decoder, documents).metrics
 
 
 @pytest.mark.parametrize(

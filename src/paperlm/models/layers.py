@@ -90,6 +90,12 @@ def projection(config: PaperLlamaConfig, in_features: int, out_features: int) ->
     return QuantizedLinear(in_features, out_features, config.quantizers().weight)
 
 
+def inner_normed(norm: RMSNorm | None, x: Tensor) -> Tensor:
+    """x behind SubLN's norm, in the dtype of the norm's gain: autocast's bfloat16 ends here, since rounding once more
+    in front of a quantizer would move numbers across its ties."""
+    return x if norm is None else norm(x.to(norm.weight.dtype))
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention without biases: four D x D projections, kept apart (fused ones are slower)."""
 
@@ -139,7 +145,7 @@ class Attention(nn.Module):
                 out, weights = self._attend(q.float(), k.float(), v.float(), mask, implementation, kwargs)
         else:
             out, weights = self._attend(q, k, v, mask, implementation, kwargs)
-        out = out.flatten(2) if self.sub_norm is None else self.sub_norm(out.flatten(2))
+        out = inner_normed(self.sub_norm, out.flatten(2))
         return self.o_proj(*((out,) if self.o_input is None else self.o_input(out))), weights
 
     def _attend(
@@ -186,7 +192,7 @@ class GatedMLP(nn.Module):
             return F.linear(self.act(gate) * up, F.pad(self.down_proj.weight, (0, self.padding)))
         entering = (x,) if self.gate_up_input is None else self.gate_up_input(x)
         h = self.act(self.gate_proj(*entering)) * self.up_proj(*entering)
-        h = h if self.sub_norm is None else self.sub_norm(h)
+        h = inner_normed(self.sub_norm, h)
         return self.down_proj(*((h,) if self.down_input is None else self.down_input(h)))
 
     def _plain(self) -> bool:
@@ -248,16 +254,27 @@ class Residual(nn.Module):
 def wired(
     layer: int, method: NormMethod, shape: ModelShape, eps: float, own: Callable[[int, float], nn.Module]
 ) -> tuple[Residual, Residual]:
-    """The residuals of attention and feed-forward of block `layer` (from 1), as the method wires it.
+    """The residuals of attention and feed-forward of block `layer` (from 1), as the method has them.
 
     `own(hidden_size, eps)` makes the model's own norm, for methods that name no other one.
     """
-    wiring = method.wiring(layer, shape)
+    norm = norm_maker(method, shape, eps, own)
+    found = method.residuals(layer, shape, norm)
+    return residual_pair(method.wiring(layer, shape), shape.hidden_size, norm) if found is None else found
 
-    def norm() -> nn.Module:
-        return method.block_norm(shape.hidden_size, eps) or own(shape.hidden_size, eps)
 
-    attention, mlp = (Residual(shape.hidden_size, wiring, norm) for _ in range(2))
+def norm_maker(
+    method: NormMethod, shape: ModelShape, eps: float, own: Callable[[int, float], nn.Module]
+) -> Callable[[], nn.Module]:
+    """What makes a norm of the stream's width, as `wired` says."""
+    return lambda: method.block_norm(shape.hidden_size, eps) or own(shape.hidden_size, eps)
+
+
+def residual_pair(
+    wiring: Wiring, size: int, norm: Callable[[], nn.Module], kind: type[Residual] = Residual
+) -> tuple[Residual, Residual]:
+    """The residuals of a block's two sub-layers, with factors that both share registered in the first alone."""
+    attention, mlp = (kind(size, wiring, norm) for _ in range(2))
     for factor in ("residual_scale", "branch_scale"):
         if isinstance(getattr(wiring, factor), Learned) and getattr(wiring, factor).shared:
             # Registered once only, so that a saved model holds one copy.

@@ -175,7 +175,7 @@ def seed_of(job: Mapping[str, Any]) -> int:
     """A job's seed, or that of the job it works on."""
     if "seed" in job:
         return job["seed"]
-    parents = [value for value in job.values() if isinstance(value, Mapping)]
+    parents = [value for value in job.values() if isinstance(value, Mapping) and "kind" in value]
     return next((seed_of(parent) for parent in parents), 0)
 
 
