@@ -40,10 +40,9 @@ class SummedLoss(torch.nn.Module):
         return self.model.summed_loss(ids, labels, self.loss)
 
 
-def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) -> PaperLlamaForCausalLM:
-    """The model at update 0. first_batch: (B, S) ids, for methods that start from a forward pass."""
-    torch.manual_seed(job.seed)
-    config = PaperLlamaConfig(
+def config_of(job: Pretrain) -> PaperLlamaConfig:
+    """The model's configuration."""
+    return PaperLlamaConfig(
         vocab_size=job.vocab_size,
         hidden_size=job.hidden_size,
         intermediate_size=job.intermediate_size,
@@ -61,7 +60,12 @@ def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) 
         hidden_act=job.hidden_act,
         tie_word_embeddings=job.tie_word_embeddings,
     )
-    model = PaperLlamaForCausalLM(config)
+
+
+def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) -> PaperLlamaForCausalLM:
+    """The model at update 0. first_batch: (B, S) ids, for methods that start from a forward pass."""
+    torch.manual_seed(job.seed)
+    model = PaperLlamaForCausalLM(config_of(job))
     job.method().initialize_from_batch(model, first_batch)
     start_dtype(model, job.numerics)
     return model.to(device).train()
