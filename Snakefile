@@ -22,6 +22,7 @@ rule all:
     default_target: True
     input:
         targets(),
+        CONSISTENCY,
 
 
 for paper, spec in project.papers.items():
@@ -31,6 +32,7 @@ for paper, spec in project.papers.items():
             paper
         input:
             targets(*spec.exhibits()),
+            CONSISTENCY,
 
 
 refuse_unknown_targets()

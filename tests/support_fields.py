@@ -185,6 +185,14 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "eval_every": Seen(2, "series.eval", stays="weights,series.train"),
         "loss": Seen("cce", "weights", stays="weights at 0"),
         "curve": Seen("every_update", "metrics.ppl_sequences,series.eval", stays="weights"),
+        "quantization": (
+            Seen("a48_int4", "weights,slug", stays="weights at 0"),
+            Seen({"weight": "ternary_absmean"}, "weights", stays="weights at 0"),
+            Seen({"qkv": "int8_absmax"}, "weights", stays="weights at 0"),
+        ),
+        "sub_norm": Seen(True, "metrics.parameters"),
+        "hidden_act": Seen("relu2", "weights", stays="weights at 0"),
+        "tie_word_embeddings": Seen(True, "metrics.parameters"),
     },
     "sft": TRL | {
         "of": Seen(OTHER_MODEL, "start", stays="rows"),

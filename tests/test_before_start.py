@@ -78,6 +78,7 @@ def renamed(mapping: dict, old: str, new: str) -> None:
         ("gpu", lambda s: renamed(s, "comparable", "comprable"), "unknown key 'comprable'; did you mean 'comparable'"),
         ("smoke", lambda s: s["claims"].update(judge="nome"), "unknown claims.judge 'nome'; did you mean 'none'"),
         ("tiny", lambda s: renamed(s["norms"]["deep_norm"], "preset", "presett"), "did you mean 'preset'"),
+        ("tiny", lambda s: s["norms"]["deep_norm"]["preset"].update(value="corect"), "did you mean 'correct'"),
         ("tiny", lambda s: s["jobs"]["sft"]["batch"].update(value=0), "jobs.sft: batch: .* greater than 0"),
         ("paper", lambda s: renamed(s["resources"]["jobs"], "pretrain/71M", "pretain/71M"), "did you mean 'pretrain'"),
         ("paper", lambda s: renamed(s["resources"]["jobs"], "pretrain/71M", "pretrain/"), "unknown model size ''"),
@@ -125,6 +126,10 @@ def claim(paper: dict, number: int, index: int = 0) -> dict:
 
 
 MIXLN = [
+    (
+        lambda p: table(p, 1)["columns"]["LLaMA-71M"].update(size="ViT-Tiny"),
+        r"LLaMA-71M\].*'ViT-Tiny' is the size of an image classifier: use the kind image_classification",
+    ),
     (
         lambda p: table(p, 1)["rows"]["Post-LN"]["norm"].update(name="postln"),
         "rows.Post-LN.norm: .*did you mean 'post_ln'",

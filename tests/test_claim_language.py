@@ -8,7 +8,8 @@ from support_claims import at
 
 from paperlm.errors import SpecError
 from paperlm.tables.claims import read
-from paperlm.tables.claims.language import STEPS, rank_correlation
+from paperlm.tables.claims.functions import rank_correlation
+from paperlm.tables.claims.language import STEPS
 
 NUMBERS = {("a", "x"): 1.0, ("a", "y"): 2.0, ("b", "x"): 3.0}
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
+from support_figures import records_of
 from support_tables import edited, record_of, write_records
 
 from paperlm.checks import open_project
 from paperlm.errors import SpecError
 from paperlm.evidence import command, open_claims, ranked
+from paperlm.figures.base import exhibit_contents
 from paperlm.plan.project import Project
 from paperlm.record.record import write_record
-from paperlm.tables.build import table_contents
+from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.needs import Evidence
 from paperlm.tables.verdicts import claim_rows
 
@@ -119,6 +123,21 @@ def test_a_claim_reads_another_exhibit_by_the_name_it_has_in_claims(tmp_path):
     assert (found["MIX-X"]["verdict"], found["MIX-X"]["margin"]) == ("holds", "-60")
     alone = {r["claim"]: r for r in claim_rows(project, "mixln_table5", contents)}
     assert alone["MIX-X"]["verdict"] == "not tested" and "M1[Mix-LN, LLaMA-71M]" in alone["MIX-X"]["reason"]
+
+
+def test_a_claim_of_a_table_reads_what_a_figure_draws(tmp_path):
+    """Blocks 7 to 12 give -0.7 to -1.2 % in the made-up records, so -0.95 %; Table 5 has 90."""
+    expression = "MF6b['Pre-LN','Mean Over Deep Half'] > M5['Perplexity','Pre-LN, 0']"
+    project = two_tables(tmp_path, expression)
+    assert "mixln_figure6b" in project.reads("mixln_table5")
+    paths = records_of(project, "mixln_figure6b", tmp_path / "records")
+    for job in project.jobs_of("mixln_table5"):
+        paths.append(tmp_path / "records" / f"{job.job_id}.json")
+        write_record(paths[-1], record_of(job, {"ppl_true": 90.0, "unigram_perplexity": 450.0, "tokens_nonpad": 1.0}))
+    write_table(project, "mixln_table5", paths, tmp_path / "t.csv", contents_of=exhibit_contents)
+    with (tmp_path / "t.claims.csv").open(newline="") as file:
+        found = {row["claim"]: row for row in csv.DictReader(file)}
+    assert found["MIX-X"]["verdict"] == "fails" and found["MIX-X"]["margin"] == "+90.95"
 
 
 @pytest.mark.parametrize(

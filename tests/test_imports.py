@@ -18,7 +18,7 @@ SOURCE = ROOT / "src/paperlm"
 # From the bottom. A module imports from lower layers and its own; those of `work` are imported by jobs when they run.
 LAYERS = [
     {"errors", "files", "frozen", "load", "locks", "stopping"},
-    {"norms", "models.sizes", "data", "cost"},
+    {"norms", "quantizers", "models.sizes", "data", "cost"},
     {"jobs"},
     {"record"},
     {"work"},

@@ -29,7 +29,7 @@ from support_model import (
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from paperlm.errors import SpecError
-from paperlm.models.layers import FeatureGroupNorm, RMSNorm, SwiGLU
+from paperlm.models.layers import FeatureGroupNorm, GatedMLP, RMSNorm
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM, PaperLlamaForSequenceClassification
 from paperlm.models.sizes import SIZES, flops_per_token, parameter_count
 from paperlm.norms import build_method
@@ -51,6 +51,13 @@ COUNTS = {  # size: all parameters, those of blocks and final norm; L * d, what 
     "phi3.5-mini": (3_820_686_336, 3_624_078_336, 98_304),
     "gpt2": (134_105_856, 84_953_856, 9_216),
     "7B": (6_738_415_616, 6_476_271_616, 131_072),
+    "bitnet_700M": (777_856_512, 679_552_512, 36_864),
+    "bitnet_1.3B": (1_338_935_296, 1_207_863_296, 49_152),
+    "bitnet_3B": (3_426_473_600, 3_221_673_600, 83_200),
+    "bitnet_7B": (6_738_415_616, 6_476_271_616, 131_072),
+    "P0": (25_876_736, 9_492_736, 3_072),
+    "P1": (70_726_144, 37_958_144, 6_144),
+    "P2": (134_105_856, 84_953_856, 9_216),
 }
 
 
@@ -80,16 +87,18 @@ def test_the_250m_shape_that_table_7_prints_has_355_million_parameters():
 
 
 @each([*METHODS, *SHARED, LEAK])
-def test_a_block_has_two_norms_or_four_and_the_last_norm_is_always_rms(norm):
+def test_a_block_has_the_norms_of_its_method_and_the_last_norm_is_always_rms(norm):
     model, name = model_of(norm), norm["name"]
-    per_block = 4 if name == "sandwich_ln" else 2
+    per_block = {"sandwich_ln": 4, "peri_ln": 4, "siamese_norm": 6}.get(name, 2)
     for layer in model.model.layers:
         assert sum(isinstance(m, RMSNorm | FeatureGroupNorm) for m in layer.modules()) == per_block
     assert type(model.model.norm) is RMSNorm
     d, n = WIDTH, len(model.model.layers)
     extra = {"sandwich_ln": 2 * d, "group_ln": 2 * d, "layer_scale": 2 * d, "admin": 2 * d}.get(name, 0)
+    extra = {"peri_ln": 2 * d, "siamese_norm": 4 * d, "gpas": 1}.get(name, extra)
     extra = {"authors_shared": d, "authors_scalar_0p015": 1}.get(norm.get("preset"), extra)
-    assert count(model) == 2 * VOCAB * d + n * (4 * d * d + 3 * d * FFN + 2 * d + extra) + d
+    ends = {"peri_ln": d, "siamese_norm": 2 * d}.get(name, 0)
+    assert count(model) == 2 * VOCAB * d + n * (4 * d * d + 3 * d * FFN + 2 * d + extra) + ends + d
 
 
 def test_a_tokens_training_cost_is_that_of_its_products_counted_by_hand():
@@ -139,7 +148,7 @@ class OnCuda(torch.Tensor):
 @pytest.mark.parametrize(("width", "padding"), [(21, 43), (5461, 43), (2740, 12), (1368, 0), (2048, 0)])
 def test_aligning_swiglu_for_the_gpu_changes_neither_result_nor_gradient(width, padding, monkeypatch):
     shape = {"hidden_size": 7, "intermediate_size": width, "num_attention_heads": 1}
-    mlp, x = SwiGLU(PaperLlamaConfig(**shape)).double(), torch.randn(2, 5, 7, dtype=torch.float64)
+    mlp, x = GatedMLP(PaperLlamaConfig(**shape)).double(), torch.randn(2, 5, 7, dtype=torch.float64)
     gate, up, down = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
     g, u = x @ gate.T, x @ up.T
     expected = (g / (1 + (-g).exp()) * u) @ down.T

@@ -113,12 +113,35 @@ def lns(x, w, layer):
     return y + swiglu(rms(y, w[f"{MLP}.pre_norm.weight"]) / math.sqrt(layer), w)
 
 
+def peri(x, w, layer):
+    return sandwich(rms(x, w["entry"]) if layer == 1 else x, w, layer)
+
+
+def gated(x, w, layer):
+    gate = w[f"{ATTN}.gate"]
+    factor = 1 - gate / (1 + (-gate).exp())
+    y = factor * (x + attention(rms(x, w[f"{ATTN}.pre_norm.weight"]), w))
+    return factor * (y + swiglu(rms(y, w[f"{MLP}.pre_norm.weight"]), w))
+
+
+def siamese(state, w, layer):
+    x, y = (state, state) if layer == 1 else state
+    for place, f in ((ATTN, attention), (MLP, swiglu)):
+        x = rms(x, w[f"{place}.x_norm.weight"])
+        h = f(rms(x + rms(y, w[f"{place}.y_norm.weight"]), w[f"{place}.in_norm.weight"]), w)
+        x, y = x + h / math.sqrt(2 * layer), y + h
+    return x, y
+
+
 def reference_logits(model, ids, block, embed_factor=1.0):
     weights = model.state_dict()
     x = embed_factor * weights["model.embed_tokens.weight"][ids]
     for layer in range(1, model.config.num_hidden_layers + 1):
         prefix = f"model.layers.{layer - 1}."
-        x = block(x, {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}, layer)
+        own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+        x = block(x, own | {"entry": weights.get("model.entry.weight")}, layer)
+    if isinstance(x, tuple):
+        x = rms(x[0], weights["model.exit.x_norm.weight"]) + rms(x[1], weights["model.exit.y_norm.weight"])
     return rms(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
 
 
@@ -152,6 +175,11 @@ CASES = [  # norm, block, embedding factor
     (norm_of("scaled_embed", base=LNS), lns, 1),
     (norm_of("scaled_embed", base=PRE, preset="multiplier"), pre, WIDTH**0.5),
     (TWICE_WRAPPED, mix(2), WIDTH**0.5),
+    (norm_of("peri_ln"), peri, 1),
+    (norm_of("scaled_init", base=norm_of("peri_ln")), peri, 1),
+    (norm_of("gpas", base=PRE), gated, 1),
+    (norm_of("siamese_norm"), siamese, 1),
+    (norm_of("scaled_embed", base=norm_of("siamese_norm")), siamese, 1),
 ]
 IDS = [" ".join(str(v if isinstance(v, str | int) else v["name"]) for v in norm.values()) for norm, _, _ in CASES]
 each_case = pytest.mark.parametrize(("norm", "block", "embed_factor"), CASES, ids=IDS)
@@ -160,6 +188,34 @@ each_case = pytest.mark.parametrize(("norm", "block", "embed_factor"), CASES, id
 def test_the_equations_of_every_method_are_written_out_above():
     missing = set(norm_methods()) - {norm["name"] for norm, _, _ in CASES}
     assert len(norm_methods()) >= 11 and not missing, f"write the block equations of {missing} in CASES"
+
+
+def test_a_gate_scales_forward_and_leaves_the_gradient_of_what_it_scales():
+    """With every gate at g the gradient of the last block's sum is that of an ungated sum of the same numbers."""
+    model, ids = model_of(norm_of("gpas", base=PRE), n_layers=1), tokens()
+    block, x = model.model.layers[0].mlp_residual, torch.randn(2, 3, WIDTH, dtype=torch.float64, requires_grad=True)
+    gate = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+    branch = torch.randn_like(x, requires_grad=True)
+    out, _ = block(x, branch, (None, None, gate))
+    silu = 0.7 / (1 + math.exp(-0.7))
+    torch.testing.assert_close(out, (1 - silu) * (x + branch))
+    weight = torch.randn_like(out)
+    into_x, into_branch, into_gate = torch.autograd.grad((out * weight).sum(), (x, branch, gate))
+    assert torch.equal(into_x, weight) and torch.equal(into_branch, weight)
+    slope = (1 + 0.7 * (1 - 1 / (1 + math.exp(-0.7)))) / (1 + math.exp(-0.7))
+    torch.testing.assert_close(into_gate[0], -slope * ((x + branch) * weight).sum().detach())
+    assert model(ids).logits.isfinite().all()
+
+
+def test_gates_start_at_zero_and_both_sums_of_a_block_share_one():
+    config = PaperLlamaConfig(
+        hidden_size=WIDTH, intermediate_size=FFN, num_attention_heads=HEADS, vocab_size=VOCAB, num_hidden_layers=2,
+        norm=norm_of("gpas", base=norm_of("layer_scale", preset="separate")),
+    )  # fmt: skip
+    gates = {name: p for name, p in PaperLlamaForCausalLM(config).named_parameters() if name.endswith("gate")}
+    assert len(gates) == 2 and all(gate.item() == 0 for gate in gates.values())
+    with pytest.raises(SpecError, match="gpas: siamese_norm has residual sums of its own"):
+        build_method(norm_of("gpas", base=norm_of("siamese_norm")))
 
 
 @each_case

@@ -105,7 +105,7 @@ def test_every_method_wires_the_classifier_with_norms_that_have_a_bias_and_start
     model = PaperViTForImageClassification(PaperViTConfig(**(SHAPE | depth | {"norm": norm})))
     for block in model.layers:
         norms = [m for m in block.modules() if isinstance(m, torch.nn.LayerNorm | FeatureGroupNorm)]
-        assert len(norms) == (4 if norm["name"] == "sandwich_ln" else 2)
+        assert len(norms) == {"sandwich_ln": 4, "peri_ln": 4, "siamese_norm": 6}.get(norm["name"], 2)
         assert all(bool((n.weight == 1).all() and (n.bias == 0).all()) for n in norms)
     model.config.method().initialize_from_batch(model, images().float())
     assert model(images().float()).logits.isfinite().all()

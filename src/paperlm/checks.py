@@ -18,6 +18,7 @@ from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import ROOT, Project, ProjectConfig
 from paperlm.tables.build import printed_table, table_contents
 from paperlm.tables.claims import parts_of, read
+from paperlm.tables.consistency import check_consistency
 from paperlm.tables.metrics import check_metrics
 from paperlm.tables.published import check_numbers, read_cells
 
@@ -35,7 +36,9 @@ def open_project(config: dict[str, Any] | ProjectConfig | None = None, root: Pat
     check_names(project)
     if (folder := project.config.local_data) and not Path(folder).is_dir():
         raise SpecError(f"local_data: {folder}: no such folder; name the one that has the files of `local:` datasets")
-    _ = project.jobs
+    for name in project.exhibits:
+        with _in_file_of(project, project.exhibit(name)[0]):
+            project.jobs_of(name)
     for name, (paper, figure) in project.figures.items():
         with _in_file_of(project, paper):
             if figure.draw not in figure_kinds():
@@ -55,6 +58,9 @@ def open_project(config: dict[str, Any] | ProjectConfig | None = None, root: Pat
     for name in project.exhibits:
         with _in_file_of(project, project.exhibit(name)[0]):
             check_claims(project, name)
+    for paper in project.papers.values():
+        with _in_file_of(project, paper):
+            check_consistency(project, paper)
     return project
 
 

@@ -117,6 +117,10 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     )
     p.add_argument("--html", type=folder, help="folder for the report's HTML versions")
 
+    p = verb("consistency", _consistency, "check the printed numbers of all papers against each other")
+    _common(p)
+    p.add_argument("--out", required=True, type=to_write(".csv"), help="CSV file: a row for each check")
+
     p = verb("curves", _curves, "draw the training curves behind a table")
     _common(p)
     p.add_argument("table")
@@ -316,9 +320,16 @@ def _watch(options: argparse.Namespace) -> None:
 
 
 def _table(options: argparse.Namespace) -> None:
+    from paperlm.figures.base import exhibit_contents
     from paperlm.tables.build import write_table
 
-    write_table(_project(options), options.table, options.records, options.out, options.html)
+    write_table(_project(options), options.table, options.records, options.out, options.html, exhibit_contents)
+
+
+def _consistency(options: argparse.Namespace) -> None:
+    from paperlm.tables.consistency import write_consistency
+
+    write_consistency(_project(options), options.out)
 
 
 def _curves(options: argparse.Namespace) -> None:

@@ -11,13 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from paperlm.errors import SpecError
-from paperlm.figures import figure_kinds
+from paperlm.figures.base import exhibit_contents
 from paperlm.jobs import Job, Machine
 from paperlm.plan.costs import Costs
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.run import Maker
-from paperlm.tables.build import table_contents
 from paperlm.tables.contents import Contents
 from paperlm.tables.needs import Evidence
 from paperlm.tables.verdicts import Reading, judged
@@ -47,18 +46,10 @@ class Step:
 
 def open_claims(project: Project) -> Iterator[Open]:
     """Every open part of every claim at this scale that jobs would decide. Raises RecordError and SpecError."""
-    import matplotlib.pyplot as plt
-
     evidence = Evidence(project)
 
     def contents_of(name: str) -> Contents:
-        records = [project.root / path for path in at_hand(name)]
-        if name in project.tables:
-            return table_contents(project, name, records)
-        drawing = figure_kinds()[project.figure(name)[1].draw](project, name, records)
-        drawing.figure.clear()
-        plt.close(drawing.figure)
-        return Contents(diff=[], samples=drawing.samples, untested=drawing.untested)
+        return exhibit_contents(project, name, [project.root / path for path in at_hand(name)])
 
     def at_hand(name: str) -> list[str]:
         jobs = [job for other in project.reads(name) for job in project.jobs_of(other)]

@@ -122,6 +122,14 @@ def published_of_table(wildcards):
     return project.tables[wildcards.table][1].published or []
 
 
+def published_of_all(wildcards):
+    return sorted({table.published for _, table in project.tables.values() if table.published})
+
+
+def consistency_digest(wildcards):
+    return plan.consistency_digest()
+
+
 def methods_of_case(wildcards):
     return ",".join(plan.measurements[wildcards.op, wildcards.case])
 

@@ -1,5 +1,9 @@
+CONSISTENCY = "paper_tables/published_consistency.csv"
+
+
 localrules:
     all,
+    published_consistency,
     table,
     curves,
     figure,
@@ -126,3 +130,18 @@ use rule figure as judged_figure with:
         ),
     wildcard_constraints:
         figure="|".join(filter(plan.has_claims, project.figures)) or NOTHING,
+
+
+rule published_consistency:
+    "Printed numbers against each other: averages, cells printed twice, arithmetic."
+    input:
+        printed=published_of_all,
+    output:
+        CONSISTENCY,
+    log:
+        "logs/tables/published_consistency.log",
+    params:
+        checks=consistency_digest,
+        config=exhibit_config,
+    shell:
+        "python -m paperlm consistency --config-json {params.config:q} --out {output:q} > {log:q} 2>&1"

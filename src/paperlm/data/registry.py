@@ -142,7 +142,7 @@ class ModelEntry(Frozen):
     licence: str
     citation: str
     architecture: str
-    "class of transformers; another one is refused"
+    "class of transformers or of paperlm, or BitnetForCausalLM, which is converted; another one is refused"
     files: list[FileEntry] = []
     "of a local model: below `local_data`; one file in the GGUF format, or a folder as transformers saves it"
     hub: ModelRepository | None = None

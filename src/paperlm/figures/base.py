@@ -43,32 +43,52 @@ class Drawing:
     "what has to stand beside its numbers: a proxy, earlier rules, seeds without a record"
 
 
-def write_figure(project: Project, name: str, records: Iterable[Path], out: Path) -> None:
-    """Draw a figure and write its files beside `out` (SVG). Raises SpecError and RecordError."""
+def draw(project: Project, name: str, records: list[Path]) -> Drawing:
+    """A figure in the house's style, not written. Raises SpecError and RecordError."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    _, spec = project.figure(name)
-    records = list(records)
     sns.set_theme(style="whitegrid", context="paper")
     plt.rcParams["svg.hashsalt"] = name  # the same numbers give the same file
-    drawing: Drawing = figure_kinds()[spec.draw](project, name, records)
+    return figure_kinds()[project.figure(name)[1].draw](project, name, records)
+
+
+def write_figure(project: Project, name: str, records: Iterable[Path], out: Path) -> None:
+    """Draw a figure and write its files beside `out` (SVG). Raises SpecError and RecordError."""
+    records = list(records)
+    drawing = draw(project, name, records)
     write_picture(drawing.figure, notes(project, name, drawing), out)
-    plt.close(drawing.figure)
+    _close(drawing)
     text = drawing.numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     _write(out.with_suffix(".csv"), text.encode())
-    if spec.claims:
-        contents = Contents(
-            diff=statistics_rows(project, name, drawing),
-            samples=drawing.samples,
-            untested=drawing.untested,
-        )
-        claims = claim_rows(project, name, contents, lambda other: table_contents(project, other, records))
+    if project.figure(name)[1].claims:
+        contents = _contents(project, name, drawing)
+        claims = claim_rows(project, name, contents, lambda other: exhibit_contents(project, other, records))
         write_diff(sibling(out.with_suffix(".csv"), "diff"), contents.diff)
         write_claims(sibling(out.with_suffix(".csv"), "claims"), claims)
+
+
+def exhibit_contents(project: Project, name: str, records: Iterable[Path]) -> Contents:
+    """What claims read of a table or of a figure, which is drawn for it. Raises SpecError and RecordError."""
+    if name in project.tables:
+        return table_contents(project, name, records)
+    drawing = draw(project, name, list(records))
+    _close(drawing)
+    return _contents(project, name, drawing)
+
+
+def _contents(project: Project, name: str, drawing: Drawing) -> Contents:
+    diff = statistics_rows(project, name, drawing)
+    return Contents(diff=diff, samples=drawing.samples, untested=drawing.untested)
+
+
+def _close(drawing: Drawing) -> None:
+    import matplotlib.pyplot as plt
+
+    plt.close(drawing.figure)
 
 
 def write_picture(figure: Figure, lines: list[str], out: Path) -> None:

@@ -94,6 +94,8 @@ def structures(method: NormMethod, layers: int) -> list[Group]:
     """Blocks of a model of so many, those that have the same norms together. SpecError for a depth it refuses."""
     shape = ModelShape(hidden_size=64 * layers, intermediate_size=176 * layers, n_layers=layers)
     method.check(shape)
+    if not method.in_equation:
+        raise SpecError(f"{method.name} has residual sums of its own, which no diagram here shows: leave it out")
     blocks = [(number, method.wiring(number, shape)) for number in range(1, layers + 1)]
     return [list(group) for _, group in itertools.groupby(blocks, lambda b: (b[1].pre, b[1].post, b[1].out))]
 

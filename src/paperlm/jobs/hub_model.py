@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from paperlm.data.model_files import ModelData, model_files
 from paperlm.data.registry import ModelEntry, model_entry
-from paperlm.errors import JobError
+from paperlm.errors import JobError, SpecError
 from paperlm.jobs.base import Inputs, Job, Machine, Result
 
 
@@ -73,13 +73,17 @@ def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
     import torch
     import transformers
 
+    from paperlm.models import bitnet_checkpoint, llama
+
     folder = files[0].parent
+    if entry.architecture == bitnet_checkpoint.ARCHITECTURE:
+        return bitnet_checkpoint.read_checkpoint(folder)
     packed = [path.name for path in files if path.suffix == ".gguf"]
     gguf = {"gguf_file": packed[0]} if packed else {}
     weights: dict[str, Any] = {"dtype": "auto"}
     if gguf:
         weights = {"dtype": torch.float32, "quantization_config": transformers.GgufConfig(dequantize=True), **gguf}
-    cls = getattr(transformers, entry.architecture, None)
+    cls = getattr(transformers, entry.architecture, getattr(llama, entry.architecture, None))
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise JobError(f"{folder}: the registry declares architecture {entry.architecture!r}, unknown to transformers")
     try:
@@ -92,7 +96,7 @@ def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
             )
         model, info = cls.from_pretrained(folder, output_loading_info=True, **weights)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **gguf)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SpecError) as error:
         raise JobError(f"{folder}: transformers cannot read it as {entry.architecture} ({error})") from None
     unused = [k for k in info["unexpected_keys"] if not any(fnmatchcase(k, p) for p in entry.unused_weights)]
     wrong = [*sorted(info["missing_keys"]), *sorted(unused), *sorted(map(str, info["mismatched_keys"]))]

@@ -10,8 +10,10 @@ from paperlm.data.registry import DatasetName, TokenizerName
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
 from paperlm.jobs.base import Beta, Inputs, Job, Machine, Seed
-from paperlm.models.sizes import flops_per_token
+from paperlm.models.sizes import VIT_SIZES, flops_per_token
 from paperlm.norms import ModelShape, NormMethod, build_method
+from paperlm.quantizers.presets import preset_name
+from paperlm.quantizers.scheme import quantization_of
 
 if TYPE_CHECKING:
     from paperlm.jobs.base import Result
@@ -79,6 +81,14 @@ class Pretrain(Job):
     "cross_entropy: of materialised logits; the others are fused with the head (paperlm.models.losses)"
     curve: Literal["thinned", "every_update"] = "thinned"
     "training curve in the record: at most 160 averages; or every update"
+    quantization: dict[str, Any] | None = None
+    "quantizers of weights and inputs (paperlm.quantizers.scheme), or the name of a preset that has them; None: none"
+    sub_norm: bool = False
+    "a norm in front of the output and down projections"
+    hidden_act: Literal["silu", "relu2"] = "silu"
+    "activation of the feed-forward; relu2: max(x, 0)^2"
+    tie_word_embeddings: bool = False
+    "embedding and head are one matrix"
 
     @field_validator("norm")
     @classmethod
@@ -89,15 +99,35 @@ class Pretrain(Job):
         except SpecError as error:
             raise ValueError(str(error)) from None
 
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def quantizers_exist(cls, value: Any) -> dict[str, Any] | None:
+        """As the norm: written out in full, a preset's name too."""
+        try:
+            return None if value is None else quantization_of(value).describe()
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
+    @field_validator("size")
+    @classmethod
+    def of_a_language_model(cls, value: str) -> str:
+        if value in VIT_SIZES:
+            raise ValueError(f"{value!r} is the size of an image classifier: use the kind image_classification")
+        return value
+
     @model_validator(mode="after")
     def fits_together(self) -> Pretrain:
         if self.hidden_size % self.n_heads or (self.hidden_size // self.n_heads) % 2:
             raise ValueError(f"hidden_size {self.hidden_size} does not split into {self.n_heads} heads of even width")
         if self.global_batch % self.loss_group:
             raise ValueError(f"loss_group {self.loss_group} does not divide global_batch {self.global_batch}")
+        if self.tie_word_embeddings and self.zero_last_embedding_row:
+            raise ValueError("tie_word_embeddings: the head would train the row that zero_last_embedding_row holds")
         self.token_data()  # a validation error of its own names the setting
         try:
             self.method().check(self.shape())
+            if self.quantization is not None:
+                quantization_of(self.quantization).check(self.hidden_size, self.intermediate_size)
         except SpecError as error:
             raise ValueError(str(error)) from None
         return self
@@ -150,7 +180,8 @@ class Pretrain(Job):
 
     def slug(self) -> str:
         loss = "" if self.loss == MATERIALISED else f"-{self.loss}"
-        return f"llama_{self.size}-{method_slug(self.norm)}{loss}-s{self.seed}".lower()
+        model = model_slug(self.quantization, self.sub_norm, self.hidden_act)
+        return f"llama_{self.size}-{method_slug(self.norm)}{model}{loss}-s{self.seed}".lower()
 
     def derived(self) -> dict[str, tuple[str, str]]:
         slots = self.steps * self.global_batch * self.seq_len
@@ -177,6 +208,13 @@ def method_slug(norm: dict[str, Any]) -> str:
     if norm.get("preset", "").startswith("authors"):
         own += f".{norm['preset']}"
     return f"{own}.{method_slug(norm['base'])}" if isinstance(norm.get("base"), dict) else own
+
+
+def model_slug(quantization: dict[str, Any] | None, sub_norm: bool, hidden_act: str) -> str:
+    """`-` and the name of the preset that a model is, in file names; of a model without quantizers nothing."""
+    if quantization is None:
+        return ""
+    return f"-{preset_name(quantization, sub_norm, hidden_act) or 'quantized'}"
 
 
 def run(job: Pretrain, inputs: Inputs, machine: Machine) -> Result | None:

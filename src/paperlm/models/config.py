@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from transformers import GenerationConfig, PreTrainedConfig
 
 from paperlm.errors import SpecError, unknown
+from paperlm.models.packed import check_layout
 from paperlm.norms import ModelShape, NormMethod, build_method
+from paperlm.quantizers.scheme import Quantization, kv_cache_of, quantization_of
 
 BASE_KEYS = frozenset(
     {
@@ -79,6 +81,18 @@ class PaperLlamaConfig(PreTrainedConfig):
     trained_layers: int | None = None
     "depth at training time; None means num_hidden_layers"
     use_cache: bool = True
+    hidden_act: str = "silu"
+    "silu (or swish): LLaMA's; relu2: max(x, 0)^2"
+    sub_norm: bool = False
+    "True: an RMSNorm in front of the output and down projections (SubLN)"
+    quantization: dict[str, Any] | str | None = None
+    """`{weight: ..., qkv: ..., o: ..., gate_up: ..., down: ...}`, see paperlm.quantizers.scheme, or the name of one in
+    paperlm.quantizers.presets; None: no quantizers"""
+    kv_cache: dict[str, Any] | None = None
+    """`{q_bits: 16|4, kv_bits: 4|3, first_bits: 4, mapping: symmetric|minmax}`: attention's operands in few bits; None:
+    as they are"""
+    packed_weights: dict[str, Any] | None = None
+    "layout of weights in two bits each (paperlm.models.packed); None: latent ones"
     tie_word_embeddings: bool = False
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
@@ -116,7 +130,6 @@ class PaperLlamaConfig(PreTrainedConfig):
         return {
             "num_key_value_heads": (None, self.num_attention_heads),
             "head_dim": (None, self.hidden_size // self.num_attention_heads),
-            "hidden_act": ("silu", "swish"),
             "attention_bias": (False,),
             "mlp_bias": (False,),
             "attention_dropout": (0,),
@@ -132,7 +145,7 @@ class PaperLlamaConfig(PreTrainedConfig):
         """Raise SpecError if no decoder can be built: shape, method, or a key that was set to something else."""
         for key, implemented in {
             **self._fixed(),
-            "tie_word_embeddings": (False,),
+            "hidden_act": ("silu", "swish", "relu2"),
             "is_encoder_decoder": (False,),
             "chunk_size_feed_forward": (0,),
         }.items():
@@ -146,7 +159,18 @@ class PaperLlamaConfig(PreTrainedConfig):
             raise SpecError(
                 f"layer_numbers names {len(self.numbers())} blocks, num_hidden_layers is {self.num_hidden_layers}"
             )
+        if self.tie_word_embeddings and self.zero_last_embedding_row:
+            raise SpecError(
+                "tie_word_embeddings: zero_last_embedding_row holds a row at zero that the head would train"
+            )
         self.method()
+        quantization = self.quantizers()
+        if quantization is not None:
+            quantization.check(self.hidden_size, self.intermediate_size)
+        if self.kv_cache is not None:
+            kv_cache_of(self.kv_cache)
+        if self.packed_weights is not None:
+            check_layout(self.packed_weights, quantization)
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers."""
@@ -180,6 +204,10 @@ class PaperLlamaConfig(PreTrainedConfig):
             initializer_range=self.initializer_range,
             embed_init_std=self.embed_init_std,
         )
+
+    def quantizers(self) -> Quantization | None:
+        """What is quantized; raises SpecError if a quantizer does not exist or lacks an option."""
+        return None if self.quantization is None else quantization_of(self.quantization)
 
     def method(self) -> NormMethod:
         """The normalization method; raises SpecError if it does not exist or does not fit the shape."""

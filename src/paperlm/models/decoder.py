@@ -14,7 +14,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from paperlm.errors import SpecError
 from paperlm.models.config import PaperLlamaConfig
-from paperlm.models.layers import Attention, DecoderLayer, Residual, RMSNorm, rope_tables
+from paperlm.models.layers import Attention, DecoderLayer, Residual, RMSNorm, norm_maker, rope_tables
+from paperlm.models.packed import PackedLinear
 
 
 class PaperLlamaPreTrainedModel(PreTrainedModel):
@@ -28,11 +29,21 @@ class PaperLlamaPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _no_split_modules: ClassVar[list[str]] = ["DecoderLayer"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["weight_scale"]
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": DecoderLayer, "attentions": Attention}
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """Nothing: see PaperLlamaConfig.register_for_auto_class."""
+
+    def train(self, mode: bool = True) -> PaperLlamaPreTrainedModel:
+        """As in PyTorch; SpecError for a model with packed weights, which nothing trains."""
+        if mode and self.config.packed_weights is not None:
+            raise SpecError(
+                "packed weights are -1, 0 and 1 and cannot be trained: train the latent weights that they were packed "
+                "from, then pack the result"
+            )
+        return super().train(mode)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -40,6 +51,11 @@ class PaperLlamaPreTrainedModel(PreTrainedModel):
             nn.init.normal_(module.weight, 0.0, getattr(module, "init_std", self.config.initializer_range))
             if isinstance(module, nn.Embedding) and self.config.zero_last_embedding_row:
                 module.weight[-1].zero_()
+        elif isinstance(module, PackedLinear):
+            raise SpecError(
+                f"a packed projection of {module.out_features} x {module.in_features} without all of its weight and "
+                "weight_scale: packed models are made of trained ones, by paperlm.models.packed.pack; make it again"
+            )
         elif isinstance(module, Residual):
             module.reset_factors()
         elif isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim == 1:
@@ -66,6 +82,8 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
         self.embed_multiplier = method.embed_multiplier(shape)
         self.spans_sequence = method.leaks_future
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        norm = norm_maker(method, shape, config.rms_norm_eps, RMSNorm)
+        self.entry, self.exit = method.entry(shape, norm), method.exit(shape, norm)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head_dim = config.hidden_size // config.num_attention_heads
         cos, sin = rope_tables(self.head_dim, config.max_position_embeddings, config.rope_theta)
@@ -84,12 +102,13 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
         cos, sin = self._rope(slice(0, self._fits(x.shape[1])), x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.norm(x)
+        return self._leave(x)
 
     def streams(self, input_ids: Tensor) -> Iterator[Tensor]:
         """The residual stream (B, S, D) that enters the first block, then what leaves each; no norm on the last.
 
-        Of whole right-padded sequences, as in `hidden`, whose states are the final norm of the last of them.
+        Of whole right-padded sequences, as in `hidden`, whose states are the final norm of the last of them. A method
+        with n streams has them side by side, (B, S, n*D).
         """
         x = self._embed(input_ids)
         cos, sin = self._rope(slice(0, self._fits(x.shape[1])), x.dtype)
@@ -100,7 +119,13 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         x = self.embed_tokens(input_ids)
-        return x if self.embed_multiplier == 1.0 else x * self.embed_multiplier
+        return self._enter(x if self.embed_multiplier == 1.0 else x * self.embed_multiplier)
+
+    def _enter(self, x: Tensor) -> Tensor:
+        return x if self.entry is None else self.entry(x)
+
+    def _leave(self, x: Tensor) -> Tensor:
+        return self.norm(x if self.exit is None else self.exit(x))
 
     def _rope(self, positions: slice | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.rope_cos[positions].to(dtype), self.rope_sin[positions].to(dtype)
@@ -135,7 +160,7 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        x = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self._embed(input_ids) if inputs_embeds is None else self._enter(inputs_embeds)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -171,7 +196,7 @@ class PaperLlamaModel(PaperLlamaPreTrainedModel):
                 implementation=self.config._attn_implementation,
                 **kwargs,
             )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=self._leave(x), past_key_values=past_key_values)
 
     def _positions(self, attention_mask: Tensor | None, past: int | Tensor, x: Tensor) -> Tensor:
         """(B or 1, S): the place of each token after `past` ones; padding, known from a 2-D mask, takes none."""

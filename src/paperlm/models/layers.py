@@ -18,7 +18,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from paperlm.models.config import PaperLlamaConfig
+from paperlm.models.packed import PackedLinear
+from paperlm.models.quantized import QuantizedHeads, QuantizedLinear, quantized_input
 from paperlm.norms.base import Learned, ModelShape, NormMethod, Wiring
+from paperlm.quantizers.scheme import kv_cache_of
 
 
 class RMSNorm(nn.Module):
@@ -78,6 +81,21 @@ def rope_tables(head_dim: int, n_positions: int, theta: float) -> tuple[Tensor, 
     return angles.cos().float(), angles.sin().float()
 
 
+def projection(config: PaperLlamaConfig, in_features: int, out_features: int) -> nn.Module:
+    """One of the seven products of a block, without bias: plain, of a quantized weight, or of a packed one."""
+    if config.quantization is None:
+        return nn.Linear(in_features, out_features, bias=False)
+    if config.packed_weights is not None:
+        return PackedLinear(in_features, out_features)
+    return QuantizedLinear(in_features, out_features, config.quantizers().weight)
+
+
+def inner_normed(norm: RMSNorm | None, x: Tensor) -> Tensor:
+    """x behind SubLN's norm, in the dtype of the norm's gain: autocast's bfloat16 ends here, since rounding once more
+    in front of a quantizer would move numbers across its ties."""
+    return x if norm is None else norm(x.to(norm.weight.dtype))
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention without biases: four D x D projections, kept apart (fused ones are slower)."""
 
@@ -89,9 +107,11 @@ class Attention(nn.Module):
         self.config, self.layer_idx = config, layer_idx
         self.n_heads = config.num_attention_heads
         self.scaling = 1 / (config.hidden_size // self.n_heads) ** 0.5  # the number that PyTorch's attention takes
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(config.hidden_size, config.hidden_size, bias=False) for _ in range(4)
-        )
+        scheme, width = config.quantizers(), config.hidden_size
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (projection(config, width, width) for _ in range(4))
+        self.sub_norm = RMSNorm(width, config.rms_norm_eps) if config.sub_norm else None
+        self.qkv_input, self.o_input = (quantized_input(scheme, place, width) for place in ("qkv", "o"))
+        self.heads = None if config.kv_cache is None else QuantizedHeads(kv_cache_of(config.kv_cache))
 
     def forward(
         self,
@@ -109,9 +129,12 @@ class Attention(nn.Module):
         None: PyTorch's causal attention without a mask, for whole sequences.
         """
         heads = (*x.shape[:-1], self.n_heads, -1)
-        q = rotate(self.q_proj(x).view(heads).transpose(1, 2), cos, sin)
-        k = rotate(self.k_proj(x).view(heads).transpose(1, 2), cos, sin)
-        v = self.v_proj(x).view(heads).transpose(1, 2)
+        entering = (x,) if self.qkv_input is None else self.qkv_input(x)
+        q = rotate(self.q_proj(*entering).view(heads).transpose(1, 2), cos, sin)
+        k = rotate(self.k_proj(*entering).view(heads).transpose(1, 2), cos, sin)
+        v = self.v_proj(*entering).view(heads).transpose(1, 2)
+        if self.heads is not None:
+            q, k, v = self.heads(q, k, v, sin)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
@@ -122,7 +145,8 @@ class Attention(nn.Module):
                 out, weights = self._attend(q.float(), k.float(), v.float(), mask, implementation, kwargs)
         else:
             out, weights = self._attend(q, k, v, mask, implementation, kwargs)
-        return self.o_proj(out.flatten(2)), weights
+        out = inner_normed(self.sub_norm, out.flatten(2))
+        return self.o_proj(*((out,) if self.o_input is None else self.o_input(out))), weights
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, implementation: str | None, kwargs: dict[str, Any]
@@ -133,32 +157,50 @@ class Attention(nn.Module):
         return attend(self, q, k, v, mask, dropout=0.0, scaling=self.scaling, **kwargs)
 
 
-class SwiGLU(nn.Module):
-    """down( silu(gate x) * up x ), no biases."""
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS = {"silu": F.silu, "swish": F.silu, "relu2": squared_relu}
+
+
+class GatedMLP(nn.Module):
+    """down( N( act(gate x) * up x ) ), no biases; N is the configuration's `sub_norm`, act its `hidden_act`."""
 
     ALIGN = 64
     "Tensor cores want widths that divide by 8; LLaMA-1B's 5461 is odd."
 
     def __init__(self, config: PaperLlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.padding = -config.intermediate_size % self.ALIGN if config.intermediate_size % 8 else 0
+        scheme, width, inner = config.quantizers(), config.hidden_size, config.intermediate_size
+        self.act = ACTIVATIONS[config.hidden_act]
+        self.gate_proj = projection(config, width, inner)
+        self.up_proj = projection(config, width, inner)
+        self.down_proj = projection(config, inner, width)
+        self.sub_norm = RMSNorm(inner, config.rms_norm_eps) if config.sub_norm else None
+        self.gate_up_input = quantized_input(scheme, "gate_up", width)
+        self.down_input = quantized_input(scheme, "down", inner)
+        self.padding = -inner % self.ALIGN if inner % 8 else 0
 
     def forward(self, x: Tensor) -> Tensor:
         if self.padding and x.is_cuda and self._plain():
-            # Zero rows and columns change nothing (silu(0) * 0 = 0) and make the three products aligned. The copy is
+            # Zero rows and columns change nothing (act(0) * 0 = 0) and make the three products aligned. The copy is
             # of weights only, a few thousandths of the products' traffic.
             gate = F.linear(x, F.pad(self.gate_proj.weight, (0, 0, 0, self.padding)))
             up = F.linear(x, F.pad(self.up_proj.weight, (0, 0, 0, self.padding)))
-            return F.linear(F.silu(gate) * up, F.pad(self.down_proj.weight, (0, self.padding)))
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+            return F.linear(self.act(gate) * up, F.pad(self.down_proj.weight, (0, self.padding)))
+        entering = (x,) if self.gate_up_input is None else self.gate_up_input(x)
+        h = self.act(self.gate_proj(*entering)) * self.up_proj(*entering)
+        h = inner_normed(self.sub_norm, h)
+        return self.down_proj(*((h,) if self.down_input is None else self.down_input(h)))
 
     def _plain(self) -> bool:
-        """Whether the weights are all that the projections do: no adapter in their place, nothing offloaded."""
+        """Whether the weights are all there is: no adapter or quantizer in their place, no norm, nothing offloaded."""
         projections = (self.gate_proj, self.up_proj, self.down_proj)
-        return all(type(p) is nn.Linear and p.weight.device.type != "meta" for p in projections)
+        return self.sub_norm is None and all(
+            type(p) is nn.Linear and p.weight.device.type != "meta" for p in projections
+        )
 
 
 class Residual(nn.Module):
@@ -212,16 +254,27 @@ class Residual(nn.Module):
 def wired(
     layer: int, method: NormMethod, shape: ModelShape, eps: float, own: Callable[[int, float], nn.Module]
 ) -> tuple[Residual, Residual]:
-    """The residuals of attention and feed-forward of block `layer` (from 1), as the method wires it.
+    """The residuals of attention and feed-forward of block `layer` (from 1), as the method has them.
 
     `own(hidden_size, eps)` makes the model's own norm, for methods that name no other one.
     """
-    wiring = method.wiring(layer, shape)
+    norm = norm_maker(method, shape, eps, own)
+    found = method.residuals(layer, shape, norm)
+    return residual_pair(method.wiring(layer, shape), shape.hidden_size, norm) if found is None else found
 
-    def norm() -> nn.Module:
-        return method.block_norm(shape.hidden_size, eps) or own(shape.hidden_size, eps)
 
-    attention, mlp = (Residual(shape.hidden_size, wiring, norm) for _ in range(2))
+def norm_maker(
+    method: NormMethod, shape: ModelShape, eps: float, own: Callable[[int, float], nn.Module]
+) -> Callable[[], nn.Module]:
+    """What makes a norm of the stream's width, as `wired` says."""
+    return lambda: method.block_norm(shape.hidden_size, eps) or own(shape.hidden_size, eps)
+
+
+def residual_pair(
+    wiring: Wiring, size: int, norm: Callable[[], nn.Module], kind: type[Residual] = Residual
+) -> tuple[Residual, Residual]:
+    """The residuals of a block's two sub-layers, with factors that both share registered in the first alone."""
+    attention, mlp = (kind(size, wiring, norm) for _ in range(2))
     for factor in ("residual_scale", "branch_scale"):
         if isinstance(getattr(wiring, factor), Learned) and getattr(wiring, factor).shared:
             # Registered once only, so that a saved model holds one copy.
@@ -251,7 +304,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         method, shape = config.method(), config.shape()
         self.layer = layer = config.numbers()[index]
         self.attention = Attention(config, index)
-        self.mlp = SwiGLU(config)
+        self.mlp = GatedMLP(config)
         self.attention_residual, self.mlp_residual = wired(layer, method, shape, config.rms_norm_eps, RMSNorm)
         for tensor in ("q", "k", "v", "o"):
             getattr(self.attention, f"{tensor}_proj").init_std = method.init_std(tensor, layer, shape)

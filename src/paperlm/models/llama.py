@@ -2,8 +2,8 @@
 
     logits = H N_f( block_L( ... block_1( E[ids] ) ) )
 
-What is special: the wiring of each block comes from `config.norm`; embedding and head are not tied; every variant
-ends with a final RMSNorm, Post-LN included. What is absent: dropout, biases, grouped key/value heads.
+What is special: the wiring of each block comes from `config.norm`, its quantizers from `config.quantization`; every
+variant ends with a final RMSNorm, Post-LN included. What is absent: dropout, biases, grouped key/value heads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IGNORE_INDEX = -100
 class PaperLlamaForCausalLM(PaperLlamaPreTrainedModel, GenerationMixin):
     """The decoder with its language-model head; loads, saves and generates like any transformers model."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {}
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: PaperLlamaConfig) -> None:
         super().__init__(config)

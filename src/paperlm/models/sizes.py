@@ -33,6 +33,13 @@ SIZES = {
     "phi3.5-mini": Size(3072, 8192, 32, 32, 3_820_686_336, "config.json of Phi-3.5-mini: a LLaMA in other names"),
     "gpt2": Size(768, 2048, 12, 12, 134_105_856, "GPT-2's width, heads and depth; 8/3 of the width for three matrices"),
     "7B": Size(4096, 11008, 32, 32, 6_738_415_616, "Table 7; configs/llama_7b.json"),
+    "bitnet_700M": Size(1536, 4096, 24, 24, 777_856_512, "BitNet a4.8 Table 6"),
+    "bitnet_1.3B": Size(2048, 5460, 32, 24, 1_338_935_296, "BitNet a4.8 Table 6"),
+    "bitnet_3B": Size(3200, 8640, 32, 26, 3_426_473_600, "BitNet a4.8 Table 6; heads of 100"),
+    "bitnet_7B": Size(4096, 11008, 32, 32, 6_738_415_616, "BitNet a4.8 Table 6; LLaMA-7B's shape"),
+    "P0": Size(256, 688, 4, 12, 25_876_736, "ours: a proxy of BitNet a4.8's sizes, 1/70 of its 700M"),
+    "P1": Size(512, 1376, 8, 12, 70_726_144, "ours: a proxy of BitNet a4.8's sizes, 1/18 of its 700M"),
+    "P2": Size(768, 2048, 12, 12, 134_105_856, "ours: a proxy of BitNet a4.8's sizes, 1/8 of its 700M"),
 }
 
 
@@ -45,12 +52,28 @@ VIT_SIZES = {
 ALL_SIZES = SIZES | VIT_SIZES
 
 
+def block_weights(hidden_size: int, intermediate_size: int, n_layers: int) -> int:
+    """Numbers in the seven weight matrices of all blocks: what BitNet quantizes, and counts as a model's parameters."""
+    return n_layers * (4 * hidden_size**2 + 3 * hidden_size * intermediate_size)
+
+
 def parameter_count(
-    hidden_size: int, intermediate_size: int, n_layers: int, vocab_size: int = 32_000, norms_per_block: int = 2
+    hidden_size: int,
+    intermediate_size: int,
+    n_layers: int,
+    vocab_size: int = 32_000,
+    norms_per_block: int = 2,
+    *,
+    sub_norm: bool = False,
+    tied: bool = False,
 ) -> int:
-    """Trained numbers of the decoder: untied embedding and head, blocks, final norm."""
-    block = 4 * hidden_size**2 + 3 * hidden_size * intermediate_size + norms_per_block * hidden_size
-    return 2 * vocab_size * hidden_size + n_layers * block + hidden_size
+    """Trained numbers of the decoder: embedding and head, one matrix if they are `tied`, blocks, final norm.
+
+    `sub_norm`: with the norms in front of the output and down projections.
+    """
+    norms = norms_per_block * hidden_size + (hidden_size + intermediate_size if sub_norm else 0)
+    blocks = block_weights(hidden_size, intermediate_size, n_layers) + n_layers * norms
+    return (1 if tied else 2) * vocab_size * hidden_size + blocks + hidden_size
 
 
 def flops_per_token(hidden_size: int, intermediate_size: int, n_layers: int, vocab_size: int, seq_len: int) -> float:
@@ -59,7 +82,7 @@ def flops_per_token(hidden_size: int, intermediate_size: int, n_layers: int, voc
     Scores and their weighted sum cost 4 * seq_len * hidden_size a token and block forward, half of it under the
     causal mask, three times that with the backward pass.
     """
-    matrices = n_layers * (4 * hidden_size**2 + 3 * hidden_size * intermediate_size) + vocab_size * hidden_size
+    matrices = block_weights(hidden_size, intermediate_size, n_layers) + vocab_size * hidden_size
     return 6.0 * matrices + 6.0 * n_layers * seq_len * hidden_size
 
 

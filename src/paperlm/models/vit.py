@@ -23,7 +23,7 @@ from transformers.utils import can_return_tuple
 
 from paperlm.errors import SpecError, unknown
 from paperlm.models.config import BASE_KEYS
-from paperlm.models.layers import Residual, wired
+from paperlm.models.layers import Residual, norm_maker, wired
 from paperlm.norms import ModelShape, NormMethod, build_method
 
 
@@ -168,6 +168,8 @@ class PaperViTForImageClassification(PreTrainedModel):
         self.embed_std = method.init_std("embed", 0, shape)
         self.embed_multiplier = method.embed_multiplier(shape)
         self.layers = nn.ModuleList(ImageBlock(config, layer) for layer in range(1, config.num_hidden_layers + 1))
+        norm = norm_maker(method, shape, config.layer_norm_eps, nn.LayerNorm)
+        self.entry, self.exit = method.entry(shape, norm), method.exit(shape, norm)
         self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.classifier.init_std = method.init_std("head", 0, shape)
@@ -198,7 +200,7 @@ class PaperViTForImageClassification(PreTrainedModel):
         x = self._embed(pixel_values)
         for index, layer in enumerate(self.layers):
             x = layer(x, None if kept is None else kept[:, index])
-        return self.classifier(self.norm(x)[:, 0])
+        return self.classifier(self.norm(x if self.exit is None else self.exit(x))[:, 0])
 
     def streams(self, pixel_values: Tensor, kept: Tensor | None = None) -> Iterator[Tensor]:
         """The stream (B, S, D) that enters the first block, then what leaves each; no norm on the last."""
@@ -215,7 +217,8 @@ class PaperViTForImageClassification(PreTrainedModel):
             raise SpecError(f"images of shape {tuple(pixel_values.shape[1:])}; the model takes {expected}: resize them")
         x = self.patches(pixel_values.to(self.patches.weight.dtype)).flatten(2).transpose(1, 2)
         x = torch.cat((self.class_token.expand(len(x), -1, -1).to(x.dtype), x), 1) + self.positions
-        return x if self.embed_multiplier == 1.0 else x * self.embed_multiplier
+        x = x if self.embed_multiplier == 1.0 else x * self.embed_multiplier
+        return x if self.entry is None else self.entry(x)
 
     def summed_loss(self, pixel_values: Tensor, targets: Tensor, kept: Tensor | None = None) -> Tensor:
         """Sum of cross-entropies, float32. targets (B, classes) are probabilities: mixed or smoothed labels."""

@@ -48,6 +48,13 @@ def known_options(method: object, options: Iterable[str]) -> type[NormMethod]:
     return methods[method]
 
 
+def needed_options(method: object, given: Iterable[str]) -> set[str]:
+    """Options without a default that are not among those given. Raises SpecError as `known_options`."""
+    given = set(given)
+    fields = dataclasses.fields(known_options(method, given))
+    return {field.name for field in fields if field.default is dataclasses.MISSING} - given
+
+
 def build_method(description: Mapping[str, Any]) -> NormMethod:
     """The method that `{name: ..., option: value, ...}` describes; `base` may be such a mapping itself.
 
@@ -57,9 +64,8 @@ def build_method(description: Mapping[str, Any]) -> NormMethod:
         raise SpecError(f"a norm is written as {{name: <method>, ...}}, got {description!r}")
     options = {k: v for k, v in description.items() if k != "name"}
     cls = known_options(description["name"], options)
-    required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING} - options.keys()
-    if required:
-        raise SpecError(f"norm method {cls.name!r} needs {', '.join(sorted(required))}: add it to the paper file")
+    if needed := needed_options(cls.name, options):
+        raise SpecError(f"norm method {cls.name!r} needs {', '.join(sorted(needed))}: add it to the paper file")
     if "base" in options:
         options["base"] = build_method(options["base"])
     return cls(**options)

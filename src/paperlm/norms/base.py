@@ -6,13 +6,16 @@ its two sub-layers f (attention, then feed-forward):
     out = N_out( r * x  +  s * N_post( f( c * N_pre(x) ) ) )
 
 A method says which of the three norms exist and what r, s and c are; it also gives the standard deviation of
-every weight matrix at initialization. This module is free of torch: the specification layer loads it to
-check a paper file before any job starts.
+every weight matrix at initialization. A method that is no instance of the equation brings modules of its own
+(`residuals`); one that treats the embedding's output, or has several residual streams, says how they begin and end
+(`entry`, `exit`). This module is free of torch: the specification layer loads it to check a paper file before any job
+starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -95,6 +98,27 @@ class NormMethod:
         """
         return None
 
+    def residuals(self, layer: int, shape: ModelShape, norm: Callable[[], Any]) -> tuple[Any, Any] | None:
+        """Modules in the equation's place, for attention and feed-forward of block `layer`; None: those of `wiring`.
+
+        Each has the methods of paperlm.models.layers.Residual; norm() makes a norm of the model's width. The state
+        (B, S, n*D) that they pass on holds n residual streams side by side, if `entry` made them.
+        """
+        return None
+
+    def entry(self, shape: ModelShape, norm: Callable[[], Any]) -> Any:
+        """Module from the embedding's output (B, S, D) to the state (B, S, n*D) of the first block; None: as it is."""
+        return None
+
+    def exit(self, shape: ModelShape, norm: Callable[[], Any]) -> Any:
+        """Module from the last block's state (B, S, n*D) to what the final norm reads, (B, S, D); None: as it is."""
+        return None
+
+    @property
+    def in_equation(self) -> bool:
+        """Whether `wiring` says all there is about a block."""
+        return type(self).residuals is NormMethod.residuals
+
     def initialize_from_batch(self, model: Any, input_ids: Any) -> None:
         """Hook for methods whose initialization needs one forward pass over a training batch."""
 
@@ -132,6 +156,19 @@ class WrappedMethod(NormMethod):
 
     def block_norm(self, hidden_size: int, eps: float) -> Any:
         return self.base.block_norm(hidden_size, eps)
+
+    def residuals(self, layer: int, shape: ModelShape, norm: Callable[[], Any]) -> tuple[Any, Any] | None:
+        return self.base.residuals(layer, shape, norm)
+
+    def entry(self, shape: ModelShape, norm: Callable[[], Any]) -> Any:
+        return self.base.entry(shape, norm)
+
+    def exit(self, shape: ModelShape, norm: Callable[[], Any]) -> Any:
+        return self.base.exit(shape, norm)
+
+    @property
+    def in_equation(self) -> bool:
+        return type(self).residuals is WrappedMethod.residuals and self.base.in_equation
 
     def initialize_from_batch(self, model: Any, input_ids: Any) -> None:
         self.base.initialize_from_batch(model, input_ids)

@@ -130,6 +130,18 @@ class Deviation(Frozen):
     "scales at which it is done; empty means all"
 
 
+class PrintedCheck(Frozen):
+    """What the printed numbers should satisfy among themselves, as an expression of the language of claims."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
+    says: str
+    expression: str
+    for_each: dict[str, list[str | int | float | bool]] = {}
+    "as in claims"
+    known: str = ""
+    "how a contradiction is read, for a check that does not hold in every part"
+
+
 class PaperSpec(Frozen):
     """A whole paper file."""
 
@@ -146,6 +158,8 @@ class PaperSpec(Frozen):
     figures: dict[str, FigureSpec] = {}
     scales: dict[str, ScaleChanges] = {}
     deviations: list[Deviation] = []
+    consistency: list[PrintedCheck] = []
+    "what paper_tables/published_consistency.csv checks"
 
     @model_validator(mode="after")
     def names_resolve(self) -> PaperSpec:

@@ -13,7 +13,7 @@ from paperlm.jobs import kind_of
 from paperlm.jobs.base import parent_kinds
 from paperlm.load import parse_part
 from paperlm.models.sizes import ALL_SIZES
-from paperlm.norms import known_options
+from paperlm.norms import build_method, needed_options
 
 
 class Change(Frozen):
@@ -102,7 +102,8 @@ class ScaleSpec(Frozen):
             _known_changes(f"sizes.{size}", jobs)
         for method, changes in self.norms.items():
             try:
-                known_options(method, changes)
+                base = {"base": {"name": "pre_ln"}} if "base" in needed_options(method, changes) else {}
+                build_method({"name": method, **base, **{option: change.value for option, change in changes.items()}})
             except SpecError as error:
                 raise ValueError(f"norms: {error}") from None
         return self

@@ -115,6 +115,11 @@ class Workflow:
             return list(dict.fromkeys(filter(None, found)))
         return self.state.records(name)
 
+    def consistency_digest(self) -> str:
+        """Changes with the checks of printed numbers that the paper files declare."""
+        papers = self.project.papers.items()
+        return digest({name: [check.model_dump() for check in paper.consistency] for name, paper in papers})
+
     def exhibit_digest(self, name: str) -> str:
         """Changes when something changes that the exhibit shows: its own declaration, the jobs of its cells, the state
         of their records, departures, and what the scale says of all exhibits. A word about another one does not."""

@@ -39,11 +39,21 @@ def printed_table(project: Project, name: str) -> PublishedTable:
     return read_published(path, project.edition(name), table.label_columns, table.header_lines)
 
 
-def write_table(project: Project, name: str, records: Iterable[Path], out: Path, html: Path | None = None) -> None:
-    """Build a table from records and write its three CSV files. Raises RecordError and SpecError."""
+def write_table(
+    project: Project,
+    name: str,
+    records: Iterable[Path],
+    out: Path,
+    html: Path | None = None,
+    contents_of: Callable[[Project, str, Iterable[Path]], Contents] = table_contents,
+) -> None:
+    """Build a table from records and write its three CSV files. Raises RecordError and SpecError.
+
+    `contents_of` gives the contents of other exhibits that its claims read; figures are beyond `table_contents`.
+    """
     records = list(records)
     contents = table_contents(project, name, records)
-    claims = claim_rows(project, name, contents, lambda other: table_contents(project, other, records))
+    claims = claim_rows(project, name, contents, lambda other: contents_of(project, other, records))
     _write_csv(out, *_layout(contents, printed_table(project, name)))
     write_diff(sibling(out, "diff"), contents.diff)
     write_claims(sibling(out, "claims"), claims)

@@ -56,6 +56,10 @@ def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) 
         embed_init_std=job.embed_init_std,
         zero_last_embedding_row=job.zero_last_embedding_row,
         norm=job.norm,
+        quantization=job.quantization,
+        sub_norm=job.sub_norm,
+        hidden_act=job.hidden_act,
+        tie_word_embeddings=job.tie_word_embeddings,
     )
     model = PaperLlamaForCausalLM(config)
     job.method().initialize_from_batch(model, first_batch)

@@ -6,10 +6,10 @@ a verdict, in parts.
 
 from paperlm.tables.claims.formula import Key as Key
 from paperlm.tables.claims.formula import Point as Point
+from paperlm.tables.claims.functions import rank_correlation as rank_correlation
 from paperlm.tables.claims.judge import Verdict as Verdict
 from paperlm.tables.claims.judge import judge as judge
 from paperlm.tables.claims.judge import parts_of as parts_of
-from paperlm.tables.claims.language import rank_correlation as rank_correlation
 from paperlm.tables.claims.language import read as read
 from paperlm.tables.claims.samples import CellSamples as CellSamples
 from paperlm.tables.claims.samples import PrintedCell as PrintedCell

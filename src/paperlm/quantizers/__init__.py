@@ -1,0 +1,64 @@
+"""Quantizers of weights, activations and attention heads, one file each, found by scanning this folder.
+
+To add one: a new file here with a frozen dataclass that derives from Quantizer and sets `name`, `source` and `role`. It
+is then usable by its name in every model's `quantization`, and the parametrized tests pick it up. What stands where in
+a model is scheme.py's, the models of BitNet's papers are presets.py's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import pkgutil
+from typing import Any
+
+from paperlm.errors import SpecError, unknown
+from paperlm.quantizers.base import Quantizer, Role
+
+__all__ = ["Quantizer", "Role", "build_quantizer", "quantizers"]
+
+
+@functools.cache
+def quantizers() -> dict[str, type[Quantizer]]:
+    """Name -> class of every quantizer in this folder (and in folders appended to `paperlm.quantizers.__path__`)."""
+    found: dict[str, type[Quantizer]] = {}
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for _, cls in inspect.getmembers(module, inspect.isclass):
+            if cls.__module__ == module.__name__ and issubclass(cls, Quantizer) and "name" in vars(cls):
+                if cls.name in found:
+                    raise SpecError(f"two quantizers are called {cls.name!r}: rename one of them in quantizers/")
+                found[cls.name] = cls
+    return found
+
+
+def build_quantizer(description: object, role: Role, where: str) -> Quantizer:
+    """The quantizer that a name, or `{name: ..., option: value, ...}`, describes. `where` begins the errors.
+
+    Raises SpecError for an unknown name or option, an option's value that the quantizer refuses, and a quantizer of
+    something else than `role`.
+    """
+    options = dict(description) if isinstance(description, dict) else {"name": description}
+    name = options.pop("name", None)
+    known = {key: cls for key, cls in quantizers().items() if cls.role == role}
+    if not isinstance(name, str) or name not in known:
+        other = f" ({name!r} quantizes {quantizers()[name].role})" if name in quantizers() else ""
+        raise SpecError(f"{where}: {unknown(f'quantizer of {role}', name, known)}{other}")
+    fields = {field.name: field for field in dataclasses.fields(known[name])}
+    for key in options:
+        if key not in fields:
+            raise SpecError(f"{where}: quantizer {name!r}: {unknown('option', key, fields)}")
+    missing = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in options]
+    if missing:
+        raise SpecError(f"{where}: quantizer {name!r} needs {', '.join(missing)}")
+    try:
+        return known[name](**options)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
+
+
+def plain(quantizer: Quantizer | None) -> dict[str, Any] | None:
+    """A quantizer as JSON."""
+    return None if quantizer is None else quantizer.describe()
