@@ -136,14 +136,11 @@ def _summed_losses(job: TextPerplexity, folder: Path, chunks: list[list[int]], m
     import torch
     from tqdm import tqdm
 
-    from paperlm.models.folder import load_model
+    from paperlm.models.folder import model_with_cache
     from paperlm.probe.text import LOGITS, SEQUENCES
 
     device = machine.torch_device()
-    options = {} if job.kv_cache is None else {"kv_cache": job.kv_cache}
-    if options and not _has_cache(folder):
-        raise JobError(f"{job.of.slug()}: kv_cache is of this project's decoder, and this is another architecture")
-    model = load_model(folder, **options).to(device)
+    model = model_with_cache(folder, job.kv_cache).to(device)
     room = LOGITS[device.type] // (model.config.vocab_size * job.chunk)
     at_once = machine.micro_batch or max(1, min(SEQUENCES, room))
     sums: list[float] = []
@@ -158,11 +155,3 @@ def _summed_losses(job: TextPerplexity, folder: Path, chunks: list[list[int]], m
             losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
             sums += (losses.double() * mask[:, 1:]).sum(1).tolist()
     return sums
-
-
-def _has_cache(folder: Path) -> bool:
-    from transformers import AutoConfig
-
-    import paperlm.models.llama  # noqa: F401 - makes AutoConfig know the decoder
-
-    return hasattr(AutoConfig.from_pretrained(folder), "kv_cache")
