@@ -35,6 +35,7 @@ OTHER = {
     "validation_tokens": 999, "adam_betas": (0.9, 0.95), "adam_eps": 1e-6, "weight_decay": 0.1, "grad_clip": 1.0,
     "peak_lr": 2e-3, "warmup_fraction": 0.2, "final_lr_fraction": 0.0, "steps": 5, "global_batch": 8, "loss_group": 4,
     "numerics": "fp32_master", "seed": 1, "eval_every": 3, "loss": "cce_exact", "curve": "every_update",
+    "quantization": "a8_trunk", "sub_norm": True, "hidden_act": "relu2", "tie_word_embeddings": True,
 }  # fmt: skip
 FIXED = {"optimizer", "vocab_size", "tokenizer", "dataset"}
 "One value only, or one with another: the next test but one changes what they stand for."
