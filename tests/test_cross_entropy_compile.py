@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +17,8 @@ import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
 from paperlm_kernels.cross_entropy import forward, gradient, products, reorder  # noqa: E402
 from paperlm_kernels.cross_entropy.launch import AMPERE, HOPPER  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from support_compile import SHARED, compile_for, spare_buffers, spilled  # noqa: E402
 
-SHARED = {90: 232448, 80: 101376}
-"Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
 POINTERS = {
     "*bf16": "E E_rows C C_wide bias scratch q_rows q_columns d_hidden d_weight kept matrix saved",
     "*fp32": "upstream part_max part_sum target_logit base",
@@ -41,61 +36,8 @@ def compiled(kernel, blocks, constants, descriptors, architecture):
     types |= {name: f"tensordesc<bf16[{r}, {c}]>" for name, (r, c) in descriptors.items()}
     if constants.get("PAIR") is False:
         types["d_hidden"] = "*fp32"
-    names = kernel.arg_names
     aligned = {"D", "V", "stride_e", "stride_c", "N_PAD", "n_columns"}
-    source = ASTSource(
-        fn=kernel,
-        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        attrs={
-            (i,): [["tt.divisibility", 16]]
-            for i, n in enumerate(names)
-            if n not in constants and (types.get(n, "").startswith("*") or n in aligned)
-        },
-    )
-    warps, stages = blocks
-    options = {"num_warps": warps, "num_stages": stages}
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-
-
-def spilled(kernel, tmp_path):
-    """Bytes that the assembler spills, by the tool that Triton ships; it must not say that wgmma is serialized."""
-    (tmp_path / "k.ptx").write_text(kernel.asm["ptx"])
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [ptxas, "-v", "-arch=sm_90a", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert "serialized" not in said
-    return int(re.search(r"(\d+) bytes spill stores", said)[1])
-
-
-def spare_buffers(kernel):
-    """Of the buffers of each block that asynchronous products read, those not filled ahead, the fewest: a product still
-    reads one while the next copy is made, so with none it reads what is overwritten."""
-    buffers, filled, place, spare, single = {}, {}, {}, [], False
-    for line in kernel.asm["ttgir"].splitlines():  # in order, for names return in later regions
-        if found := re.search(r"(%\w+) = ttg\.local_alloc .*memdesc<(\d+)x\d+x\d+x", line):
-            buffers[found[1]], filled[found[1]] = int(found[2]), 0
-        elif found := re.search(r"(%\w+) = ttg\.memdesc_index (%\w+)\[(%\w+)\]", line):
-            place[found[1]] = found[2], found[3].startswith("%c")
-        elif found := re.search(r"(%\w+) = ttg\.memdesc_trans (%\w+)", line):
-            place[found[1]] = place.get(found[2])
-        elif found := re.search(r"async_copy_global_to_local %\w+, (%\w+)", line) or re.search(
-            r"async_tma_copy_global_to_local .*\] (%\w+),", line
-        ):
-            block, ahead = place[found[1]]
-            if block in filled and ahead:
-                filled[block] += 1
-        elif "warp_group_dot " in line and "isAsync = true" in line:
-            for name in re.search(r"warp_group_dot (%\w+), (%\w+)", line).groups():
-                block, _ = place.get(name) or (None, False)
-                if block in filled:
-                    spare.append(buffers[block] - filled[block])
-                else:
-                    single = True  # one buffer, written from registers
-        elif "warp_group_dot_wait" in line and single:
-            assert "pendings = 0" in line
-            single = False
-    return min(spare)  # an error if nothing was found, which is not the same as nothing wrong
+    return compile_for(kernel, types, constants, aligned, architecture, *blocks)
 
 
 def case(name, blocks, tma):

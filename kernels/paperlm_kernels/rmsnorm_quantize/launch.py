@@ -31,7 +31,7 @@ class Rows:
 def _block(width: int) -> tuple[int, int]:
     """Elements and warps of a program."""
     block = max(ALIGNED, triton.next_power_of_2(width))
-    return block, min(16, max(4, block // 1024))
+    return block, min(32, max(4, block // 512))
 
 
 def run_forward(

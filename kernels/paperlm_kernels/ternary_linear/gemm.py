@@ -28,7 +28,7 @@ def gemm_kernel(
     n = (rest // high) * BN + tl.arange(0, BN)
     place = tl.arange(0, BYTES)
     column = (place // 32) * 128 + place % 32
-    x_rows = x + m.to(tl.int64)[:, None] * (4 * width) + column[None, :]
+    x_rows = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * (4 * width) + column[None, :]
     factor: tl.constexpr = 4 if DENSE else 1
     w_rows = weight + n.to(tl.int64)[:, None] * (factor * width) + (column if DENSE else place)[None, :]
     if SWAP:
@@ -47,14 +47,12 @@ def gemm_kernel(
                 codes = tl.load(w_rows + (4 * start + 32 * s), mask=there, other=0)
             else:
                 codes = plane_of_bytes(packed, s, ASM)
-            values = tl.load(x_rows + (4 * start + 32 * s), mask=there & (m < M)[:, None], other=0)
+            values = tl.load(x_rows + (4 * start + 32 * s), mask=there, other=0)
             if SWAP:
                 acc = tl.dot(codes, tl.trans(values), acc, out_dtype=tl.int32)
             else:
                 acc = tl.dot(values, tl.trans(codes), acc, out_dtype=tl.int32)
     if SWAP:
-        token, row = m[None, :], n[:, None]
-    else:
-        token, row = m[:, None], n[None, :]
-    inside = (token < M) & (row < N)
-    finish(acc, token, row, inside, tile, splits, scale, rowsum, alpha, y, work, arrived, N, SPLIT)
+        acc = tl.trans(acc)
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    finish(acc, m[:, None], n[None, :], inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N, SPLIT)

@@ -44,7 +44,7 @@ def gemv_kernel(
     inside = (token < M)[:, None] & asked[None, :]
     tile = tl.program_id(2) * tl.num_programs(0) + block
     finish(
-        tl.sum(acc, 2), token[:, None], n[None, :], inside, tile, splits, scale, rowsum, alpha, y, work, arrived, N,
+        tl.sum(acc, 2), token[:, None], n[None, :], inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N,
         SPLIT,
     )  # fmt: skip
 
@@ -75,4 +75,4 @@ def columns_kernel(
         acc += tl.sum(codes * value[:, None, None], 0)
     n = (place // 32)[None, :] * 128 + 32 * tl.arange(0, 4)[:, None] + (place % 32)[None, :]
     tile = token * tl.num_programs(0) + block
-    finish(acc, token, n, n < N, tile, splits, scale, rowsum, alpha, y, work, arrived, N, SPLIT)
+    finish(acc, token, n, n < N, tile, splits, scale, rowsum, alpha, y, work, arrived, tl.num_programs(2), N, SPLIT)

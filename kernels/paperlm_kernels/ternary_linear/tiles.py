@@ -43,29 +43,28 @@ def add_dot_of_four(total, codes, x, ASM: tl.constexpr):
 
 
 @triton.jit
-def store_linear(acc, m, n, inside, scale, rowsum, alpha, y, N):
+def store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N):
     """y[m, n] = (acc - rowsum[m]) * scale[m] * alpha[n]; m and n broadcast to acc's shape."""
-    token, row = m + tl.zeros_like(acc), n + tl.zeros_like(acc)
-    less = acc - tl.load(rowsum + token, mask=inside, other=0)
-    value = less.to(tl.float32) * tl.load(scale + token, mask=inside, other=0.0)
-    value = value * tl.load(alpha + row, mask=inside, other=0.0)
-    tl.store(y + token.to(tl.int64) * N + row, value.to(y.dtype.element_ty), mask=inside)
+    less = acc - tl.load(rowsum + m, mask=m < M, other=0)
+    value = less.to(tl.float32) * tl.load(scale + m, mask=m < M, other=0.0)
+    value = value * tl.load(alpha + n, mask=n < N, other=0.0)
+    tl.store(y + tl.cast(m, tl.int64) * N + n, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def finish(
-    acc, m, n, inside, tile, splits, scale, rowsum, alpha, y, work, arrived, N, SPLIT: tl.constexpr,
+    acc, m, n, inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Stores a tile. SPLIT: adds it to those of the other programs that share it; who comes last stores the sum.
 
-    work (tokens, N) and arrived (tiles) are zeros before, int32.
+    work (M, N) and arrived (tiles) are zeros before, int32.
     """
     if SPLIT:
-        at = work + (m + tl.zeros_like(acc)).to(tl.int64) * N + n
+        at = work + tl.cast(m, tl.int64) * N + n
         tl.atomic_add(at, acc, mask=inside, sem="relaxed")
         tl.debug_barrier()  # all threads have added before one of them says so
         if tl.atomic_add(arrived + tile, 1) == splits - 1:
             total = tl.load(at, mask=inside, other=0, cache_modifier=".cg")
-            store_linear(total, m, n, inside, scale, rowsum, alpha, y, N)
+            store_linear(total, m, n, inside, scale, rowsum, alpha, y, M, N)
     else:
-        store_linear(acc, m, n, inside, scale, rowsum, alpha, y, N)
+        store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N)

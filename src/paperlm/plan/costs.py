@@ -66,13 +66,17 @@ class Costs:
         """Seconds of a job; None if nothing says."""
         name, flops = like(job.job_id), job.flops()
         known = {**self._there.get(job.kind, {}), **self._here.get(job.kind, {})}
-        if flops and name not in known and (rates := self._here.get(f"{job.kind} {RATE}")):
+        if flops and name not in known and (rates := self._rates_of(job)):
             return flops * statistics.median(chain(*([rate for _, rate in found] for found in rates.values())))
         found = self._of(job.kind, name)
         if found is None and flops and (rates := self._elsewhere.get(job.kind)):
             self._other_scales |= {scale for scale, _ in rates}
             return flops * statistics.median(rate for _, rate in rates)
         return found
+
+    def _rates_of(self, job: Job) -> dict[str, list[tuple[str, float]]] | None:
+        """Seconds per operation of records at hand, of the job's kind before those of the kind that it is paced as."""
+        return self._here.get(f"{job.kind} {RATE}") or self._here.get(f"{job.paced_as} {RATE}")
 
     def of_measurement(self, op: str, case: str) -> float | None:
         """Seconds of a measured case with all its methods; None if nothing says."""

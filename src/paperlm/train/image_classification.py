@@ -98,7 +98,8 @@ class Classifying(ScheduledTask):
     """Classes of prepared images. Raises DataError if the images are not those of the job."""
 
     def __init__(self, job: ImageClassification, manifest: Path, micro_batch: int, world: World) -> None:
-        self.job, self.world = job, world
+        self.job = self.settings = job
+        self.world = world
         self.images, self.validation = (ImageShards(manifest, s, job.channels) for s in ("train", "validation"))
         if self.images.manifest["settings"] != job.image_data().model_dump(mode="json"):
             raise DataError(f"{manifest}: prepared for other settings; run the data rule again")

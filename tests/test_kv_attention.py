@@ -1,0 +1,275 @@
+"""Keys and values in few bits: bytes of a row, codes against float64, attention against that over what is stored."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from paperlm_kernels.kv_attention import KVLayout, QuantizedKV, pack_heads, quantize_heads, unpack_heads
+from support_ternary import SPOTS, compiled_or_interpreted, everywhere, normal
+
+if len(SPOTS) > 1:
+    from paperlm_kernels.kv_attention import launch
+
+HEADS = (64, 100, 128)
+MAPPINGS = ("symmetric", "minmax")
+layouts = pytest.mark.parametrize("bits,mapping", [(bits, mapping) for bits in (4, 3) for mapping in MAPPINGS])
+
+
+def angles(batch, start, count, width, theta=10000.0):
+    """cos, sin (batch, count, width / 2) of positions from `start` on, float64."""
+    rate = theta ** (-2.0 * torch.arange(width // 2, dtype=torch.float64) / width)
+    angle = (start + torch.arange(count, dtype=torch.float64))[:, None] * rate
+    return angle.cos().expand(batch, -1, -1), angle.sin().expand(batch, -1, -1)
+
+
+def turn(x, cos, sin):
+    """(B, T, heads, D) as complex numbers, first half and second, times e^(i angle)."""
+    half = x.shape[-1] // 2
+    z = torch.complex(x[..., :half].double(), x[..., half:].double())
+    z = z * torch.complex(cos, sin)[:, :, None]
+    return torch.cat([z.real, z.imag], -1)
+
+
+def oracle(x, bits, mapping):
+    """Values of the formulas and x in steps, float64."""
+    x = x.double()
+    top = x.abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    if mapping == "symmetric":
+        step = top / (2 ** (bits - 1) - 1)
+        return (x / step).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) * step, x / step, step
+    step = 2 * top / (2**bits - 1)
+    return ((x + top) / step).round() * step - top, (x + top) / step, step
+
+
+def attention(q, keys, values, scale):
+    """q (B, H, D) over keys, values (B, heads, length, D), float64."""
+    repeat = q.shape[1] // keys.shape[1]
+    keys, values = keys.double().repeat_interleave(repeat, 1), values.double().repeat_interleave(repeat, 1)
+    shares = torch.softmax(torch.einsum("bhd,bhtd->bht", q.double(), keys) * scale, -1)
+    return torch.einsum("bht,bhtd->bhd", shares, values)
+
+
+def filled(spot, length, head_dim, *, batch=1, heads=1, bits=4, mapping="symmetric", seed=0, **options):
+    """A cache with `length` random positions, and the keys and values that were given to it."""
+    cache = QuantizedKV.empty(
+        batch, heads, head_dim, max(length, 1), bits=bits, mapping=mapping, device=spot.device, **options
+    )
+    k, v = (normal(batch, length, heads, head_dim, seed=seed + i, device=spot.device) for i in range(2))
+    cache.append(k, v, backend="reference")
+    return cache, k, v
+
+
+@layouts
+@pytest.mark.parametrize("head_dim", HEADS)
+def test_packing_round_trips_in_the_bytes_that_the_layout_says(bits, mapping, head_dim):
+    layout = KVLayout(head_dim, bits, mapping)
+    u = torch.randint(0, 2**bits, (2, 3, head_dim), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    data = pack_heads(u, layout)
+    assert data.shape[-1] == layout.row_bytes == {4: head_dim // 2, 3: head_dim // 4 + -(-head_dim // 8)}[bits]
+    assert torch.equal(unpack_heads(data, layout), u)
+    with pytest.raises(ValueError, match=f"take {layout.row_bytes}"):
+        unpack_heads(data[..., 1:], layout)
+
+
+def test_rows_of_three_bits_take_48_24_and_25_plus_13_bytes_and_a_token_what_the_paper_sizes_imply():
+    rows = {d: [planes.size for planes in KVLayout(d, 3).planes] for d in (128, 64, 100)}
+    assert rows == {128: [32, 16], 64: [16, 8], 100: [25, 13]}
+    # bytes of a token and layer with float16 steps: 700M, 1.3B, 3B, 7B
+    for heads, head_dim, four, three in ((24, 64, 1632, 1248), (32, 64, 2176, 1664), (32, 100, 3328, 2560),
+                                         (32, 128, 4224, 3200)):  # fmt: skip
+        for bits, right in ((4, four), (3, three)):
+            assert QuantizedKV.empty(1, heads, head_dim, 1, bits=bits).bytes_per_token == right
+
+
+def test_the_low_half_of_a_byte_is_the_first_half_of_the_head_and_three_bits_lie_in_two_planes():
+    u = torch.arange(8, dtype=torch.uint8)
+    assert pack_heads(u, KVLayout(8, 4)).tolist() == [4 << 4, 1 | 5 << 4, 2 | 6 << 4, 3 | 7 << 4]
+    # low two bits of 0, 2, 4, 6 and of 1, 3, 5, 7; then the highest bits of 0 .. 7 in one byte
+    assert pack_heads(u, KVLayout(8, 3)).tolist() == [0b10001000, 0b11011101, 0b11110000]
+
+
+@layouts
+@pytest.mark.parametrize("width", [64, 100])
+def test_codes_are_those_of_the_formulas_but_at_ties(bits, mapping, width):
+    x = normal(500, width)
+    u, step = quantize_heads(x, bits, mapping)
+    values, exact, right = oracle(x, bits, mapping)
+    zero = 2 ** (bits - 1) if mapping == "symmetric" else (2**bits - 1) / 2
+    tie = ((exact - exact.floor()) - 0.5).abs() < 1e-5
+    mine = (u.double() - zero) * step[:, None].double()
+    assert (((mine - values).abs() < 1e-5 * right) | tie).all() and tie.double().mean() < 1e-3
+    assert u.max() <= 2**bits - 1 and (mapping == "symmetric" or set(u.unique().tolist()) == set(range(2**bits)))
+
+
+@pytest.mark.parametrize(
+    "bits,mapping,right", [(4, "symmetric", 0.0138), (4, "minmax", 0.0120), (3, "symmetric", 0.0750),
+                           (3, "minmax", 0.0551)],
+)  # fmt: skip
+def test_relative_errors_on_gaussian_heads_are_those_that_the_mappings_have(bits, mapping, right):
+    x = normal(20000, 128)
+    u, step = quantize_heads(x, bits, mapping)
+    zero = 2 ** (bits - 1) if mapping == "symmetric" else (2**bits - 1) / 2
+    values = (u.double() - zero) * step[:, None].double()
+    assert ((values - x) ** 2).sum().item() / (x.double() ** 2).sum().item() == pytest.approx(right, rel=0.01)
+
+
+@everywhere
+@layouts
+@pytest.mark.parametrize("head_dim", HEADS)
+def test_appending_rotates_the_keys_quantizes_and_packs(spot, bits, mapping, head_dim):
+    cache = QuantizedKV.empty(
+        2, 2, head_dim, 7, bits=bits, mapping=mapping, step_dtype=torch.float32, device=spot.device
+    )
+    k, v = (normal(2, 5, 2, head_dim, seed=i, device=spot.device) for i in range(2))
+    cos, sin = angles(2, 0, 5, head_dim)
+    for part in (slice(0, 1), slice(1, 5)):
+        turning = (a[:, part].float().to(spot.device) for a in (cos, sin))
+        cache.append(k[:, part], v[:, part], *turning, backend=spot.backend)
+    assert cache.lengths.tolist() == [5, 5]
+    keys, values = (part.cpu() for part in cache.dequantized())
+    for mine, exact in ((keys, turn(k.cpu(), cos, sin)), (values, v.cpu())):
+        exact = exact.transpose(1, 2)
+        for start, stop, width in ((0, 1, 4), (1, 5, bits)):
+            right, in_steps, step = oracle(exact[:, :, start:stop], width, mapping)
+            tie = ((in_steps - in_steps.floor()) - 0.5).abs() < 1e-4
+            near = (mine[:, :, start:stop].double() - right).abs() < 1e-4 * step
+            assert (near | tie).all() and tie.double().mean() < 0.01
+
+
+@compiled_or_interpreted
+@layouts
+def test_the_kernel_appends_the_bytes_of_the_reference_where_nothing_is_turned(spot, bits, mapping):
+    right, k, v = filled(spot, 4, 100, batch=2, heads=2, bits=bits, mapping=mapping)
+    mine = QuantizedKV.empty(2, 2, 100, 4, bits=bits, mapping=mapping, device=spot.device)
+    for t in range(4):
+        mine.append(k[:, t : t + 1], v[:, t : t + 1], backend=spot.backend)
+    for name in ("k_data", "v_data", "k_steps", "v_steps", "lengths", "k_first", "v_first"):
+        a, b = getattr(mine, name), getattr(right, name)
+        if name.endswith("_data") and right.layout.has_first:
+            a, b = a[:, :, 1:], b[:, :, 1:]  # position 0 lies apart
+        assert (a is None and b is None) or torch.equal(a, b), name
+
+
+LENGTHS = [(1, 64), (2, 100), (127, 64), (128, 100), (129, 128)]
+
+
+@everywhere
+@layouts
+@pytest.mark.parametrize("length,head_dim", LENGTHS)
+def test_decoding_is_attention_over_the_values_that_are_stored(spot, bits, mapping, length, head_dim):
+    cache, k, v = filled(spot, length, head_dim, batch=2, heads=2, bits=bits, mapping=mapping)
+    q = normal(2, 4, head_dim, seed=7, device=spot.device)
+    out = cache.decode(q, backend=spot.backend)
+    right = attention(q.cpu(), *(part.cpu() for part in cache.dequantized()), head_dim**-0.5)
+    assert (out.cpu().double() - right).norm() < 1e-5 * right.norm()
+    # and but for steps in float16 that of the quantized keys and values themselves
+    first = 4 if cache.layout.has_first else bits
+    exact = []
+    for part in (k.cpu().transpose(1, 2), v.cpu().transpose(1, 2)):
+        exact.append(
+            torch.cat([oracle(part[:, :, :1], first, mapping)[0], oracle(part[:, :, 1:], bits, mapping)[0]], 2)
+        )
+    right = attention(q.cpu(), *exact, head_dim**-0.5)
+    assert (out.cpu().double() - right).norm() < 2e-3 * right.norm()
+
+
+@pytest.mark.parametrize("length", [2049, 8192])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_the_reference_decodes_long_sequences(length, bits):
+    cache, _, _ = filled(SPOTS[0], length, 100, bits=bits)
+    q = normal(1, 2, 100, seed=7)
+    right = attention(q, *cache.dequantized(), 0.1)
+    assert (cache.decode(q, scale=0.1, backend="reference").double() - right).norm() < 1e-5 * right.norm()
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize("splits", [1, 2, 5, 16])
+def test_any_split_of_the_positions_gives_the_same_attention(spot, bits, splits):
+    cache, _, _ = filled(spot, 300, 64, bits=bits)
+    q = normal(1, 2, 64, seed=7, device=spot.device)
+    out = launch.run_decode(q, *cache._tensors(), cache.layout, 16, 0.125, splits)
+    right = attention(q.cpu(), *(part.cpu() for part in cache.dequantized()), 0.125)
+    assert (out.cpu().double() - right).norm() < 1e-5 * right.norm()
+
+
+@everywhere
+@pytest.mark.parametrize("bits", [3, 4])
+def test_each_sequence_attends_to_its_own_length_and_an_empty_one_gives_zeros(spot, bits):
+    cache, _, _ = filled(spot, 40, 64, batch=4, bits=bits)
+    cache.lengths.copy_(torch.tensor([0, 1, 17, 40]))
+    q = normal(4, 1, 64, seed=7, device=spot.device)
+    out = cache.decode(q, backend=spot.backend).cpu()
+    keys, values = (part.cpu() for part in cache.dequantized())
+    assert not out[0].any()
+    for b, length in ((1, 1), (2, 17), (3, 40)):
+        right = attention(q[b : b + 1].cpu(), keys[b : b + 1, :, :length], values[b : b + 1, :, :length], 0.125)
+        assert (out[b].double() - right[0]).norm() < 1e-5 * right.norm()
+
+
+@everywhere
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_a_query_in_four_bits_is_quantized_by_the_caches_mapping(spot, mapping):
+    for bits in (3, 4):
+        cache, _, _ = filled(spot, 20, 100, bits=bits, mapping=mapping)
+        q = normal(1, 2, 100, seed=9, device=spot.device)
+        out = cache.decode(q, q_bits=4, backend=spot.backend)
+        values, _, _ = oracle(q.cpu(), 4, mapping)
+        right = attention(values, *(part.cpu() for part in cache.dequantized()), 0.1)
+        assert (out.cpu().double() - right).norm() < 1e-5 * right.norm()
+
+
+@everywhere
+def test_the_first_position_is_finer_than_the_others_in_three_bits(spot):
+    errors = {}
+    for first_bits in (3, 4):
+        cache = QuantizedKV.empty(1, 1, 128, 2, bits=3, first_bits=first_bits, device=spot.device)
+        k = normal(1, 2, 1, 128, device=spot.device)
+        cache.append(k, k, backend=spot.backend)
+        keys, _ = cache.dequantized()
+        errors[first_bits] = ((keys[0, 0] - k[0, :, 0]) ** 2).sum(-1) / (k[0, :, 0] ** 2).sum(-1)
+    assert errors[4][0] < 0.4 * errors[3][0] and errors[4][1] == errors[3][1]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in the interpreter
+@everywhere
+@pytest.mark.parametrize("bits", [3, 4])
+def test_a_key_that_is_not_finite_is_seen_in_the_result(spot, bits):
+    cache = QuantizedKV.empty(1, 1, 64, 3, bits=bits, device=spot.device)
+    k = normal(1, 3, 1, 64, device=spot.device)
+    k[0, 1, 0, 5] = math.inf
+    cache.append(k, k.nan_to_num(posinf=1.0), backend=spot.backend)
+    assert cache.decode(normal(1, 1, 64, device=spot.device), backend=spot.backend).isnan().all()
+
+
+def test_what_is_not_supported_and_what_does_not_fit_is_refused():
+    for options, words in (
+        ({"bits": 2}, "3 and 4 are supported"),
+        ({"bits": 8}, "3 and 4 are supported"),
+        ({"first_bits": 8}, "3 or 4 bits"),
+        ({"mapping": "symetric"}, "did you mean 'symmetric'"),
+        ({"step_dtype": torch.bfloat16}, "float16 or float32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            QuantizedKV.empty(1, 1, 64, 8, **options)
+    with pytest.raises(ValueError, match="a multiple of 4"):
+        QuantizedKV.empty(1, 1, 90, 8)
+    cache, k, _ = filled(SPOTS[0], 4, 64)
+    for call, error, words in (
+        (lambda: cache.append(k, k), ValueError, r"4 \+ 4 positions in a cache for 4"),
+        (lambda: cache.append(k[..., :60], k[..., :60]), ValueError, r"this cache takes \(1, T, 1, 64\)"),
+        (lambda: cache.append(k.int(), k.int()), TypeError, "floating point"),
+        (lambda: cache.append(k, k, cos=k), ValueError, "one of cos and sin alone"),
+        (lambda: cache.append(k, k, k[0], k[0]), ValueError, "cos of shape"),
+        (lambda: cache.decode(k[0, 0]), ValueError, "q of shape"),
+        (lambda: cache.decode(k[:, 0], q_bits=8), ValueError, r"16 \(as it is\) or 4 bits"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+    with pytest.raises(ValueError, match="k_data of shape"):
+        QuantizedKV(KVLayout(64, 3), cache.k_data, cache.v_data, cache.k_steps, cache.v_steps, cache.lengths)
+    with pytest.raises(ValueError, match="k_first of shape"):
+        three = QuantizedKV.empty(1, 1, 64, 4, bits=3)
+        QuantizedKV(three.layout, three.k_data, three.v_data, three.k_steps, three.v_steps, three.lengths)

@@ -1,0 +1,162 @@
+"""The kernels for models in few bits compile for Hopper and Ampere without a GPU: matrix units, wide accesses, no
+spilled registers."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+
+from paperlm_kernels.kv_attention import kernel as kv  # noqa: E402
+from paperlm_kernels.kv_attention.launch import DECODE_WARPS, TOKENS  # noqa: E402
+from paperlm_kernels.kv_attention.layout import KVLayout  # noqa: E402
+from paperlm_kernels.rmsnorm_quantize import kernel as norm  # noqa: E402
+from paperlm_kernels.rmsnorm_quantize.launch import _block  # noqa: E402
+from paperlm_kernels.rmsnorm_quantize.modes import MODES  # noqa: E402
+from paperlm_kernels.ternary_linear import gemm, gemv  # noqa: E402
+from paperlm_kernels.ternary_linear.launch import Tiles, tiles_of  # noqa: E402
+from support_compile import SHARED, compile_for, spare_buffers, spilled  # noqa: E402
+
+both = pytest.mark.parametrize("architecture", [90, 80])
+LINEAR = {
+    "x": "*i8", "weight": "*i8", "scale": "*fp32", "rowsum": "*i32", "alpha": "*fp32", "y": "*bf16", "work": "*i32",
+    "arrived": "*i32", "places": "*i32", "counts": "*i32",
+}  # fmt: skip
+WORDS = {**LINEAR, "x": "*i32", "weight": "*i32"}
+SIZES = [(N, K) for d, f in ((1536, 4096), (2048, 5460), (3200, 8640), (4096, 11008))
+         for N, K in ((3 * d, d), (d, d), (2 * f, d), (d, f))]  # fmt: skip
+"Matrices of a block of 700M, 1.3B, 3B and 7B: (rows, columns)."
+
+
+def all_tiles():
+    """Every form that tiles take for these matrices and 16, 256 and 4096 tokens on a card of 132 multiprocessors."""
+    forms = {tiles_of(M, N, -(-K // 128) * 32, 132) for M in (5, 16, 32, 64, 256, 4096) for N, K in SIZES}
+    return sorted({(t.tokens, t.rows, t.step, t.warps, t.stages, t.splits > 1) for t in forms})
+
+
+@both
+@pytest.mark.parametrize("tokens,rows,step,warps,stages,split", all_tiles())
+def test_the_products_are_on_the_matrix_units_with_the_weights_in_registers(
+    tokens, rows, step, warps, stages, split, architecture, tmp_path
+):
+    tiles = Tiles(tokens, rows, step, warps, stages)
+    constants = {
+        "BM": tokens, "BN": rows, "BYTES": step, "GROUP": tiles.group, "SPLIT": split, "SWAP": tiles.swap,
+        "DENSE": False, "ASM": True,
+    }  # fmt: skip
+    if architecture == 80:
+        stages = 2  # of the 99 KiB of the smaller cards
+    kernel = compile_for(gemm.gemm_kernel, LINEAR, constants, {"width", "N"}, architecture, warps, stages)
+    ptx = kernel.asm["ptx"]
+    assert kernel.metadata.shared <= SHARED[architecture]
+    # 16 bytes at a time: what is read ahead, and the rows that are stored
+    copies = re.findall(r"cp\.async\.\w+\.shared\.global .*?(0x\w+|\d+), ", ptx)
+    assert copies and all(int(size, 0) == 16 for size in copies)
+    assert not re.search(r"st\.global[.\w]*\.b(8|16)\b", ptx)
+    if architecture == 90:
+        assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8", ptx)
+        assert spilled(kernel, tmp_path) == 0
+        assert spare_buffers(kernel) > 0
+    else:
+        assert "mma.sync" in ptx and "s8" in ptx
+
+
+@both
+@pytest.mark.parametrize("tokens,split,gather", [(1, True, False), (2, False, False), (4, False, False),
+                                                 (1, False, True)])  # fmt: skip
+def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
+    tokens, split, gather, architecture, tmp_path
+):
+    constants = {"BM": tokens, "BN": 16 // tokens, "WORDS": 128, "SPLIT": split, "GATHER": gather, "ASM": True}
+    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, {"width"}, architecture, 4, 3)
+    ptx = kernel.asm["ptx"]
+    # a thread has 16 words of weights for each token, of four codes in each of their four planes
+    assert ptx.count("dp4a") == 16 * 4
+    assert re.search(r"(ld\.global[.\w]*\.v4\.b32|cp\.async\.cg\.shared\.global .*0x10)", ptx)
+    assert architecture != 90 or spilled(kernel, tmp_path) == 0
+
+
+@both
+def test_the_sparse_product_along_k_compiles_without_spills(architecture, tmp_path):
+    constants = {"BYTES": 128, "ROWS": 16, "SPLIT": True}
+    kernel = compile_for(gemv.columns_kernel, LINEAR, constants, {"width", "N"}, architecture, 4, 3)
+    assert architecture != 90 or spilled(kernel, tmp_path) == 0
+
+
+NORM = dict.fromkeys(
+    ("x", "up", "gain", "residual", "stream", "values", "d_values", "d_stream", "d_x", "d_up"), "*bf16"
+)
+NORM |= {"codes": "*i8", "rowsum": "*i32", "places": "*i32", "counts": "*i32"}
+NORM |= dict.fromkeys(("scale", "rstds", "d_gain"), "*fp32")
+NORM |= dict.fromkeys(("eps", "levels", "low", "high", "multiple"), "fp32")
+ROW = {"D", "padded", "x_stride", "up_stride", "residual_stride"}
+
+
+@pytest.mark.parametrize(
+    "width,mode,kind",
+    [(4096, mode, "plain") for mode in MODES]
+    + [(width, "int8_absmax", kind) for width in (1536, 4096, 11008) for kind in ("residual and topk", "glu")],
+)
+def test_a_row_is_normalized_and_quantized_in_registers(width, mode, kind, tmp_path):
+    block, warps = _block(width)
+    chosen = MODES[mode]
+    constants = {
+        "GLU": kind == "glu", "NORM": True, "RESIDUAL": kind == "residual and topk", "MEAN": chosen.mean,
+        "TOPK": kind == "residual and topk", "E2M1": chosen.e2m1, "CODES": True, "VALUES": False,
+        "COMPACT": kind == "glu", "BLOCK": block,
+    }  # fmt: skip
+    kernel = compile_for(norm.norm_quantize_kernel, NORM, constants, ROW, 90, warps, 3)
+    ptx = kernel.asm["ptx"]
+    assert spilled(kernel, tmp_path) <= 4  # a number, once a row
+    assert re.search(r"ld\.global[.\w]*\.v4\.b32", ptx)
+    # a ratio is computed once a row; what is done for each number is a product
+    assert ptx.count("div.rn.f32") <= 4
+
+
+@pytest.mark.parametrize("width", [1536, 4096, 11008])
+@pytest.mark.parametrize("glu", [False, True])
+def test_the_gradient_of_a_row_stays_in_registers(width, glu, tmp_path):
+    block, warps = _block(width)
+    constants = {"GLU": glu, "NORM": True, "STREAM": not glu, "BLOCK": block}
+    kernel = compile_for(norm.norm_backward_kernel, NORM, constants, ROW, 90, warps, 3)
+    # gate, up, incoming, normalized, gain and the sum of the gain's gradient, 16384 numbers each, are a few too many
+    assert spilled(kernel, tmp_path) <= (256 if glu and width > 8192 else 0)
+
+
+CACHE = {name: "*u8" for name in ("k_data", "v_data", "k_first", "v_first")}
+CACHE |= dict.fromkeys(("k_steps", "v_steps"), "*fp16") | dict.fromkeys(("cos", "sin", "parts", "stats"), "*fp32")
+CACHE |= dict.fromkeys(("q", "k", "v"), "*bf16") | {"lengths": "*i32"}
+CACHE |= dict.fromkeys(
+    ("levels", "zero", "most", "first_levels", "first_zero", "scale", "q_levels", "q_zero"), "fp32"
+)  # fmt: skip
+heads = pytest.mark.parametrize("bits,head_dim", [(bits, d) for bits in (3, 4) for d in (64, 100, 128)])
+
+
+def blocks_of(layout):
+    sizes = [triton.next_power_of_2(planes.size) for planes in layout.planes]
+    return {"LOW": sizes[0], "HIGH": sizes[1] if layout.bits == 3 else 1}
+
+
+@heads
+def test_appending_attending_and_merging_compile_without_spills(bits, head_dim, tmp_path):
+    layout = KVLayout(head_dim, bits)
+    common = {"THREE": bits == 3, "FIRST": bits == 3, "SYMMETRIC": True}
+    power = triton.next_power_of_2
+    append = {"ROTATE": True, "HALF": power(head_dim // 2), "QUARTER": power(head_dim // 4)}
+    append["EIGHTH"] = power(-(-head_dim // 8))
+    decode = {"QUANTIZE": True, "TOKENS": TOKENS, "COUNT": 4 if bits == 3 else 2, "BITS": 2 if bits == 3 else 4}
+    merge = {"QUANTIZE": True, "SPLITS": 16, "BLOCK": power(head_dim)}
+    aligned = {"capacity"} | ({"row_bytes"} if layout.row_bytes % 16 == 0 else set())
+    for function, constants, out, warps in (
+        (kv.append_kernel, append, "*bf16", 1),
+        (kv.decode_kernel, decode | blocks_of(layout), "*fp32", DECODE_WARPS[bits]),
+        (kv.merge_kernel, merge, "*bf16", 4),
+    ):
+        kernel = compile_for(function, CACHE | {"out": out}, common | constants, aligned, 90, warps, 3)
+        assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0
