@@ -49,7 +49,9 @@ def train(name: str, updates: int) -> None:
     model, batch = on_meta(job)
     count = sum(p.numel() for p in model.parameters())
     if (size := ALL_SIZES[job.size]) and job.norm["name"] in ("pre_ln", "post_ln", "mix_ln", "layernorm_scaling"):
-        assert count == size.parameters
+        added = size.n_layers * (size.hidden_size + size.intermediate_size) if getattr(job, "sub_norm", False) else 0
+        shared = job.vocab_size * size.hidden_size if getattr(job, "tie_word_embeddings", False) else 0
+        assert count == size.parameters + added - shared
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
     for _ in range(updates):
         model.summed_loss(*batch).backward()
