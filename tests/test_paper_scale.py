@@ -58,7 +58,7 @@ def train(name: str, updates: int) -> None:
         assert all(p.grad.shape == p.shape for p in model.parameters())
         optimizer.step()
         optimizer.zero_grad()
-    state = sum(t.numel() for s in optimizer.state.values() for t in s.values() if t.numel() > 1)
+    state = sum(s[moment].numel() for s in optimizer.state.values() for moment in ("exp_avg", "exp_avg_sq"))
     assert state == 2 * count
     width = 2 if job.numerics == "pure_bf16" else 4
     gib = 4 * count * width / GIB  # weights, gradients, two moments
