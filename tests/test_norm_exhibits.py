@@ -36,7 +36,7 @@ from paperlm.figures.depth import (
     growth_statistics,
     removal_statistics,
 )
-from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, curve_samples, curve_statistics
+from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, SAME, curve_samples, curve_statistics
 from paperlm.figures.style import METHODS, method_color, row_styles
 from paperlm.jobs.base import Series
 from paperlm.jobs.hub_model import HubModel
@@ -212,7 +212,7 @@ def test_a_curve_is_compared_with_the_reference_of_its_seed_over_the_later_part(
     statistics = curve_statistics(found, OPTIONS)
     # Smoothed: A 8, 6, 4.5 and B 52.75, 5.5, 3.75 at 20, 30 and 40; the later part begins at 20.
     assert statistics["A"][0] == pytest.approx({END: 4.5, LATER_MEAN: 18.5 / 3})
-    assert statistics["B"][0] == pytest.approx({END: 3.75, LATER_MEAN: 62 / 3, HIGHEST_GAP: 44.75})
+    assert statistics["B"][0] == pytest.approx({END: 3.75, LATER_MEAN: 62 / 3, HIGHEST_GAP: 44.75, SAME: 0})
     assert statistics["B"][1][HIGHEST_GAP] == 1.0, "the reference of the same seed"
     later = curve_statistics(found, OPTIONS | {"since": "3/4"})
     assert later["B"][0][HIGHEST_GAP] == pytest.approx(-0.5), "below it from there on: a negative number"
