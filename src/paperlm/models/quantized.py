@@ -10,6 +10,7 @@ and TopK's mask as if these were not there (BitNet a4.8, Section 2.2).
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -63,7 +64,14 @@ class QuantizedLinear(nn.Linear):
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype that products of x are in: autocast's, where it is on."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    here = torch.amp.is_autocast_available(device)  # the meta device has none
+    return torch.get_autocast_dtype(device) if here and torch.is_autocast_enabled(device) else x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Nothing is cast inside, on any device."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def quantized_input(scheme: Quantization | None, place: str, width: int) -> QuantizedInput | None:
@@ -124,7 +132,7 @@ class _QuantizedProduct(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, codes: Tensor | None, step: Tensor | None, quantizer: Quantizer
     ) -> Tensor:
         dtype = compute_dtype(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             whole, alpha = quantizer.codes_and_step(weight)
             whole, x = whole.to(dtype), x.to(dtype)
             ctx.save_for_backward(x, whole, alpha)
