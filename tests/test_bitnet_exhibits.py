@@ -90,7 +90,8 @@ def test_a_run_in_phase_a_alone_has_the_rates_of_the_whole_schedule(paper, figur
 def test_every_arm_of_the_specification_is_a_job_with_its_preset(paper):
     found = {}
     for name in ("bitnet_table1", "bitnet_table4"):
-        for row, model in models(paper, name).items():
+        trained = {row: model for row, model in models(paper, name).items() if model.kind != "hub_model"}
+        for row, model in trained.items():
             own = model.settings()
             found[row] = (own.quantization, own.sub_norm, own.hidden_act)
     for name in ("bitnet_figure4", "bitnet_figure5", "bitnet_figure6"):
@@ -140,6 +141,17 @@ def test_rows_that_the_paper_prints_twice_are_one_job(scale):
         assert branch.at == branch.of.at and branch.snapshot("of") == branch.of.at
     two, figure = jobs(project, "bitnet_figure2"), jobs(project, "bitnet_figure3")
     assert {job.job_id for job in two.values()} == {job.job_id for job in figure.values()}
+
+
+def test_public_checkpoints_stand_beside_the_printed_rows_at_scale_paper_alone(paper, tiny):
+    for name in ("bitnet_table1", "bitnet_table2", "bitnet_figure2"):
+        found = {row: model.name for row, model in models(paper, name).items() if model.kind == "hub_model"}
+        sizes = ["3B"] if name == "bitnet_figure2" else ["700M", "1.3B", "3B"]
+        assert found == {
+            f"BitNet b1.58, {size} (public checkpoint)": f"hub:1bitLLM/bitnet_b1_58-{file}"
+            for size, file in zip(sizes, ["large", "xl", "3B"][-len(sizes) :], strict=True)
+        }
+        assert not any("public checkpoint" in row for row in models(tiny, name))
 
 
 def test_low_bit_attention_is_a_setting_of_the_evaluation_and_trains_nothing(tiny):
