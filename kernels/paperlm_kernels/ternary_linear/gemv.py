@@ -31,7 +31,7 @@ def gemv_kernel(
     acc = tl.zeros([BM, BN, WORDS], dtype=tl.int32)
     steps = tl.cdiv(width, WORDS)
     share = tl.cdiv(steps, splits)
-    for step in range(split * share, tl.minimum((split + 1) * share, steps)):
+    for step in tl.range(split * share, tl.minimum((split + 1) * share, steps), num_stages=3):
         w = step * WORDS + word
         at = weight + n.to(tl.int64)[:, None] * width + w[None, :]
         packed = tl.load(at, mask=asked[:, None] & (w < width)[None, :], other=0)[None, :, :]
