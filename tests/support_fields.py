@@ -101,12 +101,19 @@ BASE: dict[str, dict[str, Any]] = {
     "gradient_norms": {"of": small("pretrain"), "batches": 2, "batch": 3},
     "block_removal": {"of": small("pretrain"), "documents": 5},
     "rank_probability": {"of": small("pretrain"), "tokens": 70},
+    "continue_pretrain": {"of": small("pretrain"), "at": 3, "quantization": {"qkv": "int8_absmax"}},
+    "text_perplexity": {
+        "of": small("pretrain"), "text": "local:text_a", "documents": 30, "chunk": 60, "longer": "drop",
+    },
 }  # fmt: skip
 
 T5 = {"tokenizer": "t5", "vocab_size": 32_000}
 TASK_OF_IMAGES = {"dataset": "bundled:digits_of_12", "classes": 12}
 OTHER_MODEL = small("pretrain", seed=8)
+A8 = "a8_trunk"
+TERNARY = small("pretrain", quantization=A8, sub_norm=True, hidden_act="relu2")
 TASK = {"task": "arc_easy", "source": "bundled", "items": 3, "few_shot": 1, "max_length": 23}
+TWO_PHASES = {"schedule": "two_phase", "second_peak_lr": 0.02}
 FROM_ELSEWHERE = {"of": small("hub_model"), "text": "local:text_a", "text_tokens": 11}
 
 
@@ -163,7 +170,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "example": Seen("split", "data,metrics.tokens_nonpad"),
         "train_examples": Seen(40, "data,metrics.epochs", stays="weights at 0"),
         "validation_tokens": Seen(200, "data,metrics.validation_tokens", stays="weights"),
-        "optimizer": ONE_VALUE,
+        "optimizer": Seen("adamw", "weights", stays="weights at 0"),
         "adam_betas": (
             Seen((0.9, 0.95), "weights", stays="weights at 0"),
             Seen((0.8, 0.99), "weights", stays="weights at 0"),
@@ -185,6 +192,16 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "eval_every": Seen(2, "series.eval", stays="weights,series.train"),
         "loss": Seen("cce", "weights", stays="weights at 0"),
         "curve": Seen("every_update", "metrics.ppl_sequences,series.eval", stays="weights"),
+        "schedule": (
+            Seen("linear", "weights", stays="weights at 0"),
+            Seen("two_phase", "weights", stays="weights at 0", also={"second_peak_lr": 0.02}),
+        ),
+        "warmup_at_least": Seen(3, "weights", stays="weights at 0"),
+        "end_lr": Seen(0.002, "weights", given={"schedule": "linear"}, also={"final_lr_fraction": None}),
+        "phase_at": Seen(0.8, "weights", stays="weights at 0", given=TWO_PHASES),
+        "second_peak_lr": Seen(0.01, "weights", stays="weights at 0", given=TWO_PHASES),
+        "second_weight_decay": Seen(0.5, "weights", stays="weights at 0", given=TWO_PHASES),
+        "decay_norms": Seen(False, "weights", stays="weights at 0"),
         "quantization": (
             Seen("a48_int4", "weights,slug", stays="weights at 0"),
             Seen({"weight": "ternary_absmean"}, "weights", stays="weights at 0"),
@@ -291,6 +308,20 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
             Seen(0, "requests,data", stays="metrics.full/perplexity", given=TASK),
         ),
         "max_length": Seen(200, "labels,answers", stays="data", given=TASK),
+    },
+    "continue_pretrain": {
+        "of": Seen(OTHER_MODEL, "weights,metrics.tokens_nonpad", stays="data"),
+        "at": Seen(2, "weights,series.train,slug", stays="metrics.updates"),
+        "quantization": Seen("full_int4", "weights,slug", stays="data", given={"of": TERNARY, "quantization": A8}),
+    },
+    "text_perplexity": {
+        "of": Seen(OTHER_MODEL, "metrics.loss", stays="metrics.tokens,data"),
+        "at": Seen("init", "metrics.loss", stays="metrics.tokens"),
+        "text": Seen("local:text_b", "data,metrics.loss"),
+        "documents": Seen(29, "data,metrics.documents=29"),
+        "chunk": Seen(50, "metrics.chunks,metrics.documents_longer", stays="data"),
+        "longer": Seen("split", "metrics.tokens,labels", stays="data"),
+        "kv_cache": Seen({"kv_bits": 3}, "metrics.loss,slug", stays="metrics.tokens"),
     },
     "rank_probability": {
         "of": Seen(OTHER_MODEL, "series.ranks"),

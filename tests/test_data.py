@@ -46,7 +46,7 @@ NO_DATA = [
     ({"tokenizer": "bpe1042"}, SpecError, r"unknown tokenizer 'bpe1042'; did you mean 'bpe1024'"),
     ({"dataset": "hub:c4_sample"}, SpecError, r"is bundled:c4_sample, not hub:c4_sample"),
 ]
-every_example = pytest.mark.parametrize("example", ["truncate", "split", "packed"])
+every_example = pytest.mark.parametrize("example", ["truncate", "split", "packed", "packed_bos"])
 
 
 def c4_texts(split):
@@ -61,9 +61,10 @@ def expected_rows(texts, seq_len, example, tokenizer="bpe1024"):
     if example == "truncate":
         raw.enable_truncation(seq_len - 1)
     whole = [[*e.ids, 1] for e in raw.encode_batch(texts, add_special_tokens=False)]
-    whole = [[i for ids in whole for i in ids]] if example == "packed" else whole
-    pieces = [ids[k : k + seq_len] for ids in whole for k in range(0, len(ids), seq_len)]
-    return [piece for piece in pieces if len(piece) >= (seq_len if example == "packed" else 2)]
+    packed, bos = example.startswith("packed"), [1] if example == "packed_bos" else []
+    whole, step = [[i for ids in whole for i in ids]] if packed else whole, seq_len - len(bos)
+    pieces = [[*bos, *ids[k : k + step]] for ids in whole for k in range(0, len(ids), step)]
+    return [piece for piece in pieces if len(piece) >= (seq_len if packed else 2)]
 
 
 def stored_rows(folder, split):

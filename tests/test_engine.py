@@ -23,6 +23,7 @@ from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import Pretrain
 from paperlm.models.folder import load_model
 from paperlm.plan.project import ROOT, Project
+from paperlm.quantizers.presets import PRESETS
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.tables.metrics import metric_of
@@ -281,8 +282,10 @@ def root(tmp_path: Path, manifest: Path) -> Path:
     return tmp_path
 
 
-def test_two_processes_under_torchrun_train_the_same_model_as_one(manifest, root, tmp_path):
-    job = smoke_run(steps=6, global_batch=8, loss_group=4, eval_every=3)
+@pytest.mark.parametrize("preset", ["llama", "b158"])
+def test_two_processes_under_torchrun_train_the_same_model_as_one(preset, manifest, root, tmp_path):
+    """The scale of a quantized weight is that of the whole matrix in each of them."""
+    job = smoke_run(steps=6, global_batch=8, loss_group=4, eval_every=3, **PRESETS[preset])
     alone = trained(job, manifest, tmp_path / "alone")
     code = tmp_path / "main.py"
     code.write_text(

@@ -21,6 +21,7 @@ from paperlm.errors import CheckpointError, Interrupted, PaperLMError
 from paperlm.files import write_json
 from paperlm.jobs.base import Machine
 from paperlm.jobs.pretrain import Pretrain
+from paperlm.plan.project import ROOT
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.train import checkpoint
@@ -41,7 +42,8 @@ def start(job: Pretrain, root: Path, *more: str) -> subprocess.Popen:
 
 @pytest.fixture
 def root(tmp_path: Path, manifest: Path) -> Path:
-    """A folder with the prepared data of the smoke scale."""
+    """A folder with the prepared data of the smoke scale, and what a clone of the repository is known by."""
+    shutil.copytree(ROOT / "workflow/scales", tmp_path / "workflow/scales")
     shutil.copytree(manifest.parent, (tmp_path / Places(tmp_path, "smoke").data(smoke_run().token_data())).parent)
     return tmp_path
 

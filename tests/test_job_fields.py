@@ -103,7 +103,8 @@ class Workshop:
     def _outcome(self, wanted: Job) -> dict[str, Any]:
         for parent in wanted.parents().values():
             self.outcome(parent)
-        keep = {wanted.job_id: KEPT} if wanted.has_curve else {}  # trained by the engine, which keeps states
+        kept = tuple(update for update in KEPT if update in wanted.snapshots()) if wanted.has_curve else ()
+        keep = {wanted.job_id: kept} if kept else {}  # trained by the engine, which keeps states
         self.now = self.told.setdefault(wanted.job_id, {})
         machine = Machine(device="cpu", progress=False)
         Maker(self.places, machine, self.local_data, keep).with_parents(wanted)

@@ -35,8 +35,12 @@ OTHER = {
     "validation_tokens": 999, "adam_betas": (0.9, 0.95), "adam_eps": 1e-6, "weight_decay": 0.1, "grad_clip": 1.0,
     "peak_lr": 2e-3, "warmup_fraction": 0.2, "final_lr_fraction": 0.0, "steps": 5, "global_batch": 8, "loss_group": 4,
     "numerics": "fp32_master", "seed": 1, "eval_every": 3, "loss": "cce_exact", "curve": "every_update",
+    "optimizer": "adamw", "schedule": "linear", "warmup_at_least": 1, "decay_norms": False,
+    "quantization": "b158", "sub_norm": True, "hidden_act": "relu2", "tie_word_embeddings": True,
 }  # fmt: skip
-FIXED = {"optimizer", "vocab_size", "tokenizer", "dataset"}
+FIXED = {
+    "vocab_size", "tokenizer", "dataset", "end_lr", "phase_at", "second_peak_lr", "second_weight_decay",
+}  # fmt: skip
 "One value only, or one with another: the next test but one changes what they stand for."
 
 

@@ -79,7 +79,11 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     p.add_argument("--with-parents", action="store_true", help="first the data and the models that it works on")
     p.add_argument("--job", type=json_object, help="a job as JSON instead (`show --json` prints it)")
     p.add_argument("--scale", help="scale whose folders are used; with `what`: as --config scale=...")
-    p.add_argument("--keep", default="", help="with --job: updates after which the model is kept for other jobs")
+    p.add_argument(
+        "--keep",
+        default="",
+        help="with --job: updates after which the model is kept for other jobs; trunk-<update>: for one to go on from",
+    )
     p.add_argument("--again", action="store_true", help="make the named job although its record is there")
     _common(p)
     _machine(p)
@@ -272,6 +276,7 @@ def _run(options: argparse.Namespace) -> None:
             raise SpecError("--keep is for --job; a job that is named keeps what its children need")
         run_named(project, options.what, machine, options.with_parents, options.again)
         return
+    from paperlm.jobs.base import Trunk
     from paperlm.plan.project import clone
     from paperlm.record.places import Places
 
@@ -283,11 +288,12 @@ def _run(options: argparse.Namespace) -> None:
         raise SpecError(f"--scale: {unknown('scale', options.scale, scales)}")
     job = parse_job(options.job)
     parts = list(filter(None, options.keep.split(",")))
-    if not all(update.isdecimal() and int(update) in job.snapshots() for update in parts):
+    updates = [part.removeprefix("trunk-") for part in parts]
+    if not all(update.isdecimal() and int(update) in job.snapshots() for update in updates):
         there = job.snapshots()
         states = f"it has states {there.start} to {there.stop - 1}" if there else "it has none beside its last"
         raise SpecError(f"--keep takes updates of the job separated by commas, got {options.keep!r}; {states}")
-    keep = tuple(map(int, parts))
+    keep = tuple(Trunk(int(u)) if u != part else int(u) for part, u in zip(parts, updates, strict=True))
     maker = Maker(Places(root, options.scale), machine, options.local_data, {job.job_id: keep})
     (maker.with_parents if options.with_parents else maker.make)(job, options.again)
 

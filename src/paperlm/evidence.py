@@ -13,6 +13,7 @@ from rich.table import Table
 from paperlm.errors import SpecError
 from paperlm.figures.base import exhibit_contents
 from paperlm.jobs import Job, Machine
+from paperlm.jobs.base import kept_for
 from paperlm.plan.costs import Costs
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
@@ -139,12 +140,7 @@ def command(project: Project, hours: float) -> str:
 def run_evidence(project: Project, hours: float, machine: Machine) -> None:
     """Make the jobs of the ranking, in its order, after the parents whose models are missing."""
     steps, _ = ranked(project, hours)
-    keep: dict[str, set[int]] = {}
-    for job in (job for step in steps for job in step.jobs):
-        for name, parent in job.parents().items():
-            if (update := job.snapshot(name)) is not None:
-                keep.setdefault(parent.job_id, set()).add(update)
-    kept = {job_id: tuple(sorted(updates)) for job_id, updates in keep.items()}
+    kept = kept_for(job for step in steps for job in step.jobs)
     maker = Maker(project.places, machine, project.config.local_data, kept)
     for job in dict.fromkeys(job for step in steps for job in step.asked):
         if State(project).stored(job) is None:

@@ -22,7 +22,7 @@ from paperlm.data.shards import load_manifest
 from paperlm.errors import JobError, RecordError, SpecError, unknown
 from paperlm.files import write_json
 from paperlm.jobs import Inputs, Job, Machine, Result, run_job
-from paperlm.jobs.base import NO_MODEL, Cost
+from paperlm.jobs.base import NO_MODEL, Cost, Stage, in_order
 from paperlm.locks import held
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
@@ -52,19 +52,19 @@ class Maker:
     places: Places
     machine: Machine
     local_data: str = ""
-    keep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    "job id -> updates after which children need its model"
+    keep: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
+    "job id -> its states that children need"
     makes_drifted: bool = False
     "whether a parent's model of earlier rules is made again"
 
     def with_parents(self, job: Job, remake: bool = False) -> None:
         """The job, after the parents whose models are missing and the data that is not prepared."""
         for name, parent in job.parents().items():
-            update = job.snapshot(name)
-            kept = {*self._keep(parent), *(() if update is None else (update,))}
+            state = job.snapshot(name)
+            kept = in_order((*self._keep(parent), *(() if state is None else (state,))))
             folder = self.places.root / self.places.model(parent)
-            if not has_model(folder, parent, {update, *kept}, self.makes_drifted):
-                replace(self, keep={**self.keep, parent.job_id: tuple(sorted(kept))}).with_parents(parent)
+            if not has_model(folder, parent, {state, *kept}, self.makes_drifted):
+                replace(self, keep={**self.keep, parent.job_id: kept}).with_parents(parent)
         for settings in job.data():
             self.prepare(settings)
         self.make(job, remake)
@@ -107,7 +107,7 @@ class Maker:
             write_record(record_path, record)
             shutil.rmtree(self.places.root / self.places.work(job), ignore_errors=True)
 
-    def _keep(self, job: Job) -> tuple[int, ...]:
+    def _keep(self, job: Job) -> tuple[Stage, ...]:
         return self.keep.get(job.job_id, ())
 
     def _building(self, job: Job) -> Path:

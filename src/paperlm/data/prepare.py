@@ -22,6 +22,8 @@ from paperlm.data.tokenizer import NO_PADDING, TextTokenizer, examples, packed
 from paperlm.errors import DataError
 from paperlm.files import sha256_of, write_atomic, write_json
 
+PACKED = ("packed", "packed_bos")
+"Of paperlm.data.settings.Example, those whose rows are full."
 SHARD_ROWS = 65_536
 BATCH_DOCUMENTS = 512
 
@@ -33,7 +35,7 @@ def prepare(settings: dict[str, Any], folder: Path, local_data: str = "", shard_
     """
     identity = data_id(settings)
     tokenizer = TextTokenizer(settings["tokenizer"])
-    if tokenizer.pad == NO_PADDING and settings["example"] != "packed":
+    if tokenizer.pad == NO_PADDING and settings["example"] not in PACKED:
         raise DataError(
             f"tokenizer {settings['tokenizer']!r} has no padding token, which example: {settings['example']} needs; "
             "use example: packed, or another tokenizer"
@@ -54,6 +56,7 @@ def prepare(settings: dict[str, Any], folder: Path, local_data: str = "", shard_
         "checksums": data_fingerprint(settings["dataset"], settings["tokenizer"]),
         "pad_id": tokenizer.pad,
         "eos_id": tokenizer.eos,
+        "bos_id": tokenizer.bos,
         "unigram_perplexity": unigram_perplexity(np.array(counts), np.array(validation_counts)),
         **splits,
     }
@@ -133,8 +136,9 @@ def _examples(
     texts = documents(settings["dataset"], split, local_data, start["document"])
     encoded = itertools.chain.from_iterable(_encoded(texts, settings["dataset"], split, tokenizer))
     for number, ids in enumerate(encoded, start=start["document"]):
-        if settings["example"] == "packed":
-            rows, rest = packed(ids, left, settings["seq_len"])
+        if settings["example"] in PACKED:
+            head = (tokenizer.bos,) if settings["example"] == "packed_bos" else ()
+            rows, rest = packed(ids, left, settings["seq_len"], head)
         else:
             rows, rest = list(examples(ids, settings["seq_len"], settings["example"])), []
         for index in range(behind, len(rows)):

@@ -120,6 +120,8 @@ class TokenizerEntry(Frozen):
     "rows of the embedding; ids from here on must never occur"
     pad: str | None
     "None: there is none, so that only packed examples can be made"
+    bos: str | None = None
+    "None: there is none; where a text has to begin with one, eos stands in its place"
     eos: str
     summary: str
     licence: str

@@ -25,9 +25,10 @@ from paperlm.errors import DataError, SpecError
 from paperlm.frozen import Frozen, digest
 from paperlm.load import parse
 
-Example = Literal["truncate", "split", "packed"]
+Example = Literal["truncate", "split", "packed", "packed_bos"]
 """truncate: a document is one example, its rest is dropped (the normalization papers); split: its rest makes more
-examples; packed: all documents in a row, cut into full examples (Cut Cross-Entropy)."""
+examples; packed: all documents in a row, cut into full examples (Cut Cross-Entropy); packed_bos: the same with a BOS at
+the head of each example, of a tokenizer without one its eos (BitNet)."""
 
 
 class TokenData(Frozen):

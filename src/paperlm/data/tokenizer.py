@@ -31,6 +31,7 @@ class TextTokenizer:
         self.inner.no_truncation()
         self.inner.no_padding()
         self.eos = self._id(self.entry.eos)
+        self.bos = self._id(self.entry.bos or self.entry.eos)
         self.pad: int = NO_PADDING if self.entry.pad is None else self._id(self.entry.pad)
 
     def _id(self, token: str) -> int:
@@ -69,15 +70,17 @@ def examples(ids: list[int], seq_len: int, example: str) -> Iterator[list[int]]:
             yield ids[start : start + seq_len]
 
 
-def packed(ids: list[int], before: list[int], seq_len: int) -> tuple[list[list[int]], list[int]]:
+def packed(
+    ids: list[int], before: list[int], seq_len: int, head: tuple[int, ...] = ()
+) -> tuple[list[list[int]], list[int]]:
     """Examples of exactly `seq_len` ids that a document completes, and the ids left over for the next document.
 
-    `before` is what the document before left over. The authors of Cut Cross-Entropy cut one row of all documents this
-    way, and drop what is left at its end.
+    `before` is what the document before left over; each example begins with `head`. The authors of Cut Cross-Entropy
+    cut one row of all documents this way, without a head, and drop what is left at its end.
     """
-    row = [*before, *ids]
-    whole = len(row) - len(row) % seq_len
-    return [row[start : start + seq_len] for start in range(0, whole, seq_len)], row[whole:]
+    row, step = [*before, *ids], seq_len - len(head)
+    whole = len(row) - len(row) % step
+    return [[*head, *row[start : start + step]] for start in range(0, whole, step)], row[whole:]
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -43,7 +43,7 @@ class Drawing:
     "what has to stand beside its numbers: a proxy, earlier rules, seeds without a record"
 
 
-def draw(project: Project, name: str, records: list[Path]) -> Drawing:
+def drawing_of(project: Project, name: str, records: list[Path]) -> Drawing:
     """A figure in the house's style, not written. Raises SpecError and RecordError."""
     import matplotlib
 
@@ -59,7 +59,7 @@ def draw(project: Project, name: str, records: list[Path]) -> Drawing:
 def write_figure(project: Project, name: str, records: Iterable[Path], out: Path) -> None:
     """Draw a figure and write its files beside `out` (SVG). Raises SpecError and RecordError."""
     records = list(records)
-    drawing = draw(project, name, records)
+    drawing = drawing_of(project, name, records)
     write_picture(drawing.figure, notes(project, name, drawing), out)
     _close(drawing)
     text = drawing.numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
@@ -75,7 +75,7 @@ def exhibit_contents(project: Project, name: str, records: Iterable[Path]) -> Co
     """What claims read of a table or of a figure, which is drawn for it. Raises SpecError and RecordError."""
     if name in project.tables:
         return table_contents(project, name, records)
-    drawing = draw(project, name, list(records))
+    drawing = drawing_of(project, name, list(records))
     _close(drawing)
     return _contents(project, name, drawing)
 

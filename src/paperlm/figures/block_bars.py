@@ -11,7 +11,7 @@ from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.style import method_color, norm_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
-from paperlm.tables.results import collect
+from paperlm.tables.results import collect, seed_of
 
 ACROSS = 3
 "Panels beside each other: more of them are too narrow to read on a page."
@@ -53,7 +53,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     curves = {row: [values(record, options) for record in seeds] for row, seeds in found.items()}
     rows = [
-        [row, record.job["of"].get("seed", 0), block, value]
+        [row, seed_of(record.job), block, value]
         for row, seeds in found.items()
         for record, curve in zip(seeds, curves[row], strict=True)
         for block, value in enumerate(curve, 1)

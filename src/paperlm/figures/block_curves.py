@@ -14,7 +14,7 @@ from paperlm.figures.depth import CORRELATION, depth_samples, depth_statistics
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
-from paperlm.tables.results import collect
+from paperlm.tables.results import collect, seed_of
 
 Curve = dict[int, list[float]]
 "Update -> the number of each block, first to last."
@@ -51,7 +51,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             series = record.series[options["series"]]
             pairs = sorted(zip(series.column("block"), series.column(options["column"]), strict=True))
             seeds = curves.setdefault(row, {})
-            seeds.setdefault(record.job["of"].get("seed", 0), {})[update_of(record)] = [value for _, value in pairs]
+            seeds.setdefault(seed_of(record.job), {})[update_of(record)] = [value for _, value in pairs]
     rows = [
         [row, seed, update, block, value]
         for row, seeds in curves.items()

@@ -12,7 +12,7 @@ from paperlm.figures.style import legend_below, row_styles
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.tables.jobs import incomparable
-from paperlm.tables.results import UNIGRAM, collect
+from paperlm.tables.results import UNIGRAM, collect, seed_of
 
 
 def draw_curves(project: Project, table_name: str, records: Iterable[Path], out: Path) -> None:
@@ -36,7 +36,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
             counted = record.series["train"].columns[1]
             for kind in ("train", "eval"):
                 for update, count, value, *_ in record.series[kind].rows:
-                    rows.append([row, column, project.scale.scale, record.job["seed"], kind, update, count, value])
+                    rows.append([row, column, project.scale.scale, seed_of(record.job), kind, update, count, value])
     columns = ["row", "column", "scale", "seed", "kind", "update", counted, "value"]
     frame = pd.DataFrame(rows, columns=columns)
     text = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")

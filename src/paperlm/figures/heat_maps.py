@@ -17,7 +17,7 @@ from paperlm.figures.depth import Also, depth_samples, statistics_of
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
-from paperlm.tables.results import collect
+from paperlm.tables.results import collect, seed_of
 
 MEANING = {"raw": "angle / pi", "scaled": "angle, scaled for each n"}
 
@@ -45,7 +45,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     rows = [
-        [row, record.job["of"].get("seed", 0), *values]
+        [row, seed_of(record.job), *values]
         for row, seeds in found.items()
         for record in seeds
         for values in record.series["angular"].rows

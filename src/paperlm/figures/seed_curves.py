@@ -84,7 +84,8 @@ def finish(project: Project, name: str, figure: Figure, first: Axes, runs: Runs,
     if runs:
         records = [record for by_seed in runs.values() for record in by_seed.values()]
         job = records[0].value()
-        size = parameter_count(job.hidden_size, job.intermediate_size, job.n_layers, job.vocab_size)
+        model = {"sub_norm": job.sub_norm, "tied": job.tie_word_embeddings}
+        size = parameter_count(job.hidden_size, job.intermediate_size, job.n_layers, job.vocab_size, **model)
         cards = ", ".join(dict.fromkeys(record.environment.device for record in records))
         counts = {len(by_seed) for by_seed in runs.values()}
         seeds = "-".join(map(str, sorted({min(counts), max(counts)})))

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.divergence import Rise
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import band, smoothed
 from paperlm.figures.style import legend_below, row_styles
@@ -23,7 +24,7 @@ from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import Key
-from paperlm.tables.results import collect
+from paperlm.tables.results import collect, seed_of
 
 FEW = 40
 "Points of a curve up to which each is marked."
@@ -50,9 +51,11 @@ class Options(FigureOptions):
     "share of the run from which they are"
     noise: Literal["relative", "log"] = "relative"
     """how the scale's seed noise of perplexity becomes that of y; relative: y is a perplexity, log: its logarithm"""
+    diverged: Rise | None = None
+    "of series that count updates: when a run whose numbers stayed finite counts as diverged in claims"
 
     def reads(self) -> Columns:
-        return {self.series: (self.x, self.y)}
+        return {self.series: (self.x, self.y, *(("update",) if self.diverged else ()))}
 
     def names_rows(self) -> dict[str, str]:
         return {"reference": self.reference} if self.reference else {}
@@ -68,7 +71,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     rows = [
-        [row, record.job["seed"], x, y]
+        [row, seed_of(record.job), x, y]
         for row, seeds in found.items()
         for record in seeds
         for x, y in zip(*(record.series[options["series"]].column(options[key]) for key in ("x", "y")), strict=True)
@@ -98,7 +101,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.text(0.5, 0.5, "no job has a record yet", ha="center", va="center", transform=axis.transAxes)
     untested = "" if found else "no job has a record"
     samples = curve_samples(found, options, project.scale.seed_noise.value) if options["reference"] else {}
-    return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
+    labels = (*labels_of(project, name, records), *_rises(found, options))
+    return Drawing(figure, frame, samples, untested, labels=labels)
 
 
 def curve_samples(
@@ -108,7 +112,7 @@ def curve_samples(
     logarithm), a gap between two by the root of two times as much."""
     samples = {}
     for row, by_seed in curve_statistics(found, options).items():
-        ended = {record.job["seed"]: record.outcome == "not_finite" for record in found[row]}
+        ended = {seed_of(record.job): diverged(record, options) for record in found[row]}
         for statistic in dict.fromkeys(name for one in by_seed.values() for name in one):
             values = {seed: one[statistic] for seed, one in by_seed.items() if statistic in one}
             deviation = math.sqrt(2) * noise if statistic == HIGHEST_GAP else noise
@@ -120,13 +124,31 @@ def curve_samples(
     return samples
 
 
+def diverged(record: Record, options: Mapping[str, Any]) -> bool:
+    """Whether a run ended with a loss that is no number, or its curve rose as the figure's rule says."""
+    if record.outcome == "not_finite" or options.get("diverged") is None:
+        return record.outcome == "not_finite"
+    series = record.series[options["series"]]
+    points = [p for p in zip(series.column("update"), series.column(options["y"]), strict=True) if p[1] is not None]
+    updates, losses = [update for update, _ in points], [loss for _, loss in points]
+    return Rise.model_validate(options["diverged"]).holds(updates, losses, max(updates, default=0))
+
+
+def _rises(found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any]) -> list[str]:
+    """What has to be said of rows whose curves rose: how many of their seeds diverged."""
+    counts = {row: sum(diverged(record, options) for record in seeds) for row, seeds in found.items()}
+    return [f"{row}: {n} of {len(found[row])} seeds diverged" for row, n in counts.items() if n]
+
+
 def curve_statistics(
     found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any]
 ) -> dict[str, dict[int, dict[str, float]]]:
     """Row -> seed -> the last point of the smoothed curve, the mean of its later part (from `since` on), and, where the
     reference row has the seed, how far it lies above the reference there at most (as a share of it, if noise is
     relative): below it everywhere is a negative number. A curve without a number has none of them."""
-    curves = {row: {record.job["seed"]: _smoothed(record, options) for record in seeds} for row, seeds in found.items()}
+    curves = {
+        row: {seed_of(record.job): _smoothed(record, options) for record in seeds} for row, seeds in found.items()
+    }
     reference = curves.get(options["reference"], {})
     relative = options["noise"] == "relative"
     found_of: dict[str, dict[int, dict[str, float]]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -29,6 +29,35 @@ diverged is no outcome: that is the rule of the table that shows it."""
 
 NO_MODEL = ("not_finite", "out_of_memory", "blocked")
 "Outcomes that leave nothing a child could work on."
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """The state of a training after so many updates with its optimizer's, for a job that goes on from there."""
+
+    update: int
+
+    def __str__(self) -> str:
+        return f"trunk-{self.update}"
+
+
+Stage = int | Trunk
+"What a training leaves for other jobs beside its end: its model after so many updates, or all that goes on from there."
+
+
+def update_of(state: Stage) -> int:
+    """Updates that it has behind it."""
+    return state.update if isinstance(state, Trunk) else state
+
+
+def folder_of(state: Stage) -> str:
+    """Name of its folder below the model's: at-100, trunk-100."""
+    return str(state) if isinstance(state, Trunk) else f"at-{state}"
+
+
+def in_order(states: Iterable[Stage]) -> tuple[Stage, ...]:
+    """Each once, the earliest first."""
+    return tuple(sorted(set(states), key=lambda state: (update_of(state), folder_of(state))))
 
 
 SLUG = r"[a-z0-9][a-z0-9_.-]*"
@@ -52,6 +81,8 @@ class Job(Frozen):
     "whether a folder that transformers can load is left for other jobs"
     distributed: ClassVar[bool] = False
     "whether several processes under torchrun can share the work of one job"
+    paced_as: ClassVar[str] = ""
+    "kind whose seconds per operation serve an estimate where no record of its own has any"
     has_curve: ClassVar[bool] = False
     "whether its record has the series `train` and `eval` that training curves are drawn from"
 
@@ -89,8 +120,9 @@ class Job(Frozen):
         """What follows from the settings and is worth showing: name -> (value, how it follows)."""
         return {}
 
-    def snapshot(self, parent: str) -> int | None:
-        """Update after which the parent's model is taken; None: its last. The field `at` says it for `of`."""
+    def snapshot(self, parent: str) -> Stage | None:
+        """Stage of the parent that it works on, e.g. the update after which its model is taken; None: its last. The
+        field `at` says it for `of`."""
         at = getattr(self, "at", "end") if parent == "of" else "end"
         return {"end": None, "init": 0}.get(at, at)
 
@@ -136,6 +168,16 @@ class Job(Frozen):
         for parent in self.parents().values():
             yield parent
             yield from parent.ancestors()
+
+
+def kept_for(jobs: Iterable[Job]) -> dict[str, tuple[Stage, ...]]:
+    """Id of a parent -> its states that these jobs need."""
+    found: dict[str, set[Stage]] = {}
+    for job in jobs:
+        for name, parent in job.parents().items():
+            if (state := job.snapshot(name)) is not None:
+                found.setdefault(parent.job_id, set()).add(state)
+    return {job_id: in_order(states) for job_id, states in found.items()}
 
 
 def parent(*kinds: str) -> Any:
@@ -219,8 +261,8 @@ class Inputs:
     "folder that outlives a kill: checkpoints and other unfinished work of this job alone"
     model: Path | None = None
     "empty folder for the model, if the kind leaves one; the caller adds the manifest"
-    keep: tuple[int, ...] = ()
-    "updates after which children need the model; it goes into `model / at-<update>`"
+    keep: tuple[Stage, ...] = ()
+    "states that children need; they go into `model / at-<update>` and `model / trunk-<update>`"
 
 
 class Series(Frozen):

@@ -25,7 +25,7 @@ class LmEval(Job):
     kind: ClassVar[str] = "lm_eval"
     summary: ClassVar[str] = "multiple-choice tasks through lm-evaluation-harness"
 
-    of: parent("pretrain", "sft", "rloo", "hub_model")
+    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
     "the model"
     at: At = "end"
     "of which state of it"

@@ -35,6 +35,8 @@ class Pretrain(Job):
     leaves_model: ClassVar[bool] = True
     distributed: ClassVar[bool] = True
     has_curve: ClassVar[bool] = True
+    begins_at: ClassVar[int] = 0
+    "updates before its first: those of another job"
 
     size: str
     "name of the model size in the paper; at small scales the shape below is not that size's"
@@ -59,7 +61,8 @@ class Pretrain(Job):
     validation_tokens: int = Field(gt=0)
     "the first documents that hold so many real tokens are the validation set"
 
-    optimizer: Literal["adam"]
+    optimizer: Literal["adam", "adamw"]
+    "adam: weight decay is part of the gradient; adamw: it is taken off the weights, times the rate"
     adam_betas: tuple[Beta, Beta]
     adam_eps: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
@@ -67,7 +70,8 @@ class Pretrain(Job):
     "0 means none"
     peak_lr: float = Field(gt=0)
     warmup_fraction: float = Field(ge=0, lt=1)
-    final_lr_fraction: float = Field(ge=0, le=1)
+    final_lr_fraction: float | None = Field(ge=0, le=1)
+    "of peak_lr, what the rate falls to; null: end_lr says it"
     steps: int = Field(gt=0)
     global_batch: int = Field(gt=0)
     "sequences per update"
@@ -81,6 +85,20 @@ class Pretrain(Job):
     "cross_entropy: of materialised logits; the others are fused with the head (paperlm.models.losses)"
     curve: Literal["thinned", "every_update"] = "thinned"
     "training curve in the record: at most 160 averages; or every update"
+    schedule: Literal["cosine", "linear", "two_phase"] = "cosine"
+    "how the rate falls after the warm-up; two_phase: on two lines, with a jump from the first to the second"
+    warmup_at_least: int = Field(0, ge=0)
+    "updates of warm-up, where warmup_fraction would give fewer"
+    end_lr: float | None = Field(None, ge=0)
+    "of lines: what the rate falls to, in place of final_lr_fraction"
+    phase_at: float = Field(0.5, gt=0, lt=1)
+    "of two_phase: share of the updates after which the second phase begins"
+    second_peak_lr: float | None = Field(None, gt=0)
+    "of two_phase: where the second line would begin if it did at the end of the warm-up"
+    second_weight_decay: float | None = Field(None, ge=0)
+    "of two_phase: weight decay of the second phase; null: that of the first"
+    decay_norms: bool = True
+    "whether weight decay is on the gains and biases of norms as well; on all else it is"
     quantization: dict[str, Any] | None = None
     "quantizers of weights and inputs (paperlm.quantizers.scheme), or the name of a preset that has them; None: none"
     sub_norm: bool = False
@@ -121,6 +139,7 @@ class Pretrain(Job):
             raise ValueError(f"hidden_size {self.hidden_size} does not split into {self.n_heads} heads of even width")
         if self.global_batch % self.loss_group:
             raise ValueError(f"loss_group {self.loss_group} does not divide global_batch {self.global_batch}")
+        self._check_schedule()
         if self.tie_word_embeddings and self.zero_last_embedding_row:
             raise ValueError("tie_word_embeddings: the head would train the row that zero_last_embedding_row holds")
         self.token_data()  # a validation error of its own names the setting
@@ -131,6 +150,26 @@ class Pretrain(Job):
         except SpecError as error:
             raise ValueError(str(error)) from None
         return self
+
+    def _check_schedule(self) -> None:
+        """ValueError for settings of another schedule, and for an end that is said twice or not at all."""
+        two_phase = self.schedule == "two_phase"
+        if two_phase != (self.second_peak_lr is not None):
+            raise ValueError("schedule two_phase needs second_peak_lr, and no other one has it")
+        if not two_phase and (self.second_weight_decay is not None or self.phase_at != 0.5):
+            raise ValueError(
+                f"schedule {self.schedule} has no second phase: leave phase_at and second_weight_decay out"
+            )
+        if two_phase and not 0 < self.phase_step < self.steps:
+            raise ValueError(f"phase_at {self.phase_at} of {self.steps} steps leaves a phase empty: change one of them")
+        if self.schedule == "cosine" and self.end_lr is not None:
+            raise ValueError("schedule cosine falls to final_lr_fraction of the peak: leave end_lr out")
+        if (self.end_lr is None) == (self.final_lr_fraction is None):
+            raise ValueError(
+                "what does the rate fall to? give end_lr and final_lr_fraction: null, or the fraction alone"
+            )
+        if self.warmup_at_least and self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_at_least {self.warmup_at_least} takes all of the {self.steps} steps: lower it")
 
     def method(self) -> NormMethod:
         """The normalization method."""
@@ -149,7 +188,17 @@ class Pretrain(Job):
     @property
     def warmup_steps(self) -> int:
         """Updates of linear warm-up."""
-        return round(self.warmup_fraction * self.steps)
+        return max(round(self.warmup_fraction * self.steps), self.warmup_at_least)
+
+    @property
+    def phase_step(self) -> int:
+        """Updates before the second phase of schedule two_phase."""
+        return round(self.phase_at * self.steps)
+
+    @property
+    def end_rate(self) -> float:
+        """What the rate falls to."""
+        return self.end_lr if self.end_lr is not None else self.final_lr_fraction * self.peak_lr
 
     def token_data(self) -> TokenData:
         """The prepared tokens that it trains on and is evaluated on."""
@@ -185,9 +234,24 @@ class Pretrain(Job):
 
     def derived(self) -> dict[str, tuple[str, str]]:
         slots = self.steps * self.global_batch * self.seq_len
-        return {
+        found = {
             "warm-up": (f"{self.warmup_steps} updates", "warmup_fraction x steps"),
             "token slots": (f"{slots:,}", "steps x global_batch x seq_len"),
+        }
+        if self.warmup_steps == self.warmup_at_least > 0:
+            found["warm-up"] = (f"{self.warmup_steps} updates", "warmup_at_least")
+        if self.schedule == "two_phase":
+            found |= self._phases()
+        return found
+
+    def _phases(self) -> dict[str, tuple[str, str]]:
+        from paperlm.train.schedule import rate_and_decay
+
+        before, after = (rate_and_decay(update, self) for update in (self.phase_step - 1, self.phase_step))
+        return {
+            "second phase": (f"from update {self.phase_step:,} on", "phase_at x steps"),
+            "rate at its start": (f"{before[0]:.4g} -> {after[0]:.4g}", "the two lines to the same end"),
+            "weight decay at its start": (f"{before[1]:g} -> {after[1]:g}", "weight_decay, second_weight_decay"),
         }
 
     def behaviours(self) -> dict[str, int]:
@@ -200,6 +264,10 @@ class Pretrain(Job):
 
     def snapshots(self) -> range:
         return range(self.steps)
+
+    def settings(self) -> Pretrain:
+        """What the training follows: a job that continues another one has that one's."""
+        return self
 
 
 def method_slug(norm: dict[str, Any]) -> str:

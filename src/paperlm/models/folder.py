@@ -36,6 +36,7 @@ def transformers_tokenizer(name: str, trained_length: int) -> Any:
     entry = text.entry
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
+        bos_token=entry.bos,
         eos_token=entry.eos,
         pad_token=entry.pad or entry.eos,
         model_max_length=trained_length,

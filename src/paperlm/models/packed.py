@@ -103,4 +103,4 @@ def pack(model: Any) -> Any:
             state[f"{name}.weight_scale"] = scale
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
-    return type(model).from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).eval()
+    return type(model).from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).to(model.device).eval()

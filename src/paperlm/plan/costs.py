@@ -60,14 +60,23 @@ class Costs:
         self._reference = None if reference == "none" else _read(project.root / project.places.costs)
         self._here = _records(project)
         self._carried = False
+        self._project, self._other_scales = project, set()
 
     def of_job(self, job: Job) -> float | None:
         """Seconds of a job; None if nothing says."""
         name, flops = like(job.job_id), job.flops()
         known = {**self._there.get(job.kind, {}), **self._here.get(job.kind, {})}
-        if flops and name not in known and (rates := self._here.get(f"{job.kind} {RATE}")):
+        if flops and name not in known and (rates := self._rates_of(job)):
             return flops * statistics.median(chain(*([rate for _, rate in found] for found in rates.values())))
-        return self._of(job.kind, name)
+        found = self._of(job.kind, name)
+        if found is None and flops and (rates := self._elsewhere.get(job.kind)):
+            self._other_scales |= {scale for scale, _ in rates}
+            return flops * statistics.median(rate for _, rate in rates)
+        return found
+
+    def _rates_of(self, job: Job) -> dict[str, list[tuple[str, float]]] | None:
+        """Seconds per operation of records at hand, of the job's kind before those of the kind that it is paced as."""
+        return self._here.get(f"{job.kind} {RATE}") or self._here.get(f"{job.paced_as} {RATE}")
 
     def of_measurement(self, op: str, case: str) -> float | None:
         """Seconds of a measured case with all its methods; None if nothing says."""
@@ -79,6 +88,20 @@ class Costs:
             if found:
                 return statistics.median(seconds * self._factor(cpu) for cpu, seconds in found)
         return None
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[str, list[tuple[str, float]]]:
+        """Kind -> (scale, seconds per operation) of the records of other scales on such a device, of the largest models
+        of each: a small one does not fill a card."""
+        found: dict[str, list[tuple[str, float, float]]] = {}
+        for scale in self._project.scales:
+            if scale == self._project.scale.scale or self._project.load_scale(scale).device != "gpu":
+                continue
+            for head in _heads(self._project, scale):
+                if flops := head["cost"].get("flops"):
+                    found.setdefault(head["kind"], []).append((scale, head["cost"]["wall_seconds"] / flops, flops))
+        largest = {kind: max(flops for _, _, flops in rates) for kind, rates in found.items()}
+        return {k: [(s, rate) for s, rate, flops in rates if flops >= largest[k] / 2] for k, rates in found.items()}
 
     @functools.cached_property
     def _there(self) -> Known:
@@ -106,6 +129,8 @@ class Costs:
     @property
     def basis(self) -> str:
         """What the seconds that were asked for so far rest on."""
+        if self._other_scales:
+            return f"by operations, at the rate that records of scale {', '.join(sorted(self._other_scales))} reached"
         if not self._carried:
             return "by recorded costs"
         there = f"those of {self._reference.machine.cpu} on {self._reference.machine.date}"
@@ -160,9 +185,11 @@ def _records(project: Project) -> Known:
     return found
 
 
-def _heads(project: Project) -> Iterator[dict[str, Any]]:
-    """Records at this scale that say what they cost; who reads a damaged one for its numbers names it."""
-    for folder in (f"results/{project.scale.scale}", f"paper_tables/records/{project.scale.scale}"):
+def _heads(project: Project, scale: str = "") -> Iterator[dict[str, Any]]:
+    """Records at a scale, this one unless another is named, that say what they cost; who reads a damaged one for its
+    numbers names it."""
+    scale = scale or project.scale.scale
+    for folder in (f"results/{scale}", f"paper_tables/records/{scale}"):
         for path in sorted((project.root / folder).glob("*/*.json")):
             try:
                 head = json.loads(path.read_bytes())

@@ -27,6 +27,16 @@ class Estimate:
     "seconds of the longest chain of jobs that wait for one another: more cores do not shorten it"
     basis: str
     "what the seconds rest on"
+    memory: dict[str, int]
+    "kind -> MB of main memory that its largest job asks for"
+    gpus: int = 0
+    "GPUs that a job asks for"
+
+    def asks(self, kind: str) -> str:
+        """Cards, hours and memory of the jobs of a kind, on a scale of GPUs."""
+        minutes, cards = self.minutes(kind), f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} each"
+        hours = "no record says how long" if minutes is None else f"{self.gpus * minutes / 60:,.1f} GPU-hours in all"
+        return f"{len(self.kinds[kind])} {kind}: {cards}, {self.memory[kind] / 1000:.0f} GB of memory, {hours}"
 
     def minutes(self, kind: str) -> float | None:
         """Minutes of the jobs of a kind, one after the other; None where nothing says how long it takes."""
@@ -74,7 +84,12 @@ def estimate(plan: Workflow, names: Sequence[str], reference: Reference) -> Esti
         return max(before, default=0.0) + (seconds[job.job_id] or 0.0)
 
     longest = max([*map(ends, jobs.values()), *(value or 0.0 for value in kinds.get(MEASURE, ()))], default=0.0)
-    return Estimate(kinds, longest, costs.basis)
+    memory: dict[str, int] = {}
+    for job_id, job in jobs.items():
+        memory[job.kind] = max(memory.get(job.kind, 0), plan.job_size(job_id).mem_mb)
+    if measurements:
+        memory[MEASURE] = plan.project.scale.resources.default.mem_mb
+    return Estimate(kinds, longest, costs.basis, memory, plan.project.scale.resources.gpus)
 
 
 def print_plan(project: Project, names: Sequence[str], cores: int | None) -> None:
@@ -91,6 +106,8 @@ def print_plan(project: Project, names: Sequence[str], cores: int | None) -> Non
         minutes = found.minutes(kind)
         grid.add_row(kind, str(len(each)), "no record says" if minutes is None else f"{minutes:.1f}")
     console.print(grid)
+    for kind in found.kinds if found.gpus else ():
+        console.print(found.asks(kind), highlight=False)
     console.print(found.line(*_side_by_side(plan, cores)), highlight=False)
 
 
@@ -102,6 +119,8 @@ def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: 
     """
     found = estimate(plan, names, "stored")
     side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, cores)
+    if found.gpus and found.kinds:
+        return "\n".join([found.line(*side_by_side), *(f"  {found.asks(kind)}" for kind in found.kinds)])
     kinds = ", ".join(f"{len(each)} {kind}" for kind, each in found.kinds.items())
     return found.line(*side_by_side) + (f" ({kinds})" if kinds else "")
 

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job
-from paperlm.jobs.base import Seed
+from paperlm.jobs.base import Seed, Stage, kept_for
 from paperlm.load import load, parse, read_yaml
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting, TableSpec
 from paperlm.plan.paper import Deviation, PaperSpec, ScaleChanges
@@ -331,14 +331,9 @@ class Project:
         return self.jobs.get(name) or (found[0] if len(found) == 1 else None)
 
     @functools.cached_property
-    def keep(self) -> dict[str, tuple[int, ...]]:
-        """Job id -> updates after which some child needs its model: a job keeps the union."""
-        found: dict[str, set[int]] = {}
-        for job in self.jobs.values():
-            for name, parent in job.parents().items():
-                if (update := job.snapshot(name)) is not None:
-                    found.setdefault(parent.job_id, set()).add(update)
-        return {job_id: tuple(sorted(updates)) for job_id, updates in found.items()}
+    def keep(self) -> dict[str, tuple[Stage, ...]]:
+        """Job id -> its states that some child needs: a job keeps the union."""
+        return kept_for(self.jobs.values())
 
     def exhibits_of(self, job_id: str) -> list[str]:
         """Exhibits that a job feeds directly."""

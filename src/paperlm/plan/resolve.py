@@ -204,8 +204,9 @@ def _state(at: Any, parent: Job, where: str) -> int | str:
     if update is None or update in parent.snapshots():
         return at
     remedy = "it keeps its last state alone: leave `at` out"
-    if last := parent.snapshots().stop:
-        remedy = f"write init, end, an update from 0 to {last - 1}, or a part of the run, e.g. share 1/2"
+    if there := parent.snapshots():
+        start = "init, end, an update from 0" if not there.start else f"end, an update from {there.start}"
+        remedy = f"write {start} to {there.stop - 1}, or a part of the run, e.g. share 1/2"
     raise SpecError(f"{where}: at: {at!r} is no state of {parent.job_id}: {remedy}")
 
 

@@ -74,7 +74,7 @@ class Workflow:
         return json.dumps(self.job(job_id).canonical(), separators=(",", ":"))
 
     def keep(self, job_id: str) -> str:
-        """Updates after which the job keeps its model for others, for `paperlm run --keep`."""
+        """What the job keeps for others beside its end, for `paperlm run --keep`: updates, and `trunk-<update>`."""
         return ",".join(map(str, self.project.keep.get(job_id, ())))
 
     def rules_of(self, job_id: str) -> str:

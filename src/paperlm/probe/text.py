@@ -38,7 +38,7 @@ def root(job: Job) -> Job:
 class TextProbe(Job):
     """Settings of a measurement inside a model. Weights are float32, also of a model that was trained in bfloat16."""
 
-    of: parent("pretrain", "sft", "rloo", "hub_model")
+    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
     "the model"
     at: At = "end"
     "of which state of a pre-training: after so many updates, before the first, after the last"

@@ -1,7 +1,8 @@
 """Model folders between jobs: whole or absent, and never trusted without checksum and job id.
 
-<folder>/config.json, model.safetensors, tokenizer files; at-<update>/ the same of a snapshot; manifest.json, written
-last: the job, how it ended, the rules it was made under, and the SHA-256 of every file.
+<folder>/config.json, model.safetensors, tokenizer files; at-<update>/ the same of a snapshot; trunk-<update>/ a
+state of training to go on from, as checkpoints have it; manifest.json, written last: the job, how it ended, the rules
+it was made under, and the SHA-256 of every file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from paperlm.errors import JobError
 from paperlm.files import sha256_of, write_json
-from paperlm.jobs.base import NO_MODEL, Job
+from paperlm.jobs.base import NO_MODEL, Job, Stage, Trunk, folder_of, update_of
 from paperlm.record.record import drift
 
 MANIFEST = "manifest.json"
@@ -75,8 +76,8 @@ def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     return manifest
 
 
-def has_model(folder: Path, job: Job, updates: set[int | None], current: bool = False) -> bool:
-    """Whether a folder has the model after these updates (None: the last), by its manifest alone.
+def has_model(folder: Path, job: Job, stages: set[Stage | None], current: bool = False) -> bool:
+    """Whether a folder has the job's model at these stages (None: its end), by its manifest alone.
 
     `current`: one that was made under earlier rules does not count.
     """
@@ -88,22 +89,30 @@ def has_model(folder: Path, job: Job, updates: set[int | None], current: bool = 
         return False
     if manifest["outcome"] in NO_MODEL:
         return True  # there is none to be had
-    return all((f"at-{u}/" if u is not None else "") + "config.json" in manifest["files"] for u in updates)
+    return all(_sign_of(stage)[1] in manifest["files"] for stage in stages)
 
 
-def checked_model(folder: Path, job: Job, update: int | None) -> Path:
-    """Folder of the model after an update (None: the last), every file of it compared with its checksum.
+def _sign_of(stage: Stage | None) -> tuple[str, str]:
+    """Where a stage lies below the model's folder, and the file that tells that it is there."""
+    prefix = f"{folder_of(stage)}/" if stage is not None else ""
+    return prefix, prefix + ("state.json" if isinstance(stage, Trunk) else "config.json")
+
+
+def checked_model(folder: Path, job: Job, stage: Stage | None) -> Path:
+    """Folder of a stage of the job (None: its end), every file of it compared with its checksum.
 
     Raises JobError for a file that is missing or altered, a snapshot that was not kept, and a job that left no model.
     """
     manifest = read_manifest(folder, job)
     if manifest["outcome"] in NO_MODEL:
         raise JobError(f"{job.job_id} ended as {manifest['outcome']}: it left no model to work on")
-    prefix = "" if update is None else f"at-{update}/"
+    prefix, sign = _sign_of(stage)
     here = {prefix + p.name for p in (folder / prefix).glob("*") if p.is_file()} - {MANIFEST}
     wanted = {name: sum_ for name, sum_ in manifest["files"].items() if name.rpartition("/")[0] == prefix.rstrip("/")}
-    if f"{prefix}config.json" not in wanted:
-        raise JobError(f"{folder}: holds no model after update {update}; delete it and run {job.job_id} again")
+    if sign not in wanted:
+        what = "model" if not isinstance(stage, Trunk) else "state of training with its optimizer"
+        at = "at its end" if stage is None else f"after update {update_of(stage)}"
+        raise JobError(f"{folder}: holds no {what} {at}; delete it and run {job.job_id} again")
     for name, checksum in wanted.items():
         if not (folder / name).is_file() or sha256_of(folder / name) != checksum:
             raise JobError(

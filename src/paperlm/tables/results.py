@@ -89,7 +89,7 @@ class CellResult:
     @property
     def seeds(self) -> tuple[int, ...]:
         """Seed of each usable record: that of the model it is about, where the job has none of its own."""
-        return tuple(_seed_of(record.job) for record in self.usable)
+        return tuple(seed_of(record.job) for record in self.usable)
 
     @property
     def diverged(self) -> list[bool]:
@@ -171,12 +171,12 @@ def _averaged(project: Project, name: str, cell: Cell) -> tuple[str, ...]:
     return tuple(columns[column].metric for column in cell.mean_of)
 
 
-def _seed_of(job: Mapping[str, Any]) -> int:
+def seed_of(job: Mapping[str, Any]) -> int:
     """A job's seed, or that of the job it works on."""
     if "seed" in job:
         return job["seed"]
-    parents = [value for value in job.values() if isinstance(value, Mapping)]
-    return next((_seed_of(parent) for parent in parents), 0)
+    parents = [value for value in job.values() if isinstance(value, Mapping) and "kind" in value]
+    return next((seed_of(parent) for parent in parents), 0)
 
 
 def _pairs(records: tuple[Record, ...], cell: Cell):

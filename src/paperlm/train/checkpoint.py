@@ -20,6 +20,7 @@ from paperlm.files import is_full_disk, sha256_of
 from paperlm.jobs.base import Job
 
 KEEP = 2
+MODEL, OPTIMIZER, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
 STATE = ("job_id", "job", "behaviour", "sha256", "update", "counted", "wall_seconds", "resumed_from")
 
 
@@ -30,27 +31,7 @@ def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: 
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        names = {id(p): n for n, p in model.named_parameters()}
-        tensors = {n: p.detach().contiguous() for n, p in model.named_parameters()}
-        moments = {
-            f"{names[id(p)]}:{key}": value.contiguous()
-            for p, entry in optimizer.state.items()
-            for key, value in entry.items()
-        }
-        save_file(tensors, temporary / "model.safetensors")
-        save_file(moments, temporary / "optimizer.safetensors")
-        checksums = {p.name: sha256_of(p) for p in sorted(temporary.iterdir())}
-        content = {
-            "job_id": job.job_id,
-            "job": job.canonical(),
-            "behaviour": job.behaviours(),
-            "sha256": checksums,
-            **state,
-        }
-        with (temporary / "state.json").open("w") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
+        write(temporary, job, model, optimizer, state)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
     except Exception as error:
@@ -65,9 +46,34 @@ def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: 
         shutil.rmtree(old, ignore_errors=True)
 
 
+def write(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+    """Weights, optimizer and progress of a training as files of an empty folder, which `read` reads."""
+    names = {id(p): n for n, p in model.named_parameters()}
+    tensors = {n: p.detach().contiguous() for n, p in model.named_parameters()}
+    moments = {
+        f"{names[id(p)]}:{key}": value.contiguous()
+        for p, entry in optimizer.state.items()
+        for key, value in entry.items()
+    }
+    save_file(tensors, folder / MODEL)
+    save_file(moments, folder / OPTIMIZER)
+    checksums = {p.name: sha256_of(p) for p in sorted(folder.iterdir())}
+    content = {
+        "job_id": job.job_id,
+        "job": job.canonical(),
+        "behaviour": job.behaviours(),
+        "sha256": checksums,
+        **state,
+    }
+    with (folder / STATE_FILE).open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def steps(folder: Path) -> list[Path]:
     """Checkpoints in the folder, oldest first."""
-    return sorted(p for p in folder.glob("step-*") if (p / "state.json").is_file())
+    return sorted(p for p in folder.glob("step-*") if (p / STATE_FILE).is_file())
 
 
 def load(
@@ -82,37 +88,58 @@ def load(
     if not found:
         return None
     newest = found[-1]
-    try:
-        state = json.loads((newest / "state.json").read_text())
-        _ = [state[key] for key in STATE]
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{newest / 'state.json'}: truncated or altered; delete {newest}") from None
-    if state["job_id"] != job.job_id:
-        theirs, ours = state["job"], job.canonical()
-        changed = [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)] or ["the data"]
-        raise CheckpointError(
-            f"{newest}: checkpoint of {state['job_id']}, not of {job.job_id} (differs in {', '.join(changed)}); "
-            "move the folder away"
-        )
+    rest = f"training then continues from {found[-2].name}" if len(found) > 1 else "training then starts anew"
+    state = stated(newest, job, f"delete {newest} ({rest})", "move the folder away")
     if state["behaviour"] != job.behaviours():
         raise CheckpointError(
             f"{newest}: made under earlier rules ({state['behaviour']}, now {job.behaviours()}); delete {folder}: "
             "training starts anew"
         )
+    restore(newest, state, model, optimizer, f"delete {newest} ({rest})")
+    return state
+
+
+def read(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    """Restore what `write` wrote of a job that another one continues, and return its state. Raises CheckpointError if
+    it is damaged, or another job's."""
+    remedy = f"make it again (python -m paperlm run {job.job_id} --again)"
+    state = stated(folder, job, remedy, remedy)
+    restore(folder, state, model, optimizer, remedy)
+    return state
+
+
+def stated(folder: Path, job: Job, remedy: str, remedy_of_another: str) -> dict[str, Any]:
+    """What a folder says of itself. Raises CheckpointError if that is damaged, or of another job."""
+    try:
+        state = json.loads((folder / STATE_FILE).read_text())
+        _ = [state[key] for key in STATE]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{folder / STATE_FILE}: truncated or altered; {remedy}") from None
+    if state["job_id"] != job.job_id:
+        theirs, ours = state["job"], job.canonical()
+        changed = [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)] or ["the data"]
+        raise CheckpointError(
+            f"{folder}: state of {state['job_id']}, not of {job.job_id} (differs in {', '.join(changed)}); "
+            f"{remedy_of_another}"
+        )
+    return state
+
+
+def restore(folder: Path, state: dict[str, Any], model: torch.nn.Module, optimizer: Any, remedy: str) -> None:
+    """Put the tensors of a folder into model and optimizer. Raises CheckpointError if a file is not the one that
+    `state` names, or its weights are not this model's."""
     for name, expected in state["sha256"].items():
-        if not (newest / name).is_file() or sha256_of(newest / name) != expected:
-            rest = f"training then continues from {found[-2].name}" if len(found) > 1 else "training then starts anew"
-            raise CheckpointError(f"{newest / name}: truncated or altered; delete {newest} ({rest})")
+        if not (folder / name).is_file() or sha256_of(folder / name) != expected:
+            raise CheckpointError(f"{folder / name}: truncated or altered; {remedy}")
     parameters = dict(model.named_parameters())
-    tensors = load_file(newest / "model.safetensors")
+    tensors = load_file(folder / MODEL)
     if tensors.keys() != parameters.keys():
-        raise CheckpointError(f"{newest}: its weights are not those of this model; delete the folder and start anew")
+        raise CheckpointError(f"{folder}: its weights are not those of this model; {remedy}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             parameters[name].copy_(tensor)
-    for key, value in load_file(newest / "optimizer.safetensors").items():
+    for key, value in load_file(folder / OPTIMIZER).items():
         name, _, field = key.rpartition(":")
         parameter = parameters[name]
         # Adam keeps `step` where it was created: on the device when fused, else on the CPU.
         optimizer.state[parameter][field] = value.to(parameter.device)
-    return state

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from paperlm.errors import Interrupted
-from paperlm.jobs.base import Cost, Job, Machine
+from paperlm.jobs.base import Cost, Job, Machine, Stage, Trunk, folder_of, in_order, update_of
 from paperlm.stopping import stop_requests
 from paperlm.train import checkpoint
 from paperlm.train.curve import CurveFile
@@ -96,10 +96,12 @@ Ended = Literal["trained", "not_finite"]
 
 
 class Engine:
-    """State of one training job. `keep`: updates after which the model is kept for other jobs (0: before the first)."""
+    """State of one training job. `keep`: what is kept for other jobs, the model after so many updates (0: before the
+    first) or a Trunk, all that a training goes on from."""
 
-    def __init__(self, task: Task, work: Path, machine: Machine, world: World, keep: Sequence[int] = ()) -> None:
-        self.task, self.work, self.machine, self.world, self.keep = task, work, machine, world, sorted(keep)
+    def __init__(self, task: Task, work: Path, machine: Machine, world: World, keep: Sequence[Stage] = ()) -> None:
+        self.task, self.work, self.machine, self.world, self.keep = task, work, machine, world, in_order(keep)
+        self.kept_after = {update_of(stage) for stage in self.keep}
         self.compiled = machine.compile == "yes" or (machine.compile == "auto" and world.device.type == "cuda")
         self.loss_module: nn.Module = task.loss_module
         if self.compiled:
@@ -148,7 +150,7 @@ class Engine:
         started, task, machine = time.monotonic(), self.task, self.machine
         self._resume()
         wall_before, first = self.at.wall_seconds, self.at.update
-        self._keep_snapshot()
+        self._keep_stages()
         self.curve = CurveFile(self.work / "curve.jsonl", first) if self.world.leads else None
         bar = tqdm(
             total=task.updates,
@@ -170,13 +172,15 @@ class Engine:
                 done = update == task.updates
                 evaluates = done or update % task.evaluate_every == 0
                 stops, saves = self._decide(bool(stop), saved, done)
-                if (evaluates or saves or update in self.keep or len(pending) >= 20) and not self._flush(pending, bar):
+                if (evaluates or saves or update in self.kept_after or len(pending) >= 20) and not self._flush(
+                    pending, bar
+                ):
                     outcome = "not_finite"
                     break
                 with clock.paused():
                     if evaluates:
                         self._evaluate()
-                    self._keep_snapshot()
+                    self._keep_stages()
                     if saves and not done:
                         self.at.wall_seconds = wall_before + time.monotonic() - started
                         self._save()
@@ -234,7 +238,7 @@ class Engine:
     # -- checkpoints and snapshots --
 
     def _resume(self) -> None:
-        missing = [k for k in self.keep if not (self._snapshot(k) / "config.json").is_file()]
+        missing = [update_of(stage) for stage in self.keep if not self._snapshot(stage).is_dir()]
         state = checkpoint.load(
             self.work, self.task.job, self.task.model, self.task.optimizer, at_most=min(missing, default=None)
         )
@@ -250,29 +254,34 @@ class Engine:
             checkpoint.save(self.work, self.task.job, self.task.model, self.task.optimizer, vars(self.at))
         self.world.barrier()
 
-    def _snapshot(self, update: int) -> Path:
-        return self.work / "snapshots" / f"at-{update}"
+    def _snapshot(self, stage: Stage) -> Path:
+        return self.work / "snapshots" / folder_of(stage)
 
-    def _keep_snapshot(self) -> None:
-        target = self._snapshot(self.at.update)
-        if self.at.update not in self.keep or not self.world.leads or (target / "config.json").is_file():
-            return
-        temporary = target.with_name(f".{target.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        self.task.save(temporary)
-        temporary.rename(target)
+    def _keep_stages(self) -> None:
+        """Write what is to be kept of this update and is not there; a folder appears whole or not at all."""
+        for stage in self.keep if self.world.leads else ():
+            target = self._snapshot(stage)
+            if update_of(stage) != self.at.update or target.is_dir():
+                continue
+            temporary = target.with_name(f".{target.name}.tmp")
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            if isinstance(stage, Trunk):
+                task = self.task
+                checkpoint.write(temporary, task.job, task.model, task.optimizer, vars(self.at))
+            else:
+                self.task.save(temporary)
+            temporary.rename(target)
 
     def hand_over(self, folder: Path) -> None:
         """Write the model and its snapshots into `folder`: what the job leaves for others."""
         self.task.save(folder)
-        for update in self.keep:
-            if self._snapshot(update).is_dir():
-                shutil.copytree(self._snapshot(update), folder / f"at-{update}", dirs_exist_ok=True)
+        for stage in self.keep:
+            if self._snapshot(stage).is_dir():
+                shutil.copytree(self._snapshot(stage), folder / folder_of(stage), dirs_exist_ok=True)
 
-    def cost(self, flops_per_slot: float | None = None) -> Cost:
-        """What the job took on this machine."""
+    def cost(self, flops_per_slot: float | None = None, begun_at: int = 0) -> Cost:
+        """What the job took on this machine, of whose updates those before `begun_at` are another job's."""
         updates, seconds = self._timed
         slots = self.task.slots_per_update
         on_gpu = self.world.device.type == "cuda"
@@ -283,7 +292,7 @@ class Engine:
             wall_seconds=round(self.at.wall_seconds, 2),
             train_seconds=round(seconds, 2),
             tokens_per_second=round(updates * slots / seconds, 1) if updates else None,
-            flops=flops_per_slot * self.at.update * slots if flops_per_slot else None,
+            flops=flops_per_slot * (self.at.update - begun_at) * slots if flops_per_slot else None,
             peak_memory_mib=round(peak / 2**20, 1),
             micro_batch=self.task.micro_batch,
             compiled=self.compiled,
@@ -293,7 +302,7 @@ class Engine:
 
 
 def run_task(
-    build: Callable[[int], Task], work: Path, machine: Machine, world: World, keep: Sequence[int] = ()
+    build: Callable[[int], Task], work: Path, machine: Machine, world: World, keep: Sequence[Stage] = ()
 ) -> tuple[Engine, Literal["trained", "not_finite", "out_of_memory"]]:
     """Train a task, with ever smaller micro-batches while a GPU's memory is short.
 

@@ -52,12 +52,9 @@ class SummedLoss(torch.nn.Module):
         return self.model.summed_loss(pixels, targets, kept)
 
 
-def build_model(
-    job: ImageClassification, names: Sequence[str], first_batch: torch.Tensor, device: torch.device
-) -> PaperViTForImageClassification:
-    """The model at update 0. first_batch: (B, C, I, I), for methods that start from a forward pass."""
-    torch.manual_seed(job.seed)
-    config = PaperViTConfig(
+def config_of(job: ImageClassification, names: Sequence[str]) -> PaperViTConfig:
+    """The model's configuration; `names` are those of the classes."""
+    return PaperViTConfig(
         image_size=job.image_size,
         patch_size=job.patch_size,
         num_channels=job.channels,
@@ -71,7 +68,14 @@ def build_model(
         id2label=dict(enumerate(names)),
         label2id={name: number for number, name in enumerate(names)},
     )
-    model = PaperViTForImageClassification(config)
+
+
+def build_model(
+    job: ImageClassification, names: Sequence[str], first_batch: torch.Tensor, device: torch.device
+) -> PaperViTForImageClassification:
+    """The model at update 0. first_batch: (B, C, I, I), for methods that start from a forward pass."""
+    torch.manual_seed(job.seed)
+    model = PaperViTForImageClassification(config_of(job, names))
     job.method().initialize_from_batch(model, first_batch)
     start_dtype(model, job.numerics)
     return model.to(device).train()
@@ -94,7 +98,8 @@ class Classifying(ScheduledTask):
     """Classes of prepared images. Raises DataError if the images are not those of the job."""
 
     def __init__(self, job: ImageClassification, manifest: Path, micro_batch: int, world: World) -> None:
-        self.job, self.world = job, world
+        self.job = self.settings = job
+        self.world = world
         self.images, self.validation = (ImageShards(manifest, s, job.channels) for s in ("train", "validation"))
         if self.images.manifest["settings"] != job.image_data().model_dump(mode="json"):
             raise DataError(f"{manifest}: prepared for other settings; run the data rule again")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,11 +21,14 @@ from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.models.losses import MATERIALISED
 from paperlm.models.sizes import flops_per_token
+from paperlm.train import checkpoint
 from paperlm.train.distributed import World, start_world
-from paperlm.train.engine import Batch, Engine, run_task
+from paperlm.train.engine import Batch, Engine, Progress, run_task
+from paperlm.train.schedule import rate_and_decay
 from paperlm.train.task import ScheduledTask, start_dtype
 
 if TYPE_CHECKING:
+    from paperlm.jobs.continue_pretrain import ContinuePretrain
     from paperlm.jobs.pretrain import Pretrain
 
 
@@ -40,10 +43,9 @@ class SummedLoss(torch.nn.Module):
         return self.model.summed_loss(ids, labels, self.loss)
 
 
-def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) -> PaperLlamaForCausalLM:
-    """The model at update 0. first_batch: (B, S) ids, for methods that start from a forward pass."""
-    torch.manual_seed(job.seed)
-    config = PaperLlamaConfig(
+def config_of(job: Pretrain) -> PaperLlamaConfig:
+    """The model's configuration."""
+    return PaperLlamaConfig(
         vocab_size=job.vocab_size,
         hidden_size=job.hidden_size,
         intermediate_size=job.intermediate_size,
@@ -61,17 +63,45 @@ def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) 
         hidden_act=job.hidden_act,
         tie_word_embeddings=job.tie_word_embeddings,
     )
-    model = PaperLlamaForCausalLM(config)
+
+
+def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) -> PaperLlamaForCausalLM:
+    """The model at update 0. first_batch: (B, S) ids, for methods that start from a forward pass."""
+    torch.manual_seed(job.seed)
+    model = PaperLlamaForCausalLM(config_of(job))
     job.method().initialize_from_batch(model, first_batch)
     start_dtype(model, job.numerics)
     return model.to(device).train()
 
 
-class LanguageModelling(ScheduledTask):
-    """Next-token prediction on prepared shards. Raises DataError if the shards are not those of the job."""
+def decay_groups(model: torch.nn.Module, norms: bool) -> list[dict[str, Any]]:
+    """The model's parameters for an optimizer: those that weight decay is on, and, without `norms`, gains and biases of
+    norms apart from them."""
+    exempt: list[torch.nn.Parameter] = []
+    for module in model.modules() if not norms else ():
+        if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter) and weight.ndim == 1:
+            exempt += module.parameters(recurse=False)
+    known = set(map(id, exempt))
+    found = [{"params": [p for p in model.parameters() if id(p) not in known], "decays": True}]
+    return [*found, {"params": exempt, "decays": False}] if exempt else found
 
-    def __init__(self, job: Pretrain, manifest: Path, micro_batch: int, world: World) -> None:
-        self.job, self.world = job, world
+
+class LanguageModelling(ScheduledTask):
+    """Next-token prediction on prepared shards. Raises DataError if the shards are not those of the job.
+
+    A job that continues another one gets `trunk`, the folder with the state of training that it goes on from.
+    """
+
+    def __init__(
+        self,
+        job: Pretrain | ContinuePretrain,
+        manifest: Path,
+        micro_batch: int,
+        world: World,
+        trunk: Path | None = None,
+    ) -> None:
+        self.job, self.world, self.trunk_folder = job, world, trunk
+        self.settings = job = job.settings()
         self.train_shards = TokenShards(manifest, "train")
         self.validation_shards = TokenShards(manifest, "validation")
         settings, wanted = self.train_shards.manifest["settings"], job.token_data().model_dump(mode="json")
@@ -85,29 +115,41 @@ class LanguageModelling(ScheduledTask):
         first = torch.from_numpy(self.train_shards.rows(self.order.indices(0))[: job.loss_group])
         self.model = build_model(job, first, world.device)
         self.loss_module = SummedLoss(self.model, job.loss)
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(),
+        optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[job.optimizer]
+        self.optimizer = optimizer(
+            decay_groups(self.model, job.decay_norms),
             lr=job.peak_lr,
             betas=job.adam_betas,
             eps=job.adam_eps,
-            weight_decay=job.weight_decay,
             fused=True,
         )
         self.final: ValidationLosses | None = None
 
+    def trunk(self) -> Progress | None:
+        if self.trunk_folder is None:
+            return None
+        state = checkpoint.read(self.trunk_folder, self.job.of, self.model, self.optimizer)
+        return Progress(state["update"], state["counted"])
+
+    def begin(self, update: int) -> Mapping[str, float]:
+        rate, decay = rate_and_decay(update, self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"], group["weight_decay"] = rate, decay if group["decays"] else 0.0
+        return {"lr": rate, "weight_decay": decay}
+
     def _micro_batch(self, wish: int) -> int:
         """Sequences per forward pass: the loss group on a CPU, up to 64k tokens on a GPU, or as wished."""
         per_rank = self.share()
-        largest = math.gcd(self.job.loss_group, per_rank)
+        largest = math.gcd(self.settings.loss_group, per_rank)
         if wish:
             if wish < 1 or largest % wish:
                 raise DataError(
-                    f"micro_batch {wish} must divide the loss group {self.job.loss_group} and the {per_rank} sequences "
-                    f"of a process: choose a divisor of {largest}"
+                    f"micro_batch {wish} must divide the loss group {self.settings.loss_group} and the {per_rank} "
+                    f"sequences of a process: choose a divisor of {largest}"
                 )
             return wish
         if self.world.device.type == "cuda":
-            while largest % 2 == 0 and largest * self.job.seq_len > 65_536:
+            while largest % 2 == 0 and largest * self.settings.seq_len > 65_536:
                 largest //= 2
         return largest
 
@@ -118,7 +160,7 @@ class LanguageModelling(ScheduledTask):
         ids = self.train_shards.rows(self.order.indices(update))
         labels = self._labels(ids)
         counted = (labels[:, 1:] != IGNORE_INDEX).sum(1)
-        group = np.arange(len(ids)) // self.job.loss_group
+        group = np.arange(len(ids)) // self.settings.loss_group
         per_group = np.maximum(1, np.bincount(group, counted))
         weights = 1.0 / (per_group[group] * len(per_group))
         share = self.share()
@@ -153,13 +195,13 @@ class LanguageModelling(ScheduledTask):
         return {"ppl_true": perplexity(whole.loss_true()), "ppl_sequences": whole.ppl_sequences()}
 
     def save(self, folder: Path) -> None:
-        save_model(folder, self.model, transformers_tokenizer(self.job.tokenizer, self.job.seq_len))
+        save_model(folder, self.model, transformers_tokenizer(self.settings.tokenizer, self.settings.seq_len))
 
 
-def pretrain(job: Pretrain, inputs: Inputs, machine: Machine) -> Result | None:
+def pretrain(job: Pretrain | ContinuePretrain, inputs: Inputs, machine: Machine) -> Result | None:
     """Train and evaluate; the result on the leading process, None on the others."""
-    world = start_world(machine.device)
-    build = lambda micro: LanguageModelling(job, inputs.data[0], micro, world)  # noqa: E731
+    world, trunk = start_world(machine.device), inputs.models.get("of")
+    build = lambda micro: LanguageModelling(job, inputs.data[0], micro, world, trunk)  # noqa: E731
     engine, ended = run_task(build, inputs.work, machine, world, inputs.keep)
     if not world.leads:
         return None
@@ -168,8 +210,9 @@ def pretrain(job: Pretrain, inputs: Inputs, machine: Machine) -> Result | None:
     return _result(job, engine, ended)
 
 
-def _result(job: Pretrain, engine: Engine, ended: str) -> Result:
+def _result(made: Pretrain | ContinuePretrain, engine: Engine, ended: str) -> Result:
     task: LanguageModelling = engine.task
+    job = made.settings()
     manifest, final, updates = task.train_shards.manifest, task.final, engine.at.update
     losses = (final.loss_true(), final.loss_batches(job.loss_group)) if final else (math.nan, math.nan)
     finite = [loss if math.isfinite(loss) else None for loss in losses]
@@ -193,7 +236,7 @@ def _result(job: Pretrain, engine: Engine, ended: str) -> Result:
         outcome=ended,
         metrics=metrics,
         series=_series(job, engine),
-        cost=engine.cost(per_token),
+        cost=engine.cost(per_token, made.begins_at),
         labels=leaks,
         model_labels=leaks,
     )

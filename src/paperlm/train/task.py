@@ -10,14 +10,17 @@ import numpy as np
 import torch
 
 from paperlm.errors import DataError
+from paperlm.jobs.base import Job
 from paperlm.train.distributed import World
 from paperlm.train.schedule import Scheduled, learning_rate
 
 
 class ScheduledTask:
-    """Part of a task (paperlm.train.engine.Task). `job` has also numerics, grad_clip and global_batch."""
+    """Part of a task (paperlm.train.engine.Task). `settings` have also numerics, grad_clip and global_batch."""
 
-    job: Scheduled
+    job: Job
+    settings: Scheduled
+    "the job, or the one whose settings it goes on with"
     world: World
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -26,19 +29,19 @@ class ScheduledTask:
         return None
 
     def begin(self, update: int) -> Mapping[str, float]:
-        rate = learning_rate(update, self.job)
+        rate = learning_rate(update, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return {"lr": rate}
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.job.numerics == "fp32_master":
+        if self.settings.numerics == "fp32_master":
             return torch.autocast(self.world.device.type, torch.bfloat16)
         return contextlib.nullcontext()
 
     def clip(self) -> None:
-        if self.job.grad_clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.job.grad_clip)
+        if self.settings.grad_clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
 
     def to_device(self, array: np.ndarray) -> torch.Tensor:
         """The array as a tensor on the task's device."""
@@ -49,9 +52,11 @@ class ScheduledTask:
 
     def share(self) -> int:
         """Examples of an update that are this process's. Raises DataError if they do not split."""
-        if self.job.global_batch % self.world.size:
-            raise DataError(f"global_batch {self.job.global_batch} does not split over {self.world.size} processes")
-        return self.job.global_batch // self.world.size
+        if self.settings.global_batch % self.world.size:
+            raise DataError(
+                f"global_batch {self.settings.global_batch} does not split over {self.world.size} processes"
+            )
+        return self.settings.global_batch // self.world.size
 
 
 def start_dtype(model: torch.nn.Module, numerics: str) -> None:

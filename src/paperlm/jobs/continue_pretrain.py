@@ -1,0 +1,118 @@
+"""A pre-training that another one is gone on with under other quantizers: the second stage of BitNet a4.8."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, field_validator, model_validator
+
+from paperlm.data.settings import DataSettings
+from paperlm.errors import SpecError
+from paperlm.jobs.base import Inputs, Job, Machine, Trunk, parent
+from paperlm.jobs.pretrain import Pretrain
+from paperlm.quantizers.scheme import quantization_of
+
+if TYPE_CHECKING:
+    from paperlm.jobs.base import Result
+
+
+class ContinuePretrain(Job):
+    """The rest of a run, from one of its updates to its last, with other quantizers of activations.
+
+    Weights, the optimizer's state, the place in schedule and data are those of the run at that update; every other
+    setting is the run's. With the run's own quantizers it is the run's own rest, to the last bit on a CPU.
+    """
+
+    kind: ClassVar[str] = "continue_pretrain"
+    summary: ClassVar[str] = "go on with a pre-training from one of its updates, with other quantizers"
+    leaves_model: ClassVar[bool] = True
+    distributed: ClassVar[bool] = True
+    has_curve: ClassVar[bool] = True
+    paced_as: ClassVar[str] = "pretrain"
+
+    of: parent("pretrain")
+    "the run that is gone on with, the trunk"
+    at: int = Field(gt=0)
+    "update of it after which this job takes over"
+    quantization: dict[str, Any] | None
+    "as of a pretrain job, whole: quantizers of activations take the place of the trunk's, that of weights is the same"
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def quantizers_exist(cls, value: Any) -> dict[str, Any] | None:
+        """Options are written out in full, so that a changed default makes a new job."""
+        try:
+            return None if value is None else quantization_of(value).describe()
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def takes_over_at_an_update(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("at") in ("init", "end"):
+            raise ValueError(f"at: {value['at']}: nothing is gone on with there; give an update, or a share of the run")
+        return value
+
+    @model_validator(mode="after")
+    def fits_the_trunk(self) -> ContinuePretrain:
+        if self.at >= self.of.steps:
+            raise ValueError(f"at: {self.at}: the trunk has {self.of.steps} updates; leave it before the last")
+        weights = [(q or {}).get("weight") for q in (self.settings().quantization, self.of.quantization)]
+        if weights[0] != weights[1]:
+            raise ValueError(
+                f"quantization: weight is {weights[0]}, the trunk's {weights[1]}: only activations may change"
+            )
+        return self
+
+    def settings(self) -> Pretrain:
+        """The run that would have had these quantizers from its start."""
+        return Pretrain.model_validate({**self.of.fields(), "quantization": self.quantization})
+
+    @property
+    def begins_at(self) -> int:
+        """Updates before its first."""
+        return self.at
+
+    def snapshot(self, parent: str) -> Trunk:
+        return Trunk(self.at)
+
+    def snapshots(self) -> range:
+        return range(self.at, self.of.steps)
+
+    def data(self) -> list[DataSettings]:
+        return self.of.data()
+
+    def flops(self) -> float:
+        """Of its updates alone."""
+        return self.of.flops() * (self.of.steps - self.at) / self.of.steps
+
+    def metrics(self) -> tuple[str, ...]:
+        return self.of.metrics()
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return self.of.series()
+
+    def slug(self) -> str:
+        return f"from_{self.at}-{self.settings().slug()}"
+
+    def derived(self) -> dict[str, tuple[str, str]]:
+        run, rest = self.of, self.of.steps - self.at
+        return {
+            "taken over after": (f"{self.at / run.steps:.4g} of the updates", "at / steps of the trunk"),
+            "token slots": (f"{rest * run.global_batch * run.seq_len:,}", "(steps - at) x global_batch x seq_len"),
+        }
+
+    def behaviours(self) -> dict[str, int]:
+        return {**self.settings().behaviours(), **super().behaviours()}
+
+
+def run(job: ContinuePretrain, inputs: Inputs, machine: Machine) -> Result | None:
+    """Train and evaluate; None on all but the leading process. Raises as a pretrain job does, and CheckpointError for a
+    trunk without the state of its optimizer.
+
+    Metrics and series are those of a pretrain job: `updates`, `tokens` and the curve's first column count from the
+    trunk's start, the curves begin after `at`.
+    """
+    from paperlm.train.language_model import pretrain
+
+    return pretrain(job, inputs, machine)

@@ -1,0 +1,93 @@
+"""Jobs of scale paper at their full width, on the meta device: shapes and memory of training, and no numbers."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from paperlm.jobs import Job
+from paperlm.models.llama import PaperLlamaForCausalLM
+from paperlm.models.sizes import ALL_SIZES
+from paperlm.models.vit import PaperViTForImageClassification
+from paperlm.plan.project import Project
+from paperlm.plan.workflow import Workflow
+from paperlm.train import image_classification, language_model
+
+UPDATES = 10
+GIB = 2**30
+
+
+@functools.cache
+def trained() -> dict[str, Job]:
+    """One job for each size and method that scale paper trains from random weights, by a readable name."""
+    project = Project({"scale": "paper", "run_missing": "yes"})
+    jobs = [job for job in project.jobs.values() if job.kind in ("pretrain", "image_classification")]
+    return {f"{job.size} {' '.join(str(v) for v in job.norm.values())}": job for job in jobs}
+
+
+def of_each_size() -> list[str]:
+    """One job a size."""
+    return list({job.size: name for name, job in trained().items()}.values())
+
+
+def on_meta(job: Job) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """The model without numbers, and a batch of two examples as the task hands them over."""
+    with torch.device("meta"):
+        if job.kind == "image_classification":
+            model = PaperViTForImageClassification(image_classification.config_of(job, [str(i) for i in range(1000)]))
+            images = torch.empty(2, model.config.num_channels, model.config.image_size, model.config.image_size)
+            return model, (images, torch.empty(2, model.config.num_labels))
+        model = PaperLlamaForCausalLM(language_model.config_of(job)).to("meta")  # the rotary tables are made on a CPU
+        ids = torch.empty(2, job.seq_len, dtype=torch.int64)
+        return model, (ids, ids)
+
+
+def train(name: str, updates: int) -> None:
+    job = trained()[name]
+    model, batch = on_meta(job)
+    count = sum(p.numel() for p in model.parameters())
+    if (size := ALL_SIZES[job.size]) and job.norm["name"] in ("pre_ln", "post_ln", "mix_ln", "layernorm_scaling"):
+        added = size.n_layers * (size.hidden_size + size.intermediate_size) if getattr(job, "sub_norm", False) else 0
+        shared = job.vocab_size * size.hidden_size if getattr(job, "tie_word_embeddings", False) else 0
+        assert count == size.parameters + added - shared
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    for _ in range(updates):
+        model.summed_loss(*batch).backward()
+        assert all(p.grad.shape == p.shape for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    state = sum(s[moment].numel() for s in optimizer.state.values() for moment in ("exp_avg", "exp_avg_sq"))
+    assert state == 2 * count
+    width = 2 if job.numerics == "pure_bf16" else 4
+    gib = 4 * count * width / GIB  # weights, gradients, two moments
+    assert gib < 141 / 1.074, f"{gib:.0f} GiB of weights, gradients and moments are more than an H200 holds"
+
+
+@pytest.mark.parametrize("name", of_each_size())
+def test_every_size_of_scale_paper_can_be_trained_at_full_width(name):
+    train(name, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(trained()))
+def test_the_first_updates_of_every_training_of_scale_paper_have_the_shapes_they_need(name):
+    train(name, UPDATES)
+
+
+def test_a_plan_at_scale_paper_names_cards_memory_and_hours_of_every_kind_of_job():
+    from paperlm.plan.estimate import estimate, expectation
+
+    plan = Workflow(Project({"scale": "paper", "run_missing": "yes"}))
+    found = estimate(plan, ["mixln"], "none")
+    assert found.gpus == 1 and set(found.kinds) == set(found.memory)
+    assert found.memory["pretrain"] == 192_000, "that of the 7B models"
+    hours = found.minutes("pretrain") / 60
+    todo = plan.state.todo(*plan.project.papers["mixln"].exhibits()).values()
+    operations = sum(job.flops() for job in todo if job.kind == "pretrain")
+    rate = operations / (3600 * hours)
+    assert 1e14 < rate < 8e14, "between a tenth and the whole of what an H200 reaches"
+    lines = expectation(plan, ["mixln"], 8, None).splitlines()
+    assert len(lines) == 1 + len(found.kinds) and "at the rate that records of scale gpu reached" in lines[0]
+    assert any(f"{hours:,.1f} GPU-hours in all" in line and "1 GPU each, 192 GB" in line for line in lines)
