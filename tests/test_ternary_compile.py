@@ -89,6 +89,12 @@ def test_the_sparse_product_along_k_compiles_without_spills(architecture, tmp_pa
     assert architecture != 90 or spilled(kernel, tmp_path) == 0
 
 
+def test_the_list_of_open_gates_is_made_in_registers(tmp_path):
+    types = {"gate": "*bf16", "places": "*i32", "counts": "*i32"}
+    kernel = compile_for(gemv.places_kernel, types, {"BLOCK": 16384}, {"N", "stride"}, 90, 32, 3)
+    assert spilled(kernel, tmp_path) == 0
+
+
 NORM = dict.fromkeys(
     ("x", "up", "gain", "residual", "stream", "values", "d_values", "d_stream", "d_x", "d_up"), "*bf16"
 )
