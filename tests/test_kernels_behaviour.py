@@ -7,7 +7,7 @@ from pathlib import Path
 
 import paperlm_kernels
 import pytest
-from paperlm_kernels.behaviour import CROSS_ENTROPY, loss_behaviour
+from paperlm_kernels.behaviour import BITNET, CROSS_ENTROPY, loss_behaviour
 from paperlm_kernels.cross_entropy.options import PRESETS
 
 from paperlm.models.losses import FUSED
@@ -18,6 +18,12 @@ def test_every_fused_loss_of_a_run_has_a_behaviour_and_filtered_ones_that_of_the
     for name, keywords in FUSED.items():
         filtered = PRESETS[keywords["preset"]]["filter_eps"] is not None
         assert loss_behaviour(name) == (3 if filtered else 2)
+
+
+def test_every_operation_for_models_in_few_bits_has_a_behaviour():
+    folders = {path.parent.name for path in Path(paperlm_kernels.__file__).parent.glob("*/function.py")}
+    folders |= {path.parent.name for path in Path(paperlm_kernels.__file__).parent.glob("*/cache.py")}
+    assert BITNET.keys() == folders - {"cross_entropy"}
 
 
 def test_an_unknown_loss_is_named_with_the_nearest():

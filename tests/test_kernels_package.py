@@ -15,6 +15,8 @@ import torch, paperlm_kernels
 loss = paperlm_kernels.linear_cross_entropy(
     torch.ones(3, 8, requires_grad=True), torch.ones(5, 8), torch.tensor([0, 4, 2]))
 loss.backward()
+layer = paperlm_kernels.TernaryLinear.from_linear(torch.nn.Linear(8, 4, bias=False))
+assert layer(torch.ones(2, 8)).shape == (2, 4)
 print(paperlm_kernels.__file__, round(loss.item(), 4), {"paperlm", "transformers"} & set(sys.modules))
 """
 

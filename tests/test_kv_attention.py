@@ -138,6 +138,18 @@ def test_appending_rotates_the_keys_quantizes_and_packs(spot, bits, mapping, hea
             assert (near | tie).all() and tie.double().mean() < 0.01
 
 
+@everywhere
+def test_a_code_is_the_nearest_even_right_next_to_a_tie(spot):
+    above, below = (
+        0.5 + 2**-24,
+        1.5 - 2**-23,
+    )  # the neighbours of 0.5 and 1.5 in float32; with a largest of 3 a step is 1
+    x = torch.tensor([3.0, above, -above, below, -below, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 0.0], device=spot.device)
+    cache = QuantizedKV.empty(1, 1, 12, 1, bits=3, first_bits=3, device=spot.device)
+    cache.append(x.view(1, 1, 1, 12), x.view(1, 1, 1, 12), backend=spot.backend)
+    assert cache.dequantized()[0].flatten().tolist() == [3, 1, -1, 1, -1, 0, 0, 2, -2, 2, -2, 0]
+
+
 @compiled_or_interpreted
 @layouts
 def test_the_kernel_appends_the_bytes_of_the_reference_where_nothing_is_turned(spot, bits, mapping):

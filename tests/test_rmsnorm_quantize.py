@@ -244,6 +244,37 @@ def test_rows_with_a_stride_are_read_where_they_lie(spot):
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("kind", ["plain", "residual", "glu"])
+def test_torch_compile_traces_both_in_one_piece_with_the_gradient(spot, kind):
+    x, gain, named = inputs(spot, kind)
+
+    def train(x, gain, named):
+        values, stream = rmsnorm_fake_quantize(x, gain, "int4_absmean", keep=0.5, backend=spot.backend, **named)
+        return values if stream is None else values + stream
+
+    def run(x, gain, named):
+        out = rmsnorm_quantize(x, gain, keep=0.5, compact=True, backend=spot.backend, **named)
+        return out.codes, out.scale, out.counts
+
+    leaves = [x, gain, *named.values()]
+    incoming = normal(7, 200, seed=3, device=spot.device)
+    for function in (train, run):
+        traced = torch.compile(function, fullgraph=True, backend="aot_eager")
+        mine, right = traced(x, gain, named), function(x, gain, named)
+        if function is run:
+            assert all(torch.equal(a, b) for a, b in zip(mine, right, strict=True))
+        else:
+            both = (torch.autograd.grad((y * incoming).sum(), leaves) for y in (mine, right))
+            assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+@compiled_or_interpreted
+def test_no_tokens_give_no_codes(spot):
+    out = rmsnorm_quantize(torch.ones(0, 3, 40, device=spot.device), None, backend=spot.backend)
+    assert out.codes.shape == (0, 3, 128) and out.scale.shape == (0, 3) and out.stream is None
+
+
+@compiled_or_interpreted
 def test_a_second_derivative_is_refused(spot):
     x = normal(2, 16, device=spot.device).requires_grad_()
     values, _ = rmsnorm_fake_quantize(x, torch.ones(16, device=spot.device), backend=spot.backend)

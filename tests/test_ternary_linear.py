@@ -143,7 +143,9 @@ def test_only_the_rows_behind_an_open_gate_are_computed_and_the_others_are_zero(
     gate[0] = gate[0] if tokens == 1 else -1.0  # one token with no open gate at all
     same = {"out_dtype": torch.float16}
     dense = ternary_linear(codes, scale, None, packed, alpha, backend="reference", **same)
-    lists = places_above_zero(gate)
+    lists = places_above_zero(gate, backend=spot.backend)
+    for row, places, count in zip(gate.cpu(), *(part.cpu() for part in lists), strict=True):
+        assert places[:count].tolist() == (row > 0).nonzero()[:, 0].tolist()
     sparse = sparse_rows_linear(codes, scale, None, packed, alpha, *lists, backend=spot.backend, **same)
     assert torch.equal(sparse, torch.where(gate > 0, dense, 0))
 

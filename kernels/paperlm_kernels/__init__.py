@@ -3,6 +3,9 @@
     from paperlm_kernels import linear_cross_entropy
     loss = linear_cross_entropy(hidden, lm_head.weight, labels, shift=1)
 
+`TernaryLinear`, `rmsnorm_quantize`, `rmsnorm_fake_quantize` and `QuantizedKV` are for models with ternary weights and
+activations in few bits; each has a folder with more.
+
 `use_fused_loss` puts the loss into one instance of a Hugging Face model; it alone needs transformers. Each name is
 imported when it is asked for, so that `paperlm_kernels.behaviour` can be read without PyTorch.
 """
@@ -11,8 +14,11 @@ import importlib
 
 _MODULES = {
     "LinearCrossEntropyLoss": "cross_entropy",
+    "QuantizedKV": "kv_attention",
+    "TernaryLinear": "ternary_linear",
     "compute_z_loss": "cross_entropy",
     "linear_cross_entropy": "cross_entropy",
+    "rmsnorm_fake_quantize": "rmsnorm_quantize.function",
     "use_fused_loss": "huggingface",
 }
 __all__ = list(_MODULES)

@@ -1,10 +1,10 @@
-"""Which behaviour of the fused losses this version has: the number to write beside a result that came from one.
+"""Which behaviour of each operation this version has: the number to write beside a result that came from one.
 
 A number is raised when the same inputs and options give another loss or gradient on a GPU, be it in the last bits, for
 over a run of training such a difference grows. Two results with the same number differ by hardware and library versions
 alone. Importing this module imports neither PyTorch nor Triton.
 
-History, with the commits that changed something:
+History of the fused losses, with the commits that changed something:
 
 1. The first recorded runs, by the kernels of 0087b86 (2026-11-21) and 9723b5e (2026-11-22), which differ from each
    other in the last bits, too (f402b0b, aa2260b).
@@ -33,6 +33,9 @@ CROSS_ENTROPY = {
 }
 """Variant of the loss -> its behaviour. Names are presets of `linear_cross_entropy`; cce_exact_kept is cce_exact with
 kept logits."""
+
+BITNET = {"rmsnorm_quantize": 1, "ternary_linear": 1, "kv_attention": 1}
+"""Operation for models in few bits -> its behaviour. 1: nothing of it has been recorded from a card yet."""
 
 
 def loss_behaviour(variant: str) -> int:

@@ -69,17 +69,17 @@ def pack_planes(
 
 @triton.jit
 def append_kernel(
-    k, v, cos, sin, k_data, v_data, k_steps, v_steps, k_first, v_first, lengths, T, heads, D, capacity, row_bytes,
-    low_bytes, high_bytes, levels, zero, most, first_levels, first_zero, k_batch, k_token, k_head, v_batch, v_token,
-    v_head, THREE: tl.constexpr, FIRST: tl.constexpr, SYMMETRIC: tl.constexpr, ROTATE: tl.constexpr,
-    HALF: tl.constexpr, QUARTER: tl.constexpr, EIGHTH: tl.constexpr,
+    k, v, cos, sin, k_data, v_data, k_steps, v_steps, k_first, v_first, lengths, T, heads, D: tl.constexpr, capacity,
+    row_bytes: tl.constexpr, low_bytes: tl.constexpr, high_bytes: tl.constexpr, levels, zero, most, first_levels,
+    first_zero, k_batch, k_token, k_head, v_batch, v_token, v_head, THREE: tl.constexpr, FIRST: tl.constexpr,
+    SYMMETRIC: tl.constexpr, ROTATE: tl.constexpr, HALF: tl.constexpr, QUARTER: tl.constexpr, EIGHTH: tl.constexpr,
 ):  # fmt: skip
-    """Program (batch and head, new token, 0 for the key or 1 for the value)."""
-    b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
-    t = tl.program_id(1)
+    """Program (new token, batch and head, 0 for the key or 1 for the value)."""
+    t = tl.program_id(0)
+    b, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     position = tl.load(lengths + b) + t
     angles = (b * T + t).to(tl.int64) * (D // 2)
-    row = tl.program_id(0).to(tl.int64) * capacity + position
+    row = tl.program_id(1).to(tl.int64) * capacity + position
     if position < capacity:
         if tl.program_id(2) == 0:
             append_row(
@@ -111,7 +111,7 @@ def append_row(
         )
         if FIRST:  # noqa: SIM102 - this is known when it is compiled, the other when it runs
             if position == 0:
-                row = first + tl.program_id(0).to(tl.int64) * (D // 2)
+                row = first + tl.program_id(1).to(tl.int64) * (D // 2)
                 step = pack_planes(
                     x, cos, sin, angles, row, D, D // 2, first_levels, first_zero, 15.0, 0, 4, 2, HALF, SYMMETRIC,
                     ROTATE,
@@ -134,19 +134,23 @@ def query(q, d, inside, levels, zero, most, QUANTIZE: tl.constexpr, SYMMETRIC: t
 
 
 @triton.jit
-def plane_codes(data, rows, there, size, BITS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """Codes of some rows as float32 (rows, COUNT, BLOCK); data points to the planes of the first row."""
+def load_planes(data, rows, there, size, BLOCK: tl.constexpr):
+    """Bytes of some rows, (rows, BLOCK); data points to the planes of the first row."""
     byte = tl.arange(0, BLOCK)
-    at = data + rows[:, None] + byte[None, :]
-    packed = tl.load(at, mask=there[:, None] & (byte < size)[None, :], other=0).to(tl.int32)
+    return tl.load(data + rows[:, None] + byte[None, :], mask=there[:, None] & (byte < size)[None, :], other=0)
+
+
+@triton.jit
+def plane_codes(packed, BITS: tl.constexpr, COUNT: tl.constexpr):
+    """Codes of bytes as float32 (rows, COUNT, BLOCK)."""
     shift = BITS * tl.arange(0, COUNT)
-    return ((packed[:, None, :] >> shift[None, :, None]) & ((1 << BITS) - 1)).to(tl.float32)
+    return ((packed.to(tl.int32)[:, None, :] >> shift[None, :, None]) & ((1 << BITS) - 1)).to(tl.float32)
 
 
 @triton.jit
 def decode_kernel(
-    q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D, capacity, row_bytes, low_bytes,
-    high_bytes, zero, scale, q_levels, q_zero, splits,
+    q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D: tl.constexpr, capacity,
+    row_bytes: tl.constexpr, low_bytes: tl.constexpr, high_bytes: tl.constexpr, zero, scale, q_levels, q_zero, splits,
     THREE: tl.constexpr, FIRST: tl.constexpr, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr, TOKENS: tl.constexpr,
     COUNT: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
@@ -174,18 +178,21 @@ def decode_kernel(
     top = -INFINITY
     weight = 0.0
     stepped = 0.0
-    for start in range(begin, end, TOKENS):
+    for start in tl.range(begin, end, TOKENS, num_stages=2):
         position = start + tl.arange(0, TOKENS)
         there = position < end
         if FIRST:
             there = there & (position > 0)
         rows = (kv + position) * row_bytes
-        u = plane_codes(k_data, rows, there, low_bytes, BITS, COUNT, LOW)
-        score = tl.sum(tl.sum(u * x[None, :, :], 2), 1)
-        if THREE:
-            u = plane_codes(k_data + low_bytes, rows, there, high_bytes, 1, 8, HIGH)
-            score += tl.sum(tl.sum(u * x_high[None, :, :], 2), 1)
+        keys = load_planes(k_data, rows, there, low_bytes, LOW)
+        values = load_planes(v_data, rows, there, low_bytes, LOW)
         step = tl.load(k_steps + kv + position, mask=there, other=0.0).to(tl.float32)
+        v_step = tl.load(v_steps + kv + position, mask=there, other=0.0).to(tl.float32)
+        score = tl.sum(tl.sum(plane_codes(keys, BITS, COUNT) * x[None, :, :], 2), 1)
+        if THREE:
+            keys = load_planes(k_data + low_bytes, rows, there, high_bytes, HIGH)
+            values_high = load_planes(v_data + low_bytes, rows, there, high_bytes, HIGH)
+            score += tl.sum(tl.sum(plane_codes(keys, 1, 8) * x_high[None, :, :], 2), 1)
         score = tl.where(there, scale * step * (score - zero * total), -INFINITY)
         highest = tl.maximum(top, tl.max(score, 0))
         # nothing seen yet is -inf, and -inf less itself no number
@@ -193,14 +200,12 @@ def decode_kernel(
         p = tl.exp2(score - base)
         rescale = tl.exp2(top - base)
         top = highest
-        ps = p * tl.load(v_steps + kv + position, mask=there, other=0.0).to(tl.float32)
+        ps = p * v_step
         weight = weight * rescale + tl.sum(p, 0)
         stepped = stepped * rescale + tl.sum(ps, 0)
-        u = plane_codes(v_data, rows, there, low_bytes, BITS, COUNT, LOW)
-        acc = acc * rescale + tl.sum(u * ps[:, None, None], 0)
+        acc = acc * rescale + tl.sum(plane_codes(values, BITS, COUNT) * ps[:, None, None], 0)
         if THREE:
-            u = plane_codes(v_data + low_bytes, rows, there, high_bytes, 1, 8, HIGH)
-            acc_high = acc_high * rescale + tl.sum(u * ps[:, None, None], 0)
+            acc_high = acc_high * rescale + tl.sum(plane_codes(values_high, 1, 8) * ps[:, None, None], 0)
     program = tl.program_id(0).to(tl.int64) * splits + tl.program_id(1)
     groups: tl.constexpr = 2 if THREE else 1
     tl.store(out + program * groups * D + d, acc, mask=inside)
@@ -222,8 +227,8 @@ def first_row(data, step, D, zero, BLOCK: tl.constexpr):
 
 @triton.jit
 def merge_kernel(
-    q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, shared_by, D, capacity, zero, first_zero,
-    scale, q_levels, q_zero, splits,
+    q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, shared_by, D: tl.constexpr, capacity,
+    zero, first_zero, scale, q_levels, q_zero, splits,
     THREE: tl.constexpr, FIRST: tl.constexpr, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip

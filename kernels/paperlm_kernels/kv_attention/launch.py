@@ -39,7 +39,7 @@ def run_append(
     if not k.numel():
         return
     with torch.cuda.device_of(k):
-        kernel.append_kernel[(B * heads, T, 2)](
+        kernel.append_kernel[(T, B * heads, 2)](
             k, v, cos, sin, k_data, v_data, k_steps, v_steps, k_first, v_first, lengths, T, heads, D, k_data.shape[2],
             layout.row_bytes, low, high, layout.levels, layout.zero, 2.0**layout.bits - 1, first.levels, first.zero,
             *k.stride()[:3], *v.stride()[:3], THREE=layout.bits == 3, FIRST=layout.has_first,

@@ -73,14 +73,13 @@ def rmsnorm_quantize(
     lead = x.shape[:-1]
     with torch.no_grad():
         if chosen_backend(backend, x, x.dtype) == "triton":
-            from paperlm_kernels.rmsnorm_quantize.launch import run_forward
+            from paperlm_kernels.rmsnorm_quantize.ops import quantize_op
 
-            out = run_forward(_rows(x, up, gain, residual, eps), chosen, multiple, k, codes=True, compact=compact)
+            r = _rows(x, up, gain, residual, eps)
+            found = quantize_op(r.x, r.up, r.gain, r.residual, float(eps), mode, float(multiple), k, compact)
+            asked = (True, True, True, residual is not None, compact, compact)
             return Quantized(
-                **{
-                    name: None if out[name] is None else out[name].view(*lead, *out[name].shape[1:])
-                    for name in ("codes", "scale", "rowsum", "stream", "places", "counts")
-                }
+                *(t.view(*lead, *t.shape[1:]) if wanted else None for t, wanted in zip(found, asked, strict=True))
             )
         stream = None if residual is None else (x.float() + residual.float()).to(x.dtype)
         z = x if stream is None else stream
@@ -118,7 +117,7 @@ def rmsnorm_fake_quantize(
     if chosen_backend(backend, x, x.dtype) == "triton":
         from paperlm_kernels.rmsnorm_quantize.ops import fake_quantize
 
-        values, stream = fake_quantize(_rows(x, up, gain, residual, eps), chosen, multiple, k)
+        values, stream = fake_quantize(_rows(x, up, gain, residual, eps), mode, float(multiple), k)
         return values.view(x.shape), None if stream is None else stream.view(x.shape)
     stream = None if residual is None else (x.float() + residual.float()).to(x.dtype)
     z = x if stream is None else stream

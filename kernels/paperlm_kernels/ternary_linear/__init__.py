@@ -1,6 +1,6 @@
 """Linear layers with ternary weights in two bits (BitNet a4.8, arXiv 2411.04965).
 
-One direction of imports: `packing` -> `reference` and the kernels -> `function` -> users.
+One direction of imports: `packing` -> `reference` and the kernels -> `function` -> `module` -> users.
 """
 
 from paperlm_kernels.ternary_linear.function import (
@@ -9,6 +9,7 @@ from paperlm_kernels.ternary_linear.function import (
     sparse_rows_linear,
     ternary_linear,
 )
+from paperlm_kernels.ternary_linear.module import TernaryLinear
 from paperlm_kernels.ternary_linear.packing import (
     PackedTernary,
     fused_alpha,
@@ -20,6 +21,7 @@ from paperlm_kernels.ternary_linear.packing import (
 
 __all__ = [
     "PackedTernary",
+    "TernaryLinear",
     "fused_alpha",
     "pack_ternary",
     "pack_weights",

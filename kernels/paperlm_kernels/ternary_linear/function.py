@@ -119,8 +119,14 @@ def sparse_columns_linear(
     return y.view(*lead, N)
 
 
-def places_above_zero(gate: Tensor) -> tuple[Tensor, Tensor]:
+def places_above_zero(gate: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """Where each row of gate (..., N) is above 0, ascending, int32 (..., N) and undefined behind; and how often."""
+    if chosen_backend(backend, gate, torch.int32) == "triton":
+        from paperlm_kernels.ternary_linear.ops import places_op
+
+        flat = gate.reshape(-1, gate.shape[-1])
+        places, counts = places_op(flat if flat.stride(-1) == 1 else flat.contiguous())
+        return places.view(gate.shape), counts.view(gate.shape[:-1])
     above = gate > 0
     places = (~above).to(torch.int8).sort(dim=-1, stable=True).indices
     return places.to(torch.int32), above.sum(-1, dtype=torch.int32)

@@ -31,7 +31,7 @@ def gemv_kernel(
     acc = tl.zeros([BM, BN, WORDS], dtype=tl.int32)
     steps = tl.cdiv(width, WORDS)
     share = tl.cdiv(steps, splits)
-    for step in range(split * share, tl.minimum((split + 1) * share, steps)):
+    for step in tl.range(split * share, tl.minimum((split + 1) * share, steps), num_stages=3):
         w = step * WORDS + word
         at = weight + n.to(tl.int64)[:, None] * width + w[None, :]
         packed = tl.load(at, mask=asked[:, None] & (w < width)[None, :], other=0)[None, :, :]
@@ -76,3 +76,14 @@ def columns_kernel(
     n = (place // 32)[None, :] * 128 + 32 * tl.arange(0, 4)[:, None] + (place % 32)[None, :]
     tile = token * tl.num_programs(0) + block
     finish(acc, token, n, n < N, tile, splits, scale, rowsum, alpha, y, work, arrived, tl.num_programs(2), N, SPLIT)
+
+
+@triton.jit
+def places_kernel(gate, places, counts, N, stride, BLOCK: tl.constexpr):
+    """Where row `program_id(0)` of gate is above 0, ascending, and how often."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    value = tl.load(gate + row * stride + column, mask=column < N, other=0.0)
+    above = (value.to(tl.float32) > 0.0).to(tl.int32)
+    tl.store(places + row * N + tl.cumsum(above, 0) - 1, column, mask=above == 1)
+    tl.store(counts + row, tl.sum(above, 0))

@@ -138,6 +138,20 @@ def run_columns(
     return y
 
 
+def run_places(gate: Tensor) -> tuple[Tensor, Tensor]:
+    """See `function.places_above_zero`; gate (M, N), elements of a row next to each other."""
+    M, N = gate.shape
+    places = torch.empty(M, N, dtype=torch.int32, device=gate.device)
+    counts = torch.empty(M, dtype=torch.int32, device=gate.device)
+    if M:
+        block = triton.next_power_of_2(N)
+        with torch.cuda.device_of(gate):
+            gemv.places_kernel[(M,)](
+                gate, places, counts, N, gate.stride(0), BLOCK=block, num_warps=min(32, max(4, block // 512))
+            )
+    return places, counts
+
+
 def _shared(numbers: int, tiles: int, splits: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """Zeros in which programs add up what they share, and count themselves; one buffer, for one launch that clears."""
     if splits == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paperlm_kernels.ternary_linear.launch import run_columns, run_linear, run_rows
+from paperlm_kernels.ternary_linear.launch import run_columns, run_linear, run_places, run_rows
 
 
 @torch.library.custom_op("paperlm_kernels::ternary_linear", mutates_args=())
@@ -39,3 +39,14 @@ def columns_op(
 @columns_op.register_fake
 def _(codes, scale, rowsum, data, alpha, out_features, dtype, places=None, counts=None):
     return codes.new_empty((codes.shape[0], out_features), dtype=dtype)
+
+
+@torch.library.custom_op("paperlm_kernels::places_above_zero", mutates_args=())
+def places_op(gate: Tensor) -> tuple[Tensor, Tensor]:
+    """See `launch.run_places`."""
+    return run_places(gate)
+
+
+@places_op.register_fake
+def _(gate):
+    return gate.new_empty(gate.shape, dtype=torch.int32), gate.new_empty(gate.shape[0], dtype=torch.int32)

@@ -1,0 +1,78 @@
+"""Microseconds of short operations whose operands are not in a cache: copies of them take turns.
+
+A weight matrix in two bits, or a cache of keys and values, is often smaller than the second-level cache of a card,
+where a model with dozens of layers never finds it. So each call has operands of its own, together larger than that.
+With few tokens a call takes less than its launch from Python; there all calls are one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from paperlm_kernels.bench.clocks import repetitions, synchronize
+
+TOGETHER = 256 * 2**20
+"Bytes of all copies: several times the second-level cache of an H200."
+MOST_COPIES = 512
+
+
+def copies_of(bytes_each: int, device: torch.device) -> int:
+    """How many copies of operands of so many bytes take turns; on a CPU, whose times are compared with nothing, two."""
+    if device.type != "cuda":
+        return 2
+    return max(2, min(MOST_COPIES, -(-TOGETHER // bytes_each)))
+
+
+def cold_times(
+    calls: Sequence[Callable[[], object]],
+    device: torch.device,
+    *,
+    graph: bool,
+    repeats: int,
+    warmup: int,
+    seconds: float,
+) -> list[float]:
+    """Microseconds of a call, each value the mean of a round through all of them. graph: a round is one CUDA graph."""
+
+    def once() -> None:
+        for call in calls:
+            call()
+
+    for _ in range(max(1, warmup)):
+        once()
+    synchronize(device)
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        once()
+        number = repetitions(time.perf_counter() - begin, repeats=repeats, seconds=seconds)
+        return [_cpu_round(once) / len(calls) for _ in range(number)]
+    around = once
+    if graph:
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            once()
+        around = captured.replay
+        around()
+    synchronize(device)
+    begin = time.perf_counter()
+    around()
+    synchronize(device)
+    number = repetitions(time.perf_counter() - begin, repeats=repeats, seconds=seconds)
+    events = []
+    for _ in range(number):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        around()
+        end.record()
+        events.append((start, end))
+    synchronize(device)
+    return [1e3 * start.elapsed_time(end) / len(calls) for start, end in events]
+
+
+def _cpu_round(once: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    once()
+    return 1e6 * (time.perf_counter() - begin)

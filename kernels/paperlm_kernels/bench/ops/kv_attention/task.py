@@ -1,0 +1,54 @@
+"""One method on one case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from paperlm_kernels.bench import clocks
+from paperlm_kernels.bench.cold import cold_times, copies_of
+from paperlm_kernels.bench.operation import Operation, Row, Task
+from paperlm_kernels.bench.ops.kv_attention.declared import sized
+from paperlm_kernels.bench.ops.kv_attention.methods import METHODS, Contender, Inputs
+from paperlm_kernels.bench.peers import AbsentError
+from paperlm_kernels.bench.rows import percentiles, short
+
+
+def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
+    """Rows of a task."""
+    device, case = torch.device(task.device), sized(task)
+    name = clocks.device_name(device)
+    try:
+        contender = METHODS[task.method](Inputs(case, device, task.seed))
+        first = contender.call("decode")
+        y = first()
+    except (AbsentError, ImportError) as reason:
+        yield operation.outcome(task, name, f"absent: {reason}")
+        return
+    size = case.token_bytes(contender.bits)
+    yield operation.row(task, name, "bytes_per_token", "bytes", [size], how="computed: of one layer")
+    for part in task.measures:
+        if part in contender.parts:
+            yield _time(operation, task, contender, part, name)
+        elif part == "error":
+            exact = contender.truth()
+            error = ((y.double() - exact).norm() / exact.norm()).item()
+            yield operation.row(task, name, "error", "relative", [error])
+        elif part == "determinism":
+            same = all(torch.equal(first(), y) for _ in range(2))
+            yield operation.row(task, name, "determinism", "bitwise equal", [float(same)], runs=3)
+
+
+def _time(operation: Operation, task: Task, contender: Contender, part: str, name: str) -> Row:
+    device, case = contender.inputs.device, contender.case
+    size = case.batch * case.context * case.token_bytes(contender.bits)
+    calls = [contender.call(part) for _ in range(copies_of(size, device))]
+    graph = device.type == "cuda"
+    taken = cold_times(calls, device, graph=graph, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds)
+    extra: dict[str, Any] = {"measure": part, "copies": len(calls), "graph": graph, "bits": contender.bits}
+    if device.type == "cuda" and part == "decode":
+        floor = case.floor(contender.bits)
+        extra |= {"floor_us": short(floor), "over_floor": short(percentiles(taken)[0] / floor)}
+    return operation.row(task, name, "time", "us", taken, **extra)

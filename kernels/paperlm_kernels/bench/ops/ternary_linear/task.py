@@ -1,0 +1,65 @@
+"""One method on one case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from paperlm_kernels.bench import clocks
+from paperlm_kernels.bench.cold import cold_times, copies_of
+from paperlm_kernels.bench.operation import Operation, Row, Task
+from paperlm_kernels.bench.ops.ternary_linear.declared import sized
+from paperlm_kernels.bench.ops.ternary_linear.methods import METHODS, Contender, Inputs
+from paperlm_kernels.bench.peers import AbsentError
+from paperlm_kernels.bench.rows import percentiles, short
+
+GRAPH_TOKENS = 16
+"Up to so many tokens a round is one CUDA graph."
+
+
+def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
+    """Rows of a task."""
+    device, case = torch.device(task.device), sized(task)
+    name = clocks.device_name(device)
+    try:
+        contender = METHODS[task.method](Inputs(case, device, task.seed))
+        first = contender.call(contender.parts[0])
+        y = first()
+    except (AbsentError, ImportError) as reason:
+        yield operation.outcome(task, name, f"absent: {reason}")
+        return
+    for part in task.measures:
+        if part in ("product", "layer") and part in contender.parts:
+            yield _time(operation, task, contender, part, name)
+        elif part == "error" and "product" in contender.parts:
+            exact = contender.truth()
+            error = ((y.double() - exact).norm() / exact.norm()).item()
+            yield operation.row(task, name, "error", "relative", [error])
+        elif part == "determinism":
+            same = all(torch.equal(first(), y) for _ in range(2))
+            yield operation.row(task, name, "determinism", "bitwise equal", [float(same)], runs=3)
+        elif part == "kernels":
+            call = contender.call(contender.parts[-1])
+            step = clocks.Step(lambda: None, lambda _, call=call: call())
+            for kernel, (ms, launches) in clocks.kernel_times(step, device, warmup=task.warmup).items():
+                yield operation.row(task, name, "kernel", "us", [1e3 * ms], measure=kernel, launches=launches)
+
+
+def _time(operation: Operation, task: Task, contender: Contender, part: str, name: str) -> Row:
+    device, case = contender.inputs.device, contender.case
+    weight_bytes = case.rows * case.columns * contender.bits / 8
+    calls = [contender.call(part) for _ in range(copies_of(int(weight_bytes), device))]
+    graph = device.type == "cuda" and case.tokens <= GRAPH_TOKENS
+    before = clocks.clock_and_power() if device.type == "cuda" else None
+    taken = cold_times(
+        calls, device, graph=graph, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds
+    )  # fmt: skip
+    extra: dict[str, Any] = {"measure": part, "copies": len(calls), "graph": graph, "bits": contender.bits}
+    if device.type == "cuda":
+        floor = case.floor(contender.bits)
+        extra |= {"floor_us": short(floor), "over_floor": short(percentiles(taken)[0] / floor)}
+        if before and (after := clocks.clock_and_power()):
+            extra["sm_clock_mhz"], extra["power_w"] = zip(before, after, strict=True)
+    return operation.row(task, name, "time", "us", taken, **extra)

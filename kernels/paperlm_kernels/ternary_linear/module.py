@@ -1,0 +1,92 @@
+"""`TernaryLinear`: a layer in the place of an `nn.Linear` that was trained with ternary weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
+from paperlm_kernels.rmsnorm_quantize.modes import kept, mode_of
+from paperlm_kernels.ternary_linear.function import ternary_linear
+from paperlm_kernels.ternary_linear.packing import LAYOUT, VERSION, PackedTernary, pack_weights
+
+
+class TernaryLinear(nn.Module):
+    """y = x_q W_q^T: the input quantized a token at a time, the weights in two bits. For use after training.
+
+    Made of latent weights by `from_linear`. activation, multiple and keep are those of `rmsnorm_quantize`: the
+    quantizer that the model was trained with. In a state dict: `weight` (packed), `alpha`, `layout`, which loading
+    checks.
+    """
+
+    def __init__(
+        self,
+        packed: PackedTernary,
+        alpha: Tensor,
+        bias: Tensor | None = None,
+        *,
+        activation: str = "int8_absmax",
+        multiple: float = 1,
+        keep: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        """Raises ValueError for an activation that there is not, or a share that does not fit the width."""
+        super().__init__()
+        mode_of(activation, multiple)
+        kept(keep, packed.in_features)
+        self.in_features, self.out_features = packed.in_features, packed.out_features
+        self.activation, self.multiple, self.keep, self.backend = activation, multiple, keep, backend
+        self.register_buffer("weight", packed.data)
+        self.register_buffer("alpha", alpha)
+        self.register_buffer("bias", bias)
+        sizes = (VERSION, packed.out_features, packed.in_features)
+        self.register_buffer("layout", torch.tensor(sizes, dtype=torch.int32))
+        self.register_load_state_dict_post_hook(_check)
+
+    @classmethod
+    def from_linear(cls, *linears: nn.Linear, **options: object) -> TernaryLinear:
+        """A layer for the latent weights of one `nn.Linear`, or of several that share their input, each with its own
+        scale; their outputs follow each other. Options are those of the class. Raises ValueError for biases in some."""
+        biases: Sequence[Tensor | None] = [linear.bias for linear in linears]
+        if any(b is None for b in biases) != all(b is None for b in biases):
+            raise ValueError("some of the layers have a bias and some have none; make one of each kind")
+        bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
+        return cls(*pack_weights([linear.weight for linear in linears]), bias, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in_features) -> (..., out_features) of its dtype."""
+        q = rmsnorm_quantize(
+            x, None, self.activation, multiple=self.multiple, keep=self.keep, backend=self.backend
+        )  # fmt: skip
+        packed = PackedTernary(self.weight, self.out_features, self.in_features)
+        # in float32 only where a bias is still to be added, so that the sum is rounded once
+        dtype = x.dtype if self.bias is None else torch.float32
+        y = ternary_linear(q.codes, q.scale, q.rowsum, packed, self.alpha, out_dtype=dtype, backend=self.backend)
+        return y if self.bias is None else (y + self.bias).to(x.dtype)
+
+    def _apply(self, fn, recurse=True):
+        """`model.half()` and the like leave the scales in float32, where they are exact."""
+        alpha = self.alpha
+        super()._apply(fn, recurse)
+        self.alpha = alpha.to(self.weight.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """Sizes and quantizer."""
+        keep = "" if self.keep is None else f", keep={self.keep}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, activation={self.activation}{keep}"
+
+
+def _check(module: TernaryLinear, incompatible: object) -> None:
+    """Raises ValueError for weights of another layout or content than the module's."""
+    version, rows, columns = module.layout.tolist()
+    if (rows, columns) != (module.out_features, module.in_features):
+        raise ValueError(
+            f"packed weights of {rows} x {columns} for a layer of {module.out_features} x {module.in_features}"
+        )
+    metadata = {"layout": LAYOUT, "layout_version": version, "out_features": rows, "in_features": columns}
+    PackedTernary.load(module.weight, metadata)
+    if not bool((module.alpha.isfinite() & (module.alpha > 0)).all()):
+        raise ValueError("alpha has a value that is not above 0: it is mean|W| of each matrix; pack the weights anew")

@@ -1,0 +1,93 @@
+"""The benchmarks of products with ternary weights and of quantized caches: their ceilings, cases, methods and rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paperlm_kernels.bench import cold, ops, rows
+from paperlm_kernels.bench.command import main
+from paperlm_kernels.bench.ops.kv_attention import declared as kv
+from paperlm_kernels.bench.ops.kv_attention.methods import METHODS as KV_METHODS
+from paperlm_kernels.bench.ops.ternary_linear import declared, methods
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "case,right",
+    [
+        ("700m_qkv_m1", (3.29, 1.65, 0.41)), ("1.3b_down_m1", (5.20, 2.60, 0.65)),
+        ("7b_gate_up_m1", (42.0, 21.0, 5.25)),
+        ("700m_o_m16", (1.12, 0.57, 0.15)), ("7b_qkv_m16", (23.5, 11.8, 3.03)), ("3b_down_m16", (13.0, 6.49, 1.66)),
+        ("3b_gate_up_m256", (35.8, 17.9, 17.9)), ("7b_down_m256", (29.2, 14.6, 14.6)),
+        ("1.3b_gate_up_m4096", (232, 116, 116)), ("7b_gate_up_m4096", (935, 468, 468)),
+    ],
+)  # fmt: skip
+def test_the_ceilings_are_those_worked_out_for_an_h200(case, right):
+    for bits, microseconds in zip((16, 8, 2), right, strict=True):
+        assert declared.CASES[case].floor(bits) == pytest.approx(microseconds, rel=0.005, abs=0.0051)
+
+
+def test_a_cache_of_7b_takes_250_64_and_49_microseconds_at_batch_16_and_4096_positions():
+    case = kv.CASES["7b_b16_c4096"]
+    assert [round(case.floor(bits)) for bits in (16, 4, 3)] == [250, 64, 49]
+    assert [kv.CASES["3b_b1_c2048"].token_bytes(bits) for bits in (16, 4, 3)] == [12800, 3328, 2560]
+
+
+@pytest.mark.parametrize("module,made", [(declared, methods.METHODS), (kv, KV_METHODS)])
+def test_every_method_and_case_that_is_declared_is_there(module, made):
+    assert list(module.METHODS) == list(made)
+    assert {name for names in module.GROUPS.values() for name in names} <= set(module.CASES)
+
+
+def test_copies_are_together_larger_than_a_cache_and_a_cpu_has_two():
+    card = torch.device("cuda")
+    for size in (590_000, 22_500_000, 180_400_000):
+        number = cold.copies_of(size, card)
+        assert number * size >= cold.TOGETHER or number == cold.MOST_COPIES
+    assert cold.copies_of(10**9, card) == 2 and cold.copies_of(1, CPU) == 2
+
+
+def test_each_call_of_a_round_is_timed_and_the_mean_is_told():
+    seen = []
+    calls = [lambda i=i: seen.append(i) for i in range(3)]
+    taken = cold.cold_times(calls, CPU, graph=False, repeats=10, warmup=2, seconds=10)
+    assert len(taken) == 10 and all(0 < t < 1e5 for t in taken)
+    assert seen == [0, 1, 2] * 13  # two to warm up, one to see how long it takes, ten that count
+
+
+@pytest.mark.parametrize("operation", ["ternary_linear", "kv_attention"])
+def test_the_listing_needs_no_card_and_says_why_a_peer_cannot_run(operation, capsys):
+    assert main([operation, "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "[absent: needs a CUDA GPU]" in listed and "at least" in listed
+    assert set(ops.operation(operation).methods) <= set(listed.split("methods:")[1].replace(":", " ").split()) | {
+        "torch int_mm", "torch unpacked"
+    }  # fmt: skip
+
+
+def test_a_run_on_a_cpu_gives_times_and_our_products_are_within_a_rounding_of_float64(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    given = ["--device", "cpu", "--repeats", "1", "--out", str(out)]
+    chosen = ["--methods", "ours,ours_int4,ours_sparse,torch unpacked,gemlite", "--measure", "product,layer,error"]
+    assert main(["ternary_linear", "--cases", "tiny_cpu_m1", *chosen, *given]) == 0
+    found = rows.read(out)
+    errors = {row["name"]: row["value"] for row in found if row["metric"] == "error"}
+    assert set(errors) == {"ours", "ours_int4", "ours_sparse", "torch unpacked"}
+    # bfloat16 rounds by at most 2^-9 of a value
+    assert all(errors[name] < 2**-9 for name in ("ours", "ours_int4", "ours_sparse"))
+    timed = [(row["name"], row["measure"], row["copies"]) for row in found if row["metric"] == "time"]
+    assert ("ours", "product", 2) in timed and ("ours", "layer", 2) in timed
+    assert {row["behaviour"] for row in found} == {1}
+    assert [row["outcome"] for row in found if row["name"] == "gemlite"] == ["absent: needs a CUDA GPU"]
+
+
+def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    chosen = ["--measure", "decode,append,error", "--device", "cpu", "--repeats", "1", "--out", str(out)]
+    assert main(["kv_attention", *chosen]) == 0
+    found = {(row["name"], row["metric"], row.get("measure")): row["value"] for row in rows.read(out)}
+    assert found["ours_4bit", "bytes_per_token", None] == 2 * 4 * (32 + 2)
+    assert found["ours_3bit", "bytes_per_token", None] == 2 * 4 * (24 + 2)
+    assert all(found[name, "error", None] < 2**-8 for name in ("ours_4bit", "ours_3bit", "ours_3bit_q4", "torch"))
+    assert found["ours_4bit", "time", "append"] > 0

@@ -1,0 +1,92 @@
+"""A layer with packed weights in the place of one with latent weights, kept and loaded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paperlm_kernels import TernaryLinear
+from safetensors.torch import load_file, save_file
+from support_ternary import everywhere, normal
+from torch import nn
+
+
+def latent(rows, width, seed=0, bias=False):
+    linear = nn.Linear(width, rows, bias=bias)
+    with torch.no_grad():
+        linear.weight.copy_(normal(rows, width, seed=seed) / width**0.5)
+    return linear
+
+
+def exact(x, linear, keep=None):
+    """The layer as its training sees it, in float64: ternary weights, INT8 input a token at a time."""
+    w, x = linear.weight.detach().double(), x.double()
+    if keep is not None:
+        least = x.abs().topk(round(keep * x.shape[-1]), -1).values[..., -1:]
+        x = torch.where(x.abs() >= least, x, 0.0)
+    alpha, top = w.abs().mean(), x.abs().amax(-1, keepdim=True)
+    y = (x * 127 / top).round() * top / 127 @ ((w / alpha).round().clamp(-1, 1) * alpha).T
+    return y if linear.bias is None else y + linear.bias.detach().double()
+
+
+@everywhere
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("keep", [None, 0.5])
+def test_it_computes_what_the_latent_layer_computes_with_quantizers(spot, bias, keep):
+    linear, x = latent(70, 300, bias=bias), normal(2, 5, 300, seed=1)
+    layer = TernaryLinear.from_linear(linear, keep=keep, backend=spot.backend).to(spot.device)
+    y, right = layer(x.to(spot.device)).cpu(), exact(x, linear, keep)
+    assert y.dtype == torch.float32 and (y.double() - right).norm() < 1e-5 * right.norm()
+
+
+def test_layers_that_share_an_input_become_one_with_a_scale_each():
+    q, k, v = latent(64, 96), latent(32, 96, seed=1), latent(32, 96, seed=2)
+    with torch.no_grad():
+        k.weight.mul_(9.0)
+    x = normal(7, 96, seed=3)
+    together = TernaryLinear.from_linear(q, k, v)(x)
+    assert torch.equal(together, torch.cat([TernaryLinear.from_linear(one)(x) for one in (q, k, v)], -1))
+    with pytest.raises(ValueError, match="some have none"):
+        TernaryLinear.from_linear(q, latent(8, 96, bias=True))
+
+
+def test_it_is_kept_in_safetensors_in_two_bits_a_weight_and_loaded_as_it_was(tmp_path):
+    layer = TernaryLinear.from_linear(latent(256, 1024))
+    save_file(layer.state_dict(), tmp_path / "layer.safetensors")
+    assert layer.weight.nbytes == 256 * 1024 // 4
+    other = TernaryLinear.from_linear(latent(256, 1024, seed=5))
+    other.load_state_dict(load_file(tmp_path / "layer.safetensors"))
+    x = normal(3, 1024)
+    assert torch.equal(other(x), layer(x))
+
+
+def test_weights_of_another_shape_layout_or_without_scales_are_refused_when_they_are_loaded():
+    layer = TernaryLinear.from_linear(latent(100, 200))
+    state = layer.state_dict()
+    for change, error, words in (
+        ({"layout": torch.tensor([2, 100, 200], dtype=torch.int32)}, ValueError, "version 2"),
+        ({"layout": torch.tensor([1, 100, 199], dtype=torch.int32)}, ValueError, "100 x 199 for a layer of 100 x 200"),
+        ({"weight": torch.full_like(state["weight"], 0xFF)}, ValueError, "the code 3"),
+        ({"weight": torch.zeros_like(state["weight"])}, ValueError, "padding beyond 100 x 200"),
+        ({"alpha": torch.zeros_like(state["alpha"])}, ValueError, "not above 0"),
+        ({"weight": state["weight"][:, :-1]}, RuntimeError, "size mismatch"),
+    ):
+        with pytest.raises(error, match=words):
+            TernaryLinear.from_linear(latent(100, 200)).load_state_dict({**state, **change})
+    del state["alpha"]
+    with pytest.raises(RuntimeError, match="alpha"):
+        TernaryLinear.from_linear(latent(100, 200)).load_state_dict(state)
+
+
+def test_scales_stay_in_float32_in_a_model_of_16_bits():
+    layer = TernaryLinear.from_linear(latent(64, 96))
+    before = layer.alpha.clone()
+    model = nn.Sequential(layer, nn.Linear(64, 8)).bfloat16()
+    assert model[0].alpha.dtype == torch.float32 and torch.equal(model[0].alpha, before)
+    assert model(normal(3, 96).bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_quantizer_that_there_is_not_is_refused_when_the_layer_is_made():
+    with pytest.raises(ValueError, match="did you mean 'int8_absmax'"):
+        TernaryLinear.from_linear(latent(4, 8), activation="int8_absmx")
+    with pytest.raises(ValueError, match="no whole number of them"):
+        TernaryLinear.from_linear(latent(4, 9), keep=0.5)
