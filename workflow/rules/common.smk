@@ -130,6 +130,10 @@ def consistency_digest(wildcards):
     return plan.consistency_digest()
 
 
+def editions(wildcards):
+    return project.config.model_dump_json(include={"editions"})
+
+
 def methods_of_case(wildcards):
     return ",".join(plan.measurements[wildcards.op, wildcards.case])
 

@@ -142,6 +142,6 @@ rule published_consistency:
         "logs/tables/published_consistency.log",
     params:
         checks=consistency_digest,
-        config=exhibit_config,
+        config=editions,
     shell:
         "python -m paperlm consistency --config-json {params.config:q} --out {output:q} > {log:q} 2>&1"
