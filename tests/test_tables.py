@@ -7,7 +7,7 @@ import math
 import statistics
 
 import pytest
-from support_tables import BATCHES, pretrained, write_records
+from support_tables import BATCHES, edited, pretrained, write_records
 
 from paperlm.errors import RecordError
 from paperlm.plan.project import ROOT, Project
@@ -101,6 +101,18 @@ def test_a_broken_method_makes_the_claims_fail(paper_scale, tmp_path):
     assert [verdicts[f"MIX-T1-{i}"] for i in (1, 2, 6)] == ["fails", "fails", "fails"]
     cells = {(d.row, d.column): d.verdict for d in contents.diff}
     assert cells["Mix-LN", "LLaMA-71M"] == "differs" and cells["Post-LN", "LLaMA-1B"] == "differs"
+
+
+def test_a_column_of_another_quantity_is_not_compared_and_the_others_are(tmp_path):
+    def edit(paper: dict) -> None:
+        paper["tables"][TABLE]["columns"]["LLaMA-130M"]["incomparable"] = "another vocabulary"
+
+    project = Project({"scale": "paper"}, edited(tmp_path / "root", "mixln", edit))
+    records = write_records(project, tmp_path, lambda r, c, s: printed(r, c))
+    cells = table_contents(project, TABLE, records).cells
+    there, beside = cells["Mix-LN", "LLaMA-130M"], cells["Mix-LN", "LLaMA-71M"]
+    assert (there.verdict, there.reason, there.difference) == ("not comparable at this scale", "another vocabulary", "")
+    assert beside.verdict == "match"
 
 
 def test_a_difference_within_two_seed_deviations_is_within_seeds(paper_scale, tmp_path):

@@ -190,7 +190,12 @@ def test_a_changed_rule_of_a_kind_makes_its_jobs_and_their_children_again_and_no
     assert "Nothing to be done" in snakemake(toy, "toy", *SMOKE, "checkpoint_seconds=7")
     kind.write_text(kind.read_text().replace("leaves_model: ", "behaviour: ClassVar[int] = 2\n    leaves_model: "))
     assert steps(snakemake(toy, "-n", "toy", *SMOKE))["toy_number"] == 3
-    assert steps(snakemake(toy, "-n", "toy", *SMOKE, "remake=no")).keys() <= {"table", "toy", "published_consistency", "total"}, "marked only"
+    assert steps(snakemake(toy, "-n", "toy", *SMOKE, "remake=no")).keys() <= {
+        "table",
+        "toy",
+        "published_consistency",
+        "total",
+    }, "marked only"
     out = snakemake(toy, "toy", *SMOKE)
     assert (steps(out)["toy_model"], steps(out)["toy_number"]) == (1, 3)
     assert "Nothing to be done" in snakemake(toy, "toy", *SMOKE)

@@ -125,6 +125,8 @@ class Part(Frozen):
     sum_of_column: str = ""
     "metric of the column's jobs, whose mean is printed as a count; such a row has no job of its own"
     source: str = ""
+    incomparable: str = ""
+    "why its printed numbers are another quantity than ours, whatever the scale"
     in_print: bool = True
     "False: a column or row of ours beside those that the paper prints"
     scales: list[str] = []

@@ -114,8 +114,9 @@ def _diff_row(
         close = "match" if abs(difference) <= half_a_digit(printed) else f"within {rule.within:g}"
         verdict = close if abs(difference) <= max(rule.within, half_a_digit(printed)) else "differs"
         return DiffRow(**common, **shown, difference=f"{difference:+.3g}", verdict=verdict, reason=rule.why)
-    if table.incomparable:
-        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=table.incomparable)
+    parts = (table.rows[cell.row], table.columns[cell.column])
+    if why := table.incomparable or next((part.incomparable for part in parts if part.incomparable), ""):
+        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=why)
     if not project.scale.comparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE)
     shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
