@@ -256,7 +256,10 @@ WRONG = [
     ({"text": "bundled:c4_sample", "text_tokens": 8}, r"are for a hub_model; this one reads its validation tokens"),
     ({"of": HubModel(name=HUB)}, r"say what a hub_model reads: set both"),
     ({"of": HubModel(name=HUB), "text": "bundled:c4_sample"}, r"say what a hub_model reads: set both"),
-    ({"of": AngularDistance(of=Pretrained())}, r"it has to be of kind pretrain or sft or rloo or hub_model"),
+    (
+        {"of": AngularDistance(of=Pretrained())},
+        r"it has to be of kind pretrain or continue_pretrain or sft or rloo or hub_model",
+    ),
 ]
 
 

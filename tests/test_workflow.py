@@ -157,7 +157,8 @@ def test_figures_of_training_are_made_from_jobs_and_measurements_of_their_models
 
 def test_a_toy_paper_is_made_once_with_snapshots_and_claims(toy):
     out = snakemake(toy, "toy", *SMOKE)
-    assert steps(out) == {"toy_model": 1, "toy_number": 3, "table": 2, "toy": 1, "total": 7}
+    exhibits = {"table": 2, "published_consistency": 1}
+    assert steps(out) == {"toy_model": 1, "toy_number": 3, "toy": 1, "total": 8, **exhibits}
     rows = list(csv.DictReader((toy / "paper_tables/toy_table1.csv").open()))
     assert [(row["count"], row["early"]) for row in rows] == [("4.00", "2.00"), ("8.00", "2.00")]
     assert "TOY-1" in out
@@ -351,7 +352,7 @@ def test_every_verb_explains_itself(paperlm):
     verbs = set(re.findall(r"^    ([a-z-]+)\b", paperlm("--help").stdout, re.MULTILINE))
     assert verbs == {
         "prepare-data", "run", "why", "plan", "watch", "table", "curves", "figure", "measure", "summary", "results",
-        "documents", "evidence", "show", "bench", "lm-eval",
+        "documents", "evidence", "show", "bench", "lm-eval", "consistency",
     }  # fmt: skip
 
 

@@ -6,11 +6,11 @@ from paperlm.errors import SpecError
 from paperlm.jobs import job_kinds
 from paperlm.plan.project import Project
 
-RULES = ("all", "prepare_data", "table", "curves", "figure", "judged_figure", "measure")
+RULES = ("all", "prepare_data", "table", "curves", "figure", "judged_figure", "measure", "published_consistency")
 "Rules of the workflow that are no kind of job and no paper."
 VERBS = (
-    "prepare-data", "run", "why", "plan", "watch", "evidence", "table", "curves", "figure", "measure", "summary",
-    "documents", "results", "show", "bench", "lm-eval",
+    "prepare-data", "run", "why", "plan", "watch", "evidence", "table", "consistency", "curves", "figure", "measure",
+    "summary", "documents", "results", "show", "bench", "lm-eval",
 )  # fmt: skip
 "Verbs of `python -m paperlm`."
 
