@@ -57,7 +57,7 @@ def rmsnorm_quantize(
         keep: TopK behind the norm: the share of entries of largest magnitude that stay, exactly; the others are 0.
         residual: like x, added first. The sum is rounded to x's dtype, returned as `stream`, and normalized.
         up: like x: what is normalized is up * relu(x)^2.
-        compact: also the places of the codes that are not 0, for `sparse_ternary_linear`.
+        compact: also the places of the codes that are not 0, for `sparse_columns_linear`.
         backend: "triton", "reference" or "auto".
 
     Returns:

@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paperlm_kernels.bench.operation import Defaults, Operation, Row, Task
-from paperlm_kernels.bench.peers import label
+from paperlm_kernels.bench.declared import Declared
+from paperlm_kernels.bench.operation import Defaults, Row, Task
 
 BOUND = "lower_bound"
 
 
-class CrossEntropy(Operation):
+class CrossEntropy(Declared):
     """The loss of a linear classifier over a large vocabulary, and its gradients."""
 
     summary = "time, memory and accuracy of linear cross-entropy, ours and others'"
@@ -43,24 +43,6 @@ class CrossEntropy(Operation):
         }
 
     @property
-    def groups(self) -> Mapping[str, tuple[str, ...]]:
-        from paperlm_kernels.bench.ops.cross_entropy.declared import GROUPS
-
-        return GROUPS
-
-    @property
-    def methods(self) -> Mapping[str, str]:
-        from paperlm_kernels.bench.ops.cross_entropy.declared import METHODS
-
-        return METHODS
-
-    @property
-    def metrics(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        from paperlm_kernels.bench.ops.cross_entropy.declared import METRICS
-
-        return METRICS
-
-    @property
     def numbers(self) -> tuple[str, ...]:
         from paperlm_kernels.bench.ops.cross_entropy.declared import NUMBERS
 
@@ -76,14 +58,11 @@ class CrossEntropy(Operation):
         # Only so many that the table shows something: a CPU's times are compared with nothing.
         return Defaults(cases, methods, "loss,gradient,both,error,determinism", 3, 1, 1.5)
 
-    def absent(self, method: str, device: str) -> str | None:
-        return _contender(method).absent(device)
-
-    def label(self, method: str) -> str:
-        return label(method, _contender(method).package)
+    def contender(self, method: str) -> Any:
+        return super().contender(method).func
 
     def modules(self, method: str) -> tuple[str, ...]:
-        return () if method == BOUND else _contender(method).modules
+        return () if method == BOUND else self.contender(method).modules
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -105,11 +84,6 @@ class CrossEntropy(Operation):
             "lower_bound_mib": case.lower_bound,
         }
 
-    def run(self, task: Task) -> Generator[Row | None, bool | None, None]:
-        from paperlm_kernels.bench.ops.cross_entropy.task import rows_of
-
-        yield from rows_of(self, task)
-
     def shared(self, found: list[Row]) -> dict[str, Any]:
         """The share of 128 x 128 tiles alive, without which a time of a filtered row says nothing."""
         alive = [row["value"] for row in found if row["metric"] == "alive_share" and row["tiles"] == "128x128"]
@@ -124,13 +98,6 @@ class CrossEntropy(Operation):
         from paperlm_kernels.bench.ops.cross_entropy.chart import draw
 
         draw(found, path)
-
-
-def _contender(method: str) -> Any:
-    """The class of a method."""
-    from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
-
-    return METHODS[method].func
 
 
 OPERATION = CrossEntropy()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from paperlm_kernels.bench.operation import Defaults, Operation, Row, Task
-from paperlm_kernels.bench.peers import label
+from paperlm_kernels.bench.declared import Declared
+from paperlm_kernels.bench.operation import Defaults, Task
 
 
-class KVAttention(Operation):
+class KVAttention(Declared):
     """One query a sequence over a cache that is full."""
 
     summary = "time and error of attention over a quantized cache, ours, and others' over bfloat16"
@@ -32,39 +32,11 @@ class KVAttention(Operation):
             for name, case in CASES.items()
         }
 
-    @property
-    def groups(self) -> Mapping[str, tuple[str, ...]]:
-        from paperlm_kernels.bench.ops.kv_attention.declared import GROUPS
-
-        return GROUPS
-
-    @property
-    def methods(self) -> Mapping[str, str]:
-        from paperlm_kernels.bench.ops.kv_attention.declared import METHODS
-
-        return METHODS
-
-    @property
-    def metrics(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        from paperlm_kernels.bench.ops.kv_attention.declared import METRICS
-
-        return METRICS
-
     def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
         measures = "decode,append,error,determinism" if for_tables else "decode,append"
         if device == "cuda":
             return Defaults("all", ",".join(self.methods), measures, 200, 3, 4.0)
         return Defaults("cpu", ",".join(self.methods), measures, 3, 1, 1.0)
-
-    def absent(self, method: str, device: str) -> str | None:
-        from paperlm_kernels.bench.ops.kv_attention.methods import METHODS
-
-        return METHODS[method].absent(device)
-
-    def label(self, method: str) -> str:
-        from paperlm_kernels.bench.ops.kv_attention.methods import METHODS
-
-        return label(method, METHODS[method].package)
 
     def identity(self, task: Task) -> dict[str, Any]:
         from paperlm_kernels.behaviour import BITNET
@@ -73,11 +45,6 @@ class KVAttention(Operation):
         case = sized(task)
         shape = {name: getattr(case, name) for name in ("batch", "context", "heads", "head_dim")}
         return {"shape": shape, "source": "synthetic", "behaviour": BITNET["kv_attention"]}
-
-    def run(self, task: Task) -> Generator[Row | None, bool | None, None]:
-        from paperlm_kernels.bench.ops.kv_attention.task import rows_of
-
-        yield from rows_of(self, task)
 
 
 OPERATION = KVAttention()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from paperlm_kernels.bench.operation import Defaults, Operation, Row, Task
-from paperlm_kernels.bench.peers import label
+from paperlm_kernels.bench.declared import Declared
+from paperlm_kernels.bench.operation import Defaults, Task
 
 
-class TernaryLinear(Operation):
+class TernaryLinear(Declared):
     """A product with ternary weights, from quantized input or from what a norm reads."""
 
     summary = "time and error of products with ternary weights, ours and others'"
@@ -21,6 +21,7 @@ class TernaryLinear(Operation):
         "kernels": "time of each kernel of the layer",
     }
     packages = ("gemlite", "torchao", "quack-kernels", "bitblas")
+    numbers = ("value", "low", "high", "floor_us", "over_floor")
 
     @property
     def cases(self) -> Mapping[str, str]:
@@ -32,42 +33,11 @@ class TernaryLinear(Operation):
             for name, case in CASES.items()
         }
 
-    @property
-    def groups(self) -> Mapping[str, tuple[str, ...]]:
-        from paperlm_kernels.bench.ops.ternary_linear.declared import GROUPS
-
-        return GROUPS
-
-    @property
-    def methods(self) -> Mapping[str, str]:
-        from paperlm_kernels.bench.ops.ternary_linear.declared import METHODS
-
-        return METHODS
-
-    @property
-    def metrics(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        from paperlm_kernels.bench.ops.ternary_linear.declared import METRICS
-
-        return METRICS
-
-    numbers = ("value", "low", "high", "floor_us", "over_floor")
-
     def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
-        on_gpu = device == "cuda"
         measures = "product,layer,error,determinism" if for_tables else "product,layer"
-        if on_gpu:
+        if device == "cuda":
             return Defaults("all", ",".join(self.methods), measures, 200, 3, 4.0)
         return Defaults("cpu", ",".join(self.methods), measures, 3, 1, 1.0)
-
-    def absent(self, method: str, device: str) -> str | None:
-        from paperlm_kernels.bench.ops.ternary_linear.methods import METHODS
-
-        return METHODS[method].absent(device)
-
-    def label(self, method: str) -> str:
-        from paperlm_kernels.bench.ops.ternary_linear.methods import METHODS
-
-        return label(method, METHODS[method].package)
 
     def identity(self, task: Task) -> dict[str, Any]:
         from paperlm_kernels.behaviour import BITNET
@@ -76,11 +46,6 @@ class TernaryLinear(Operation):
         case = sized(task)
         shape = {name: getattr(case, name) for name in ("tokens", "rows", "columns")}
         return {"shape": shape, "source": "synthetic", "behaviour": BITNET["ternary_linear"]}
-
-    def run(self, task: Task) -> Generator[Row | None, bool | None, None]:
-        from paperlm_kernels.bench.ops.ternary_linear.task import rows_of
-
-        yield from rows_of(self, task)
 
 
 OPERATION = TernaryLinear()
