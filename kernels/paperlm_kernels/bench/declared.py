@@ -1,17 +1,18 @@
 """Operations whose folder says in files of their own what is measured, and how.
 
-`declared` has CASES, GROUPS, METHODS and METRICS and loads no torch, `methods` what measures each method, `task` rows_of.
-They are imported where they are asked for: a list of the cases is fast.
+`declared` has CASES, GROUPS, METHODS and METRICS and loads no torch; `methods` has what measures each method, `task`
+the function rows_of. They are imported where they are asked for: a list of the cases is fast.
 """
 
 from __future__ import annotations
 
+import abc
 import importlib
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, ClassVar
 
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.peers import label
+from paperlm_kernels.bench.peers import label, why_absent
 
 
 class Declared(Operation):
@@ -45,3 +46,32 @@ class Declared(Operation):
 
     def run(self, task: Task) -> Generator[Row | None, bool | None, None]:
         yield from self.of_folder("task").rows_of(self, task)
+
+
+class Contender(abc.ABC):
+    """A method of an operation that is timed on cold copies of what it reads (paperlm_kernels.bench.cold)."""
+
+    package: ClassVar[str | None] = None
+    "a peer's; None: ours, or PyTorch's"
+    needs_gpu: ClassVar[bool] = False
+    bits: ClassVar[float]
+    "of a number in what it reads"
+    parts: ClassVar[tuple[str, ...]]
+    "that it can be asked for"
+
+    def __init__(self, inputs: Any) -> None:
+        """Raises AbsentError where it cannot do this case."""
+        self.inputs, self.case = inputs, inputs.case
+
+    @classmethod
+    def absent(cls, device: str) -> str | None:
+        """Why it cannot run here at all."""
+        return why_absent(device, package=cls.package, needs_gpu=cls.needs_gpu)
+
+    @abc.abstractmethod
+    def call(self, part: str) -> Callable[[], Any]:
+        """A call of a part with its own copy of what it reads; it returns the tensor that is made."""
+
+    @abc.abstractmethod
+    def truth(self) -> Any:
+        """What the first of the parts should give, float64."""

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.ops.kv_attention.declared import Case
-from paperlm_kernels.bench.peers import AbsentError, why_absent
+from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.kv_attention import QuantizedKV
 
 Call = Callable[[], Tensor | None]
@@ -30,22 +31,11 @@ class Inputs:
         self.cos, self.sin = angle.cos(), angle.sin()
 
 
-class Contender(abc.ABC):
+class Attending(Contender):
     """Attention over a cache of `bits`."""
 
-    package: ClassVar[str | None] = None
-    needs_gpu: ClassVar[bool] = False
     bits: ClassVar[int] = 16
     parts: ClassVar[tuple[str, ...]] = ("decode",)
-
-    def __init__(self, inputs: Inputs) -> None:
-        """Raises AbsentError where it cannot do this case."""
-        self.inputs, self.case = inputs, inputs.case
-
-    @classmethod
-    def absent(cls, device: str) -> str | None:
-        """Why it cannot run here at all."""
-        return why_absent(device, package=cls.package, needs_gpu=cls.needs_gpu)
 
     @abc.abstractmethod
     def call(self, part: str) -> Call:
@@ -62,7 +52,7 @@ def _attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("bht,bhtd->bhd", scores.softmax(-1), values.double())
 
 
-class Ours(Contender):
+class Ours(Attending):
     """`QuantizedKV`."""
 
     bits = 4
@@ -111,7 +101,7 @@ class Ours3Q4(Ours3):
     parts = ("decode",)
 
 
-class Torch(Contender):
+class Torch(Attending):
     """Whichever kernel scaled_dot_product_attention takes."""
 
     def call(self, part: str) -> Call:
@@ -120,7 +110,7 @@ class Torch(Contender):
         return lambda: F.scaled_dot_product_attention(q, k, v)[:, :, 0]
 
 
-class FlashAttention(Contender):
+class FlashAttention(Attending):
     """Split over the positions."""
 
     package = "flash-attn"
@@ -134,7 +124,7 @@ class FlashAttention(Contender):
         return lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)[:, 0]
 
 
-class FlashInfer(Contender):
+class FlashInfer(Attending):
     """Its decode of a single sequence."""
 
     package = "flashinfer-python"

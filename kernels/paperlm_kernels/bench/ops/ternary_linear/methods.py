@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.ops.ternary_linear.declared import Case
-from paperlm_kernels.bench.peers import AbsentError, why_absent
+from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.rmsnorm_quantize import Quantized, rmsnorm_quantize
 from paperlm_kernels.ternary_linear import pack_ternary, sparse_columns_linear, ternary_linear, unpack_ternary
 from paperlm_kernels.ternary_linear.packing import padded
@@ -33,22 +34,11 @@ class Inputs:
         self.gain = torch.ones(case.columns, device=device, dtype=torch.bfloat16)
 
 
-class Contender(abc.ABC):
+class Product(Contender):
     """A product. `bits` of a weight in its operands; `parts` that it can be asked for."""
 
-    package: ClassVar[str | None] = None
-    needs_gpu: ClassVar[bool] = False
     bits: ClassVar[float] = 2
     parts: ClassVar[tuple[str, ...]] = ("product", "layer")
-
-    def __init__(self, inputs: Inputs) -> None:
-        """Raises AbsentError where it cannot do this case."""
-        self.inputs, self.case = inputs, inputs.case
-
-    @classmethod
-    def absent(cls, device: str) -> str | None:
-        """Why it cannot run here at all."""
-        return why_absent(device, package=cls.package, needs_gpu=cls.needs_gpu)
 
     @abc.abstractmethod
     def call(self, part: str) -> Call:
@@ -61,7 +51,7 @@ class Contender(abc.ABC):
         return i.x.double() @ i.weight.double().T * i.alpha.double()
 
 
-class Ours(Contender):
+class Ours(Product):
     """Packed weights."""
 
     mode: ClassVar[str] = "int8_absmax"
@@ -124,7 +114,7 @@ class OursInt8(Ours):
         return lambda q: run_linear(q.codes, q.scale, q.rowsum, dense, alpha, N, torch.bfloat16)
 
 
-class Torch(Contender):
+class Torch(Product):
     """cuBLAS."""
 
     bits = 16
@@ -139,7 +129,7 @@ class Torch(Contender):
         return lambda: F.linear(i.x, weight)
 
 
-class TorchUnpacked(Contender):
+class TorchUnpacked(Product):
     """Unpacked anew each time, as a model does that knows no kernel."""
 
     def call(self, part: str) -> Call:
@@ -175,7 +165,7 @@ class TorchIntMM(Ours):
         return multiply
 
 
-class GemLite(Contender):
+class GemLite(Product):
     """Quantizes its input itself, so that it has no product alone."""
 
     package = "gemlite"
@@ -207,7 +197,7 @@ class TorchAO(Ours):
         return lambda q: scaled_int8_mm(q.codes[:, :K].contiguous(), weight.T, q.scale, alpha)
 
 
-class Untried(Contender):
+class Untried(Product):
     """A peer for which nothing has been written that has run: said so where it is asked for."""
 
     needs_gpu = True
@@ -218,7 +208,7 @@ class Untried(Contender):
         raise AbsentError(self.why)
 
     def call(self, part: str) -> Call:
-        raise NotImplementedError
+        raise AbsentError(self.why)
 
 
 class Quack(Untried):

@@ -9,9 +9,10 @@ import torch
 
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.cold import cold_times, copies_of
+from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.operation import Operation, Row, Task
 from paperlm_kernels.bench.ops.ternary_linear.declared import sized
-from paperlm_kernels.bench.ops.ternary_linear.methods import METHODS, Contender, Inputs
+from paperlm_kernels.bench.ops.ternary_linear.methods import METHODS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
 
