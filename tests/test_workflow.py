@@ -50,7 +50,7 @@ def test_a_dry_run_of_everything_takes_less_than_ten_seconds_and_plans_every_job
     out = snakemake(clone, "-n", "--config", f"scale={scale}", "run_missing=yes")
     assert time.monotonic() - started < 10
     # Records of models that are not in the repository are committed, so that nothing of them is made.
-    jobs = State(Project({"scale": scale, "run_missing": "yes"})).todo()
+    jobs = State(Project({"scale": scale, "run_missing": "yes"}, clone)).todo()
     kinds = Counter(job.kind for job in jobs.values())
     assert {name: steps(out)[name] for name in kinds} == kinds and len(kinds) > 8
     assert steps(out)["prepare_data"] == len({s.data_id for job in jobs.values() for s in job.data()})

@@ -9,15 +9,17 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
 
 from paperlm.errors import JobError, SpecError, unknown
 from paperlm.frozen import Frozen, digest
+from paperlm.norms import build_method
+from paperlm.quantizers.scheme import kv_cache_of, quantization_of
 
 if TYPE_CHECKING:
     from paperlm.data.settings import DataSettings
@@ -213,6 +215,28 @@ def parent_kinds(kind: type[Job]) -> dict[str, tuple[str, ...]]:
                 found[name] = mark.kinds
     return found
 
+
+def _in_full(build: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any] | None]:
+    """Of a field that describes something with options: they are written out, so that a changed default makes a new
+    job. None stays; what `build` refuses with a SpecError is refused."""
+
+    def described(value: Any) -> dict[str, Any] | None:
+        try:
+            return None if value is None else build(value)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
+    return described
+
+
+Norm = Annotated[dict[str, Any], AfterValidator(_in_full(lambda value: build_method(value).describe()))]
+"A norm method and its options."
+Quantizers = Annotated[
+    dict[str, Any] | None, BeforeValidator(_in_full(lambda value: quantization_of(value).describe()))
+]
+"The quantizers of a model, or a preset's name; None: it has none."
+KVCacheOptions = Annotated[dict[str, Any] | None, AfterValidator(_in_full(lambda value: kv_cache_of(value).described))]
+"In how many bits a model keeps keys and values; None: as it was trained."
 
 At = int | Literal["init", "end"]
 "Of which state of the parent: after so many updates, before the first (`init`), after the last (`end`)."

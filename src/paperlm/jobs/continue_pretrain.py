@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from paperlm.data.settings import DataSettings
-from paperlm.errors import SpecError
-from paperlm.jobs.base import Inputs, Job, Machine, Trunk, parent
+from paperlm.jobs.base import Inputs, Job, Machine, Quantizers, Trunk, parent
 from paperlm.jobs.pretrain import Pretrain
-from paperlm.quantizers.scheme import quantization_of
 
 if TYPE_CHECKING:
     from paperlm.jobs.base import Result
@@ -34,17 +32,8 @@ class ContinuePretrain(Job):
     "the run that is gone on with, the trunk"
     at: int = Field(gt=0)
     "update of it after which this job takes over"
-    quantization: dict[str, Any] | None
+    quantization: Quantizers
     "as of a pretrain job, whole: quantizers of activations take the place of the trunk's, that of weights is the same"
-
-    @field_validator("quantization", mode="before")
-    @classmethod
-    def quantizers_exist(cls, value: Any) -> dict[str, Any] | None:
-        """Options are written out in full, so that a changed default makes a new job."""
-        try:
-            return None if value is None else quantization_of(value).describe()
-        except SpecError as error:
-            raise ValueError(str(error)) from None
 
     @model_validator(mode="before")
     @classmethod

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings, ImageData
 from paperlm.errors import SpecError, unknown
-from paperlm.jobs.base import Beta, Inputs, Job, Machine, Seed
+from paperlm.jobs.base import Beta, Inputs, Job, Machine, Norm, Seed
 from paperlm.jobs.pretrain import method_slug
 from paperlm.models.sizes import VIT_SIZES
 from paperlm.norms import ModelShape, NormMethod, build_method
@@ -48,7 +48,7 @@ class ImageClassification(Job):
     n_layers: int = Field(gt=0)
     patch_size: int = Field(gt=0)
     "pixels a side"
-    norm: dict[str, Any]
+    norm: Norm
     layer_norm_eps: float = Field(gt=0)
     initializer_range: float = Field(gt=0)
 
@@ -110,15 +110,6 @@ class ImageClassification(Job):
         if value not in VIT_SIZES:
             raise ValueError(unknown("size of an image classifier", value, VIT_SIZES))
         return value
-
-    @field_validator("norm")
-    @classmethod
-    def norm_exists(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Options are written out in full, so that a changed default makes a new job."""
-        try:
-            return build_method(value).describe()
-        except SpecError as error:
-            raise ValueError(str(error)) from None
 
     @field_validator("crop_area", "crop_ratio")
     @classmethod

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
-from paperlm.errors import SpecError
 from paperlm.evaluate.tasks import Source, TaskName, task_of
-from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Seed, parent
-from paperlm.quantizers.scheme import kv_cache_of
+from paperlm.jobs.base import At, Inputs, Job, KVCacheOptions, Machine, Result, Seed, parent
 
 BATCH = {"cpu": 16, "cuda": 64}
 "Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
@@ -44,7 +42,7 @@ class LmEval(Job):
     "of the draw of examples; the default is lm-eval's"
     max_length: int = Field(gt=1)
     "tokens that the model sees at once; longer requests are cut on the left"
-    kv_cache: dict[str, Any] | None = None
+    kv_cache: KVCacheOptions = None
     "numbers of queries, keys and values, as the model's configuration has it; null: as it was trained"
 
     @field_validator("tasks")
@@ -53,15 +51,6 @@ class LmEval(Job):
         if len(set(tasks)) < len(tasks):
             raise ValueError("a task is named twice")
         return tasks
-
-    @field_validator("kv_cache")
-    @classmethod
-    def cache_exists(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Options are written out in full, so that a changed default makes a new job."""
-        try:
-            return None if value is None else kv_cache_of(value).described
-        except SpecError as error:
-            raise ValueError(str(error)) from None
 
     def data(self) -> list[DataSettings]:
         """One set a task, whole: `items` is applied later, so that jobs share what is prepared."""

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from paperlm.data.registry import DatasetName, TokenizerName
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
-from paperlm.jobs.base import Beta, Inputs, Job, Machine, Seed
+from paperlm.jobs.base import Beta, Inputs, Job, Machine, Norm, Quantizers, Seed
 from paperlm.models.sizes import VIT_SIZES, flops_per_token
 from paperlm.norms import ModelShape, NormMethod, build_method
 from paperlm.quantizers.presets import preset_name
@@ -45,7 +45,7 @@ class Pretrain(Job):
     n_heads: int = Field(gt=0)
     n_layers: int = Field(gt=0)
     vocab_size: int = Field(gt=2, le=65536)
-    norm: dict[str, Any]
+    norm: Norm
     rms_norm_eps: float = Field(gt=0)
     rope_theta: float = Field(gt=0)
     initializer_range: float = Field(gt=0)
@@ -99,7 +99,7 @@ class Pretrain(Job):
     "of two_phase: weight decay of the second phase; null: that of the first"
     decay_norms: bool = True
     "whether weight decay is on the gains and biases of norms as well; on all else it is"
-    quantization: dict[str, Any] | None = None
+    quantization: Quantizers = None
     "quantizers of weights and inputs (paperlm.quantizers.scheme), or the name of a preset that has them; None: none"
     sub_norm: bool = False
     "a norm in front of the output and down projections"
@@ -107,24 +107,6 @@ class Pretrain(Job):
     "activation of the feed-forward; relu2: max(x, 0)^2"
     tie_word_embeddings: bool = False
     "embedding and head are one matrix"
-
-    @field_validator("norm")
-    @classmethod
-    def norm_exists(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Options are written out in full, so that a changed default makes a new job."""
-        try:
-            return build_method(value).describe()
-        except SpecError as error:
-            raise ValueError(str(error)) from None
-
-    @field_validator("quantization", mode="before")
-    @classmethod
-    def quantizers_exist(cls, value: Any) -> dict[str, Any] | None:
-        """As the norm: written out in full, a preset's name too."""
-        try:
-            return None if value is None else quantization_of(value).describe()
-        except SpecError as error:
-            raise ValueError(str(error)) from None
 
     @field_validator("size")
     @classmethod

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from paperlm.data.chunks import Chunks, Longer, packed_chunks
 from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
-from paperlm.errors import JobError, SpecError
-from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Series, parent
-from paperlm.quantizers.scheme import kv_cache_of
+from paperlm.errors import JobError
+from paperlm.jobs.base import At, Inputs, Job, KVCacheOptions, Machine, Result, Series, parent
 
 
 class TextPerplexity(Job):
@@ -39,17 +38,8 @@ class TextPerplexity(Job):
     "tokens of a chunk at most, the BOS among them"
     longer: Longer = "drop"
     "what becomes of documents that do not fit into a chunk; drop, as published, leaves little of short chunks"
-    kv_cache: dict[str, Any] | None = None
+    kv_cache: KVCacheOptions = None
     "numbers of queries, keys and values, as the model's configuration has it; null: as it was trained"
-
-    @field_validator("kv_cache")
-    @classmethod
-    def cache_exists(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Options are written out in full, so that a changed default makes a new job."""
-        try:
-            return None if value is None else kv_cache_of(value).described
-        except SpecError as error:
-            raise ValueError(str(error)) from None
 
     @model_validator(mode="after")
     def fits_the_model(self) -> TextPerplexity:
