@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from paperlm.errors import SpecError
 from paperlm.figures.base import Drawing
-from paperlm.figures.boxes import UNIT, arrow, box, plus
+from paperlm.figures.boxes import UNIT, arrow, box, sub_layer
 from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import method_color
 from paperlm.norms import ModelShape, NormMethod, Wiring, build_method
@@ -127,19 +127,10 @@ def _column(axis: Axes, x: float, group: Group, layers: int, color: Any) -> floa
         boxes = [("norm", True)] * wiring.pre + [(f"× {c}", False)] * bool(c) + [(layer, None)]
         boxes += [("norm", True)] * wiring.post + [(f"× {s}", False)] * bool(s)
         start = y
-        for text, is_norm in boxes:
-            arrow(axis, (x, y - 0.05 if y > start else y), (x, y + 0.25))
-            box(axis, x, y + 0.25, text, *_colours(is_norm, color))
-            y += STEP
-        arrow(axis, (x, y - 0.05), (x, y + 0.2))
-        y += 0.4
-        plus(axis, x, y)
-        axis.plot([x, x - SIDE, x - SIDE], [start, start, y], color="0.2", linewidth=0.9)
-        arrow(axis, (x - SIDE, y), (x - 0.2, y))
+        y = sub_layer(axis, x, y, [(text, *_colours(is_norm, color)) for text, is_norm in boxes], STEP, SIDE)
         if r:
             place = {"ha": "center", "va": "bottom", "rotation": 90, "fontsize": 7.5}
-            axis.text(x - SIDE - 0.12, (start + y) / 2, f"× {r}", **place)
-        y += 0.2
+            axis.text(x - SIDE - 0.12, (start + y - 0.2) / 2, f"× {r}", **place)
         if wiring.out:
             arrow(axis, (x, y), (x, y + 0.25))
             box(axis, x, y + 0.25, "norm", *_colours(True, color))

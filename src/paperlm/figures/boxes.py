@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,3 +35,27 @@ def arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float]) -> N
     """A line with a head at its end."""
     style = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "color": "0.2", "linewidth": 0.9}
     axis.annotate("", xy=end, xytext=start, arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
+
+
+def sub_layer(
+    axis: Axes,
+    x: float,
+    start: float,
+    boxes: Iterable[tuple[str, Any, Any]],
+    step: float,
+    side: float,
+    width: float = WIDTH,
+) -> float:
+    """A branch of a residual stream from the height `start`: its boxes (text, face, edge) `step` apart, the stream that
+    goes around them `side` to the left, and the sum of both. Returns the height above the sum."""
+    y = start
+    for text, face, edge in boxes:
+        arrow(axis, (x, y - 0.05 if y > start else y), (x, y + 0.25))
+        box(axis, x, y + 0.25, text, face, edge, width)
+        y += step
+    arrow(axis, (x, y - 0.05), (x, y + 0.2))
+    y += 0.4
+    plus(axis, x, y)
+    axis.plot([x, x - side, x - side], [start, start, y], color="0.2", linewidth=0.9)
+    arrow(axis, (x - side, y), (x - 0.2, y))
+    return y + 0.2

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from paperlm.errors import unknown
 from paperlm.figures.base import Drawing
-from paperlm.figures.boxes import UNIT, arrow, box, plus
+from paperlm.figures.boxes import UNIT, arrow, sub_layer
 from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import palette
 from paperlm.plan.project import Project
@@ -105,17 +105,7 @@ def _block(axis: Axes, x: float, preset: dict[str, Any]) -> float:
     for entering, inner, leaving in (("qkv", "attention", "o"), ("gate_up", ACT[preset["hidden_act"]], "down")):
         boxes = [("norm", "norm"), *_projection(quantization, entering), (inner, "plain"), *sub_norm]
         boxes += _projection(quantization, leaving)
-        start = y
-        for text, look in boxes:
-            arrow(axis, (x, y - 0.05 if y > start else y), (x, y + 0.25))
-            box(axis, x, y + 0.25, text, *_colours(look), width=BOX)
-            y += STEP
-        arrow(axis, (x, y - 0.05), (x, y + 0.2))
-        y += 0.4
-        plus(axis, x, y)
-        axis.plot([x, x - SIDE, x - SIDE], [start, start, y], color="0.2", linewidth=0.9)
-        arrow(axis, (x - SIDE, y), (x - 0.2, y))
-        y += 0.2
+        y = sub_layer(axis, x, y, [(text, *_colours(look)) for text, look in boxes], STEP, SIDE, BOX)
         axis.plot([x, x], [y, y + 0.25], color="0.2", linewidth=0.9)
         y += 0.25
     arrow(axis, (x, y), (x, y + 0.35))

@@ -64,8 +64,8 @@ class Pretrain(Operation):
     @property
     def cases(self) -> Mapping[str, str]:
         return {
-            name: f"width {case.size.hidden_size}, {case.size.n_layers} blocks; {case.batch} x {case.seq_len} tokens "
-            f"an update, {case.vocab} ids, {case.dtype}{', compiled' if case.compiled else ''}"
+            name: f"LLaMA of width {case.size.hidden_size}, {case.size.n_layers} blocks; {case.batch} x {case.seq_len} "
+            f"tokens an update, {case.vocab} ids, {case.dtype}{', compiled' if case.compiled else ''}"
             for name, case in CASES.items()
         }
 
