@@ -25,6 +25,7 @@ import os
 import time
 from typing import ClassVar, Literal
 
+from paperlm.files import write_json
 from paperlm.jobs.base import Job, Result, Series
 
 
@@ -52,7 +53,7 @@ def run(job, inputs, machine):
             (inputs.model / f"at-{count}").mkdir(exist_ok=True)
             (inputs.model / f"at-{count}" / "config.json").write_text(str(count))
         count += 1
-        far.write_text(str(count))
+        write_json(far, count)
         time.sleep(float(os.environ.get("TOY_PAUSE", 0)))
     if job.ends == "trained":
         (inputs.model / "config.json").write_text(str(count))
