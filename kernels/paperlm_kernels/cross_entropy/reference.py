@@ -234,7 +234,8 @@ def backward_pass(
     for ids in _spans(weight.shape[0], vocab_chunk):
         rows = ids if order is None else order[ids]
         w, b = _classifier(weight, bias, rows, accumulator)
-        d_w, d_b = torch.zeros_like(w), w.new_zeros(len(w))
+        # Transposed, (D, ids): with q^T as its left factor the product takes some BLAS libraries twice as long.
+        d_w, d_b = w.new_zeros(w.shape[::-1]), w.new_zeros(len(w))
         for at in _spans(len(place), token_chunk):
             entries = _logits(tokens.hidden[at], w, b, softcap, logit_scale)
             slope = None if softcap is None else (entries / softcap).square_().neg_().add_(1)
@@ -251,11 +252,11 @@ def backward_pass(
             if need[0]:
                 _add_product(d_tokens[at], for_hidden, w, logit_scale, rounding)
             if need[1]:
-                _add_product(d_w, for_weight.T, tokens.hidden[at], logit_scale, rounding)
+                _add_product(d_w, tokens.hidden[at].T, for_weight, logit_scale, rounding)
             if need[2]:
                 d_b += for_weight.sum(0)
         if need[1]:
-            d_weight[rows] = d_w.to(weight.dtype)
+            d_weight[rows] = d_w.T.to(weight.dtype)
         if need[2]:
             d_bias[rows] = d_b.to(bias.dtype)
     if not need[0]:
