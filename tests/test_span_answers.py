@@ -39,7 +39,6 @@ from paperlm.jobs.hub_model import run as run_hub_model
 from paperlm.jobs.lm_eval import LmEval
 from paperlm.jobs.span_answers import SpanAnswers
 from paperlm.jobs.text_perplexity import TextPerplexity
-from paperlm.plan.project import Project
 
 QA = "hub:google-bert/bert-large-uncased-whole-word-masking-finetuned-squad"
 MASKED = "hub:google-bert/bert-large-uncased"
@@ -376,16 +375,3 @@ def test_of_a_commit_whose_first_digits_are_known_the_hub_tells_the_others(monke
     for short in ("0123456789a", "main", whole + "c"):
         with pytest.raises(ValidationError):
             ModelRepository(name="a/b", revision=short)
-
-
-# -- the panels ----
-
-
-@pytest.mark.parametrize("name", ["mixln_figure2cd", "lns_figure2"])
-def test_the_panels_of_bert_are_of_all_of_squad_at_scale_paper_and_have_stand_ins_elsewhere(name):
-    found = {cell.row: cell.jobs for cell in Project({"scale": "paper"}).cells(name)}
-    (job,) = found["BERT-large (Post-LN)"]
-    assert job.task == "squad" and job.items is None and job.source == "hub" and job.max_length == 384
-    assert job.of.name == QA and job.evaluation().stride == 128
-    for scale in ("smoke", "tiny", "gpu"):
-        assert "BERT-large (Post-LN)" not in {cell.row for cell in Project({"scale": scale}).cells(name)}
