@@ -101,9 +101,8 @@ def questions(
         )
         exact, f1 = (mean_and_error(values) for values in scores(texts, asked))
         unanswered = texts.count("") / len(texts)
-        labels = [f"{TASK}: {len(asked)} items"]
-        if job.source == "bundled" or job.items is not None:
-            labels = [f"{TASK}: a subset of {len(asked)} items"]
+        whole = job.source == "hub" and job.items is None
+        labels = [f"{TASK}: {len(asked)} items" if whole else f"{TASK}: a subset of {len(asked)} items"]
         if unanswered:
             labels.append(f"{TASK}: {100 * unanswered:.1f} % of questions without a span as an answer, which counts 0")
         return {
