@@ -87,6 +87,10 @@ BASE: dict[str, dict[str, Any]] = {
         "max_length": 23,
     },
     "hub_model": {"name": "local:model_a"},
+    "span_answers": {
+        "of": small("hub_model", name="local:answers_a"), "source": "bundled", "items": 30, "max_length": 150,
+        "stride": 60, "n_best": 9, "longest": 25,
+    },
     "image_classification": {
         "size": "ViT-Small", "hidden_size": 16, "intermediate_size": 40, "n_heads": 4, "n_layers": 3, "patch_size": 2,
         "norm": {"name": "pre_ln"}, "layer_norm_eps": 1e-5, "initializer_range": 0.07, "dataset": "bundled:digits",
@@ -321,6 +325,15 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
             Seen(0, "requests,data", stays="metrics.full/perplexity", given=TASK),
         ),
         "max_length": Seen(200, "labels,answers", stays="data", given=TASK),
+    },
+    "span_answers": {
+        "of": Seen(small("hub_model", name="local:answers_b"), "metrics.f1,slug", stays="data,metrics.windows"),
+        "source": Elsewhere("as for lm_eval"),
+        "items": Seen(29, "metrics.items=29,labels", stays="data"),
+        "max_length": Seen(200, "metrics.windows", stays="data"),
+        "stride": Seen(80, "metrics.windows", stays="data"),
+        "n_best": Seen(2, "metrics.f1,labels", stays="metrics.windows"),
+        "longest": Seen(2, "metrics.f1", stays="metrics.windows"),
     },
     "continue_pretrain": {
         "of": Seen(OTHER_MODEL, "weights,metrics.tokens_nonpad", stays="data"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support_fields import BASE, EFFECTS, Elsewhere, Seen, job
 from support_probe import file_entry, new_model, save
+from transformers import BertForQuestionAnswering
 
 from paperlm.data import registry as registry_module
 from paperlm.data.registry import DatasetEntry, ModelEntry, Registry, registry
@@ -74,6 +75,10 @@ def toy_registry(folder: Path) -> Registry:
         files = sorted(save(folder / name, new_model(seed=seed)).iterdir())
         entries = [file_entry(path, folder) for path in files]
         models[name] = ModelEntry(source="local", architecture="LlamaForCausalLM", files=entries, **about)
+    for seed, name in enumerate(("answers_a", "answers_b")):
+        made = new_model(BertForQuestionAnswering, seed, max_position_embeddings=256, initializer_range=0.5)
+        entries = [file_entry(path, folder) for path in sorted(save(folder / name, made).iterdir())]
+        models[name] = ModelEntry(source="local", architecture="BertForQuestionAnswering", files=entries, **about)
     known = registry()
     datasets["digits_of_12"] = with_more_classes(known.datasets["digits"], folder, 12)
     return Registry(datasets=known.datasets | datasets, tokenizers=known.tokenizers, models=known.models | models)

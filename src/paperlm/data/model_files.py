@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from paperlm.data.registry import FileEntry, ModelEntry, model_entry
+from paperlm.data.registry import FileEntry, ModelEntry, ModelRepository, model_entry
 from paperlm.data.shards import load_manifest
 from paperlm.data.sources import model_paths, verify
 from paperlm.errors import DataError, SpecError
@@ -105,9 +105,10 @@ def _fetch(entry: ModelEntry, folder: Path) -> None:
         from huggingface_hub import snapshot_download
 
         try:
-            snapshot_download(
-                entry.hub.name, revision=entry.hub.revision, local_dir=folder, allow_patterns=list(PATTERNS)
-            )
+            commit = _commit(entry.hub)
+            snapshot_download(entry.hub.name, revision=commit, local_dir=folder, allow_patterns=list(PATTERNS))
+        except DataError:
+            raise
         except Exception as error:
             raise DataError(
                 f"model {entry.hub.name!r} cannot be fetched ({type(error).__name__}: {error}); this needs the network "
@@ -116,6 +117,18 @@ def _fetch(entry: ModelEntry, folder: Path) -> None:
             ) from error
     if not any(folder.glob("*.safetensors")):
         raise DataError(f"{mirror or 'hub'}: {entry.hub.name} has no weights as safetensors, the only format read here")
+
+
+def _commit(hub: ModelRepository) -> str:
+    """All 40 digits of the commit. Raises DataError if the first ones are, to the hub, a name of another commit."""
+    if len(hub.revision) == 40:
+        return hub.revision
+    from huggingface_hub import HfApi
+
+    commit = HfApi().model_info(hub.name, revision=hub.revision).sha or ""
+    if not commit.startswith(hub.revision):
+        raise DataError(f"model {hub.name!r}: revision {hub.revision} is commit {commit or 'unknown'} on the hub")
+    return commit
 
 
 def model_files(manifest_path: Path) -> list[Path]:

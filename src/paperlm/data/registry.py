@@ -132,7 +132,8 @@ class ModelRepository(Frozen):
     """A model on the Hugging Face hub; the revision, a commit, pins the content of its files."""
 
     name: str
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    revision: str = Field(pattern=r"^[0-9a-f]{12,40}$")
+    "the commit, or its first 12 digits or more where no more of it is known; what is fetched has to begin with them"
 
 
 class ModelEntry(Frozen):
@@ -154,6 +155,13 @@ class ModelEntry(Frozen):
     "what has to stand wherever numbers of this model do"
     norm: str = ""
     "the norm method of its blocks, whose colour it has in figures"
+
+    @property
+    def predicts(self) -> Literal["tokens", "spans", ""]:
+        """What the architecture's head predicts: next tokens, or spans of a text; empty: something else."""
+        if self.architecture.endswith(("ForCausalLM", "LMHeadModel")):
+            return "tokens"
+        return "spans" if self.architecture.endswith("ForQuestionAnswering") else ""
 
     @model_validator(mode="after")
     def complete(self) -> ModelEntry:

@@ -1,19 +1,36 @@
-"""What a model loses without one of its blocks: accuracy on a task, and perplexity (Mix-LN, Figures 2, 3 and 6)."""
+"""What a model loses without one of its blocks: accuracy on a task, and perplexity (Mix-LN, Figures 2, 3 and 6).
+
+Accuracy is the share of right options on a task of lm-evaluation-harness, and of exact answers on SQuAD, which takes a
+model that answers by spans; such a model has no perplexity.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from paperlm.evaluate.tasks import TaskName
+from paperlm.errors import unknown
+from paperlm.evaluate.tasks import TASKS
 from paperlm.files import write_json
 from paperlm.jobs.base import Inputs, Job, Machine, Result, Series
-from paperlm.probe.text import Sequences, TextProbe, run_probe
+from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.span_answers import TASK as SQUAD
+from paperlm.probe.text import Sequences, TextProbe, root, run_probe
 
 METRIC = "acc"
 "Of the task; the papers print accuracies."
+OF_TOKENS = ("block", "accuracy", "drop", "stderr", "perplexity")
+OF_SPANS = ("block", "accuracy", "drop", "stderr", "f1", "f1_drop", "f1_stderr")
+"Columns of the series of models that predict tokens, and of those that answer by spans."
+
+
+def _known(task: str) -> str:
+    if task not in (*TASKS, SQUAD):
+        raise ValueError(unknown("task", task, [*TASKS, SQUAD]))
+    return task
 
 
 class BlockRemoval(TextProbe):
@@ -26,9 +43,9 @@ class BlockRemoval(TextProbe):
     summary: ClassVar[str] = "measures accuracy and perplexity of a model without each of its blocks"
 
     documents: int = Field(64, gt=0)
-    "validation sequences of the perplexity"
-    task: TaskName | None = None
-    "task of an lm_eval job; None: perplexity alone"
+    "validation sequences of the perplexity, where there is one"
+    task: Annotated[str, AfterValidator(_known)] | None = None
+    "task of an lm_eval job, or squad: that of a span_answers job; None: perplexity alone"
     source: Literal["bundled", "local", "hub"] | None = None
     "of the task: where its items come from"
     items: int | None = Field(None, ge=2)
@@ -43,21 +60,34 @@ class BlockRemoval(TextProbe):
         given = [name for name in ("source", "items", "max_length") if getattr(self, name) is not None]
         if self.task is None and (given or self.few_shot):
             raise ValueError(f"{', '.join(given or ['few_shot'])}: without a task; name one, or leave it out")
+        if self.task == SQUAD and self.few_shot:
+            raise ValueError("few_shot: a model that answers by spans takes no worked examples; leave it out")
         if self.task is not None:
             self.evaluation()
+        if self.reads_text():
+            require_head(root(self), "tokens")
         return self
 
+    def reads_text(self) -> bool:
+        return self.task != SQUAD
+
     def metrics(self) -> tuple[str, ...]:
+        if self.task == SQUAD:
+            return ("full/accuracy", "full/f1")
         return ("full/perplexity", "full/accuracy") if self.task else ("full/perplexity",)
 
     def series(self) -> dict[str, tuple[str, ...]]:
-        return {"removal": ("block", "accuracy", "drop", "stderr", "perplexity")}
+        return {"removal": OF_SPANS if self.task == SQUAD else OF_TOKENS}
 
     def sequences(self) -> int:
         return self.documents
 
     def evaluation(self) -> Job:
-        """The lm_eval job whose accuracy the trained model has; it knows which tasks there are and what they need."""
+        """The job whose accuracy the whole model has; it knows which tasks there are and what they need."""
+        if self.task == SQUAD:
+            from paperlm.jobs.span_answers import SpanAnswers
+
+            return SpanAnswers(of=self.of, source=self.source, items=self.items, max_length=self.max_length)
         from paperlm.jobs.lm_eval import LmEval
 
         return LmEval(
@@ -70,7 +100,8 @@ class BlockRemoval(TextProbe):
         )
 
     def data(self) -> list[Any]:
-        return super().data() + (self.evaluation().data() if self.task else [])
+        text = super().data() if self.reads_text() else []
+        return text + (self.evaluation().data() if self.task else [])
 
     def slug(self) -> str:
         return super().slug() + (f"-{self.task}" if self.task else "")
@@ -80,49 +111,93 @@ def run(job: BlockRemoval, inputs: Inputs, machine: Machine) -> Result:
     """Metrics full/accuracy (a share) and full/perplexity; series `removal`, a row per block (from 1).
 
     Its columns: accuracy, drop = full - accuracy (positive: the block mattered), stderr of the accuracy, perplexity;
-    without a task the first three are None. A perplexity that is no finite number is None. What is measured is kept
-    in the work folder, so that a killed job goes on with the next block. Raises JobError for a model without blocks or
-    next-token loss, DataError for unusable items.
+    without a task the first three are None. A perplexity that is no finite number is None. On SQuAD there are F1, its
+    drop and its standard error in the place of perplexities, and accuracy is exact match. What is measured is kept
+    in the work folder, so that a killed job goes on with the next block. Raises JobError for a model without blocks, or
+    without the head that the task needs, DataError for unusable items.
     """
-    from tqdm import tqdm
-
     from paperlm.evaluate.perplexity import perplexity
-    from paperlm.probe.blocks import anatomy, require_decoder
+    from paperlm.probe.blocks import require_decoder
     from paperlm.probe.losses import sequence_losses
-    from paperlm.probe.removal import removed
 
-    done_path = inputs.work / "measured.json"
-    done = json.loads(done_path.read_text(encoding="utf-8")) if done_path.is_file() else {}
+    if job.task == SQUAD:
+        return _run_spans(job, inputs, machine)
 
     def measure(model: Any, text: Sequences) -> Result:
         require_decoder(model)
         accuracy = _accuracy(job, inputs, machine, text.device)
 
-        def measured(name: str) -> dict[str, Any]:
-            if name not in done:
-                loss = sequence_losses(model, text.batches()).loss_true()
-                done[name] = {"perplexity": perplexity(loss), **accuracy(model)}
-                write_json(done_path, done)
-            return done[name]
+        def scores(model: Any) -> dict[str, Any]:
+            loss = sequence_losses(model, text.batches()).loss_true()
+            return {"perplexity": perplexity(loss), **accuracy(model)}
 
-        full = measured("full")
+        full, *blocks = _whole_and_without(job, inputs, machine, model, scores)
         rows = []
-        blocks = range(1, len(anatomy(model).blocks) + 1)
-        for block in tqdm(blocks, desc=job.slug(), unit="block", disable=not machine.progress):
-            with removed(model, block):
-                found = measured(str(block))
+        for block, found in enumerate(blocks, start=1):
             drop = full["accuracy"] - found["accuracy"] if job.task else None
             rows.append([block, found["accuracy"], drop, found["stderr"], found["perplexity"]])
         return Result(
             outcome="measured",
             metrics={"full/perplexity": full["perplexity"]} | ({"full/accuracy": full["accuracy"]} if job.task else {}),
             standard_errors={"full/accuracy": full["stderr"]} if job.task else {},
-            series={"removal": Series(columns=["block", "accuracy", "drop", "stderr", "perplexity"], rows=rows)},
+            series={"removal": Series(columns=list(OF_TOKENS), rows=rows)},
             labels=full["labels"],
             versions=full["versions"],
         )
 
     return run_probe(job, inputs, machine, measure)
+
+
+def _run_spans(job: BlockRemoval, inputs: Inputs, machine: Machine) -> Result:
+    """The same on SQuAD."""
+    from paperlm.jobs.span_answers import questions, versions
+
+    model, answers = questions(job.evaluation(), inputs.data[0], inputs.models["of"], machine)
+    full, *blocks = _whole_and_without(job, inputs, machine, model, lambda model: answers(model, False))
+    rows = []
+    for block, found in enumerate(blocks, start=1):
+        row: list[float] = [block]
+        for name in ("exact_match", "f1"):
+            share = found["metrics"][name]
+            row += [share, full["metrics"][name] - share, found["standard_errors"][name]]
+        rows.append(row)
+    return Result(
+        outcome="measured",
+        metrics={"full/accuracy": full["metrics"]["exact_match"], "full/f1": full["metrics"]["f1"]},
+        standard_errors={
+            "full/accuracy": full["standard_errors"]["exact_match"],
+            "full/f1": full["standard_errors"]["f1"],
+        },
+        series={"removal": Series(columns=list(OF_SPANS), rows=rows)},
+        labels=[*full["labels"], f"{SQUAD}: accuracy is exact match"],
+        versions=versions(),
+    )
+
+
+def _whole_and_without(
+    job: BlockRemoval, inputs: Inputs, machine: Machine, model: Any, scores: Callable[[Any], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Scores of the whole model, then without each block, first to last; each is kept in the work folder at once."""
+    from tqdm import tqdm
+
+    from paperlm.probe.blocks import anatomy
+    from paperlm.probe.removal import removed
+
+    done_path = inputs.work / "measured.json"
+    done = json.loads(done_path.read_text(encoding="utf-8")) if done_path.is_file() else {}
+
+    def measured(name: str) -> dict[str, Any]:
+        if name not in done:
+            done[name] = scores(model)
+            write_json(done_path, done)
+        return done[name]
+
+    found = [measured("full")]
+    blocks = range(1, len(anatomy(model).blocks) + 1)
+    for block in tqdm(blocks, desc=job.slug(), unit="block", disable=not machine.progress):
+        with removed(model, block):
+            found.append(measured(str(block)))
+    return found
 
 
 def _accuracy(job: BlockRemoval, inputs: Inputs, machine: Machine, device: Any) -> Any:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paperlm.jobs.base import Inputs, Machine, Result, Series
-from paperlm.probe.text import Sequences, TextProbe, run_probe
+from paperlm.jobs.hub_model import require_head
+from paperlm.probe.text import Sequences, TextProbe, root, run_probe
 
 
 class GradientNorms(TextProbe):
@@ -20,6 +21,11 @@ class GradientNorms(TextProbe):
     "batches that are averaged over; they follow each other in the validation tokens"
     batch: int = Field(gt=0)
     "sequences of a batch: a larger one has less of the gradient's noise in its norm"
+
+    @model_validator(mode="after")
+    def model_predicts_tokens(self) -> GradientNorms:
+        require_head(root(self), "tokens")
+        return self
 
     def metrics(self) -> tuple[str, ...]:
         return ("loss", "tokens")

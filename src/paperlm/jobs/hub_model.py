@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from paperlm.data.model_files import ModelData, model_files
-from paperlm.data.registry import ModelEntry, model_entry
+from paperlm.data.registry import ModelEntry, model_entry, registry
 from paperlm.errors import JobError, SpecError
 from paperlm.jobs.base import Inputs, Job, Machine, Result
 
@@ -47,6 +47,19 @@ class HubModel(Job):
     def slug(self) -> str:
         name, _ = model_entry(self.name)
         return name.rpartition("/")[2].lower()
+
+
+def require_head(model: Job, predicts: Literal["tokens", "spans"]) -> None:
+    """ValueError for a model from elsewhere whose head predicts something else, by the registry; others pass."""
+    if not isinstance(model, HubModel):
+        return
+    _, entry = model_entry(model.name)
+    if entry.predicts == predicts:
+        return
+    lacks = {"tokens": "predicts no next token", "spans": "marks no span of a text as an answer"}[predicts]
+    entries = registry().models.items()
+    fit = sorted(f"{other.source}:{name}" for name, other in entries if other.predicts == predicts)
+    raise ValueError(f"of: {model.name} is a {entry.architecture}, which {lacks}; models that do: {', '.join(fit)}")
 
 
 def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:

@@ -13,6 +13,7 @@ from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
 from paperlm.jobs.base import At, Inputs, Job, KVCacheOptions, Machine, Result, Series, parent
+from paperlm.jobs.hub_model import require_head
 
 
 class TextPerplexity(Job):
@@ -43,6 +44,7 @@ class TextPerplexity(Job):
 
     @model_validator(mode="after")
     def fits_the_model(self) -> TextPerplexity:
+        require_head(self.of, "tokens")
         self.data()  # the text exists
         update = self.snapshot("of")
         if update is not None and update not in (there := self.of.snapshots()):

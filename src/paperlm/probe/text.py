@@ -51,16 +51,23 @@ class TextProbe(Job):
         """How many sequences are read."""
         raise NotImplementedError
 
+    def reads_text(self) -> bool:
+        """Whether any are."""
+        return True
+
     @model_validator(mode="after")
     def fits_the_model(self) -> TextProbe:
         elsewhere = root(self).kind == "hub_model"
-        if elsewhere != (self.text is not None) or elsewhere != (self.text_tokens is not None):
+        if not self.reads_text():
+            if self.text is not None or self.text_tokens is not None:
+                raise ValueError("text and text_tokens: no text is read beside the task: leave them out")
+        elif elsewhere != (self.text is not None) or elsewhere != (self.text_tokens is not None):
             raise ValueError(
                 "text and text_tokens say what a hub_model reads: set both"
                 if elsewhere
                 else "text and text_tokens are for a hub_model; this one reads its validation tokens: leave them out"
             )
-        if elsewhere:
+        elif elsewhere:
             self.data()  # the text exists
         update = self.snapshot("of")
         if update is not None and update not in (there := self.of.snapshots()):
