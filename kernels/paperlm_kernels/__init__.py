@@ -5,6 +5,9 @@
 
 `TernaryLinear`, `rmsnorm_quantize`, `rmsnorm_fake_quantize` and `QuantizedKV` are for models with ternary weights and
 activations in few bits; each has a folder with more.
+`paperlm_kernels.neuzip` packs weights into fewer bits, with and without loss.
+
+`paperlm_kernels.stored` keeps the weights of any model packed between their uses, and trains it so.
 
 `use_fused_loss` puts the loss into one instance of a Hugging Face model; it alone needs transformers. Each name is
 imported when it is asked for, so that `paperlm_kernels.behaviour` can be read without PyTorch.

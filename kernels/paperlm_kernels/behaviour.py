@@ -37,6 +37,9 @@ kept logits."""
 BITNET = {"rmsnorm_quantize": 1, "ternary_linear": 1, "kv_attention": 1}
 """Operation for models in few bits -> its behaviour. 1: nothing of it has been recorded from a card yet."""
 
+NEUZIP = {"codec": 1}
+"""Packed weights -> their behaviour, which is that of the bytes and of the rounding; 1: nothing recorded yet."""
+
 
 def loss_behaviour(variant: str) -> int:
     """The behaviour of a variant of the fused loss. Raises ValueError for a name that is not in CROSS_ENTROPY.

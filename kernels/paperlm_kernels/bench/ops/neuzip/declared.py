@@ -1,0 +1,69 @@
+"""What can be measured, by name. Free of torch, so that names can be checked before anything is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from paperlm_kernels.bench.operation import Task
+
+BANDWIDTH = 4.26e12
+"Bytes a second that a large copy reads and writes on an H200."
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A tensor of so many weights, normally distributed with standard deviation 0.02."""
+
+    name: str
+    about: str
+    weights: int
+
+    def floor(self, bits: float) -> float:
+        """Microseconds that no decoding from so many bits a weight undercuts on an H200: what is read and written."""
+        return 1e6 * self.weights * (bits / 8 + 2) / BANDWIDTH
+
+    def small(self) -> Case:
+        """An eighth: to try out the benchmark, not to report."""
+        return dataclasses.replace(self, weights=max(2**16, self.weights // 8))
+
+
+_FIGURE = [Case(f"figure4_{i:02d}", "Figure 4", round(10 ** (5 + i / 4) / 2)) for i in range(13)]
+"Matrices of 1e5 to 1e8 bytes."
+_POWERS = [Case(f"w2e{power}", f"2^{power}", 2**power) for power in (24, 26, 27, 29)]
+_ON_CPU = [Case("cpu_w2e20", "a CPU's size", 2**20)]
+CASES = {case.name: case for case in (*_POWERS, *_FIGURE, *_ON_CPU)}
+GROUPS = {
+    "figure4": tuple(case.name for case in _FIGURE),
+    "large": tuple(case.name for case in _POWERS),
+    "all": tuple(case.name for case in (*_POWERS, *_FIGURE)),
+    "cpu": tuple(case.name for case in _ON_CPU),
+}
+"Those of the paper's Figure 4, powers of two, all of a GPU, and that of a CPU."
+
+
+def sized(task: Task) -> Case:
+    """The case of a task, in its full or small size."""
+    case = CASES[task.case]
+    return case.small() if task.small else case
+
+
+METHODS = {
+    "ours": "without loss, the profile 'default'",
+    "ours_dense": "the profile 'dense'",
+    "ours_fast": "the profile 'fast'",
+    "ours_fix4": "exponents in four bits",
+    "ours_k3": "3 mantissa bits, normalized in blocks of 512",
+    "ours_k1": "1 mantissa bit, normalized in blocks of 512",
+    "ours_k0": "no mantissa bit, normalized in blocks of 512",
+    "copy": "PyTorch's copy on the device: the floor",
+    "offload pinned": "to the memory of the host, page-locked, and back",
+    "offload pageable": "to the memory of the host and back",
+    "bitsandbytes nf4": "NF4, blocks of 64; with loss",
+    "nvidia-nvcomp-cu12": "exponents by its ANS in chunks of 64 KiB, merged by us: NeuZip as published",
+    "dfloat11": "Huffman codes of exponents",
+    "splitzip": "the 16 most frequent exponents in four bits, made for caches of keys and values",
+    "zipnn": "Huffman codes on a CPU",
+}
+"Method -> what it is."
+METRICS = {"time": {"measure": ("decode", "encode")}, "bits": {}, "error": {}, "determinism": {}}
+"Metric of a row -> what tells its rows apart, and the values that has."

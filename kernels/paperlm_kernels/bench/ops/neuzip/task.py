@@ -1,0 +1,70 @@
+"""One method on one case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from paperlm_kernels.bench import clocks
+from paperlm_kernels.bench.cold import cold_times, copies_of
+from paperlm_kernels.bench.operation import Operation, Row, Task
+from paperlm_kernels.bench.ops.neuzip.declared import sized
+from paperlm_kernels.bench.ops.neuzip.methods import METHODS, Coder, Inputs
+from paperlm_kernels.bench.peers import AbsentError
+from paperlm_kernels.bench.rows import percentiles, short
+
+
+def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
+    """Rows of a task."""
+    device, case = torch.device(task.device), sized(task)
+    name = clocks.device_name(device)
+    try:
+        coder = METHODS[task.method](Inputs(case, device, task.seed))
+        stored = coder.stored()
+        decode = coder.call("decode")
+        got = decode().clone()
+    except (AbsentError, ImportError) as reason:
+        yield operation.outcome(task, name, f"absent: {reason}")
+        return
+    bits = coder.bits_of(stored)
+    for part in task.measures:
+        if part in coder.parts:
+            yield _time(operation, task, coder, part, bits, name)
+        elif part == "bits":
+            yield operation.row(task, name, "bits", "bits per weight", [bits])
+        elif part == "error":
+            truth = coder.truth().double()
+            error = ((got.double() - truth).norm() / truth.norm()).item()
+            yield operation.row(task, name, "error", "relative", [error])
+        elif part == "determinism":
+            same = all(torch.equal(decode().view(torch.int16), got.view(torch.int16)) for _ in range(2))
+            yield operation.row(task, name, "determinism", "bitwise equal", [float(same)], runs=3)
+        elif part == "kernels":
+            for which in coder.parts:
+                call = coder.call(which)
+                step = clocks.Step(lambda: None, lambda _, call=call: call())
+                for kernel, (ms, launches) in clocks.kernel_times(step, device, warmup=task.warmup).items():
+                    yield operation.row(
+                        task, name, "kernel", "us", [1e3 * ms], measure=f"{which} {kernel}", launches=launches
+                    )
+
+
+def _time(operation: Operation, task: Task, coder: Coder, part: str, bits: float, name: str) -> Row:
+    device, case = coder.inputs.device, coder.case
+    # packing reads one tensor of two bytes a weight, which is enough for large ones not to stay in a cache
+    calls = [coder.call(part)] if part == "encode" else [
+        coder.call(part) for _ in range(copies_of(int(case.weights * bits / 8), device))
+    ]  # fmt: skip
+    before = clocks.clock_and_power() if device.type == "cuda" else None
+    taken = cold_times(calls, device, graph=False, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds)
+    median = percentiles(taken)[0]
+    extra: dict[str, Any] = {
+        "measure": part, "copies": len(calls), "bits": short(bits), "gb_per_s": short(2e-3 * case.weights / median)
+    }  # fmt: skip
+    if device.type == "cuda":
+        extra |= {"floor_us": short(case.floor(bits)), "over_floor": short(median / case.floor(bits))}
+        if before and (after := clocks.clock_and_power()):
+            extra["sm_clock_mhz"], extra["power_w"] = zip(before, after, strict=True)
+    return operation.row(task, name, "time", "us", taken, **extra)

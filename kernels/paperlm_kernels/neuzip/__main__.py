@@ -1,0 +1,133 @@
+"""Packs safetensors files, unpacks them, and says what is in them.
+
+python -m paperlm_kernels.neuzip pack model.safetensors         # makes model.nzm
+python -m paperlm_kernels.neuzip unpack model.nzm               # makes model.safetensors
+python -m paperlm_kernels.neuzip inspect model.nzm              # or model.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from paperlm_kernels.neuzip import fields
+from paperlm_kernels.neuzip.entropy import pattern_counts, report_of_counts
+from paperlm_kernels.neuzip.files import MAGIC, PackedFile, pack_file, unpack_file
+from paperlm_kernels.neuzip.geometry import PROFILES
+from paperlm_kernels.neuzip.safetensors_file import PACKED, SafetensorsFile
+
+
+def main(given: list[str] | None = None) -> int:
+    """The command; 2 and a message for what cannot be done."""
+    parser = argparse.ArgumentParser(prog="python -m paperlm_kernels.neuzip", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, about, made in (
+        ("pack", "a safetensors file", ".nzm"), ("unpack", "a file of packed tensors", ".safetensors")
+    ):  # fmt: skip
+        command = commands.add_parser(name, help=f"{name} {about}")
+        command.add_argument("file", type=Path, help=about)
+        command.add_argument("-o", "--out", type=Path, help=f"the file that is made; else FILE with {made}")
+        command.add_argument("-f", "--force", action="store_true", help="replace a file that is there")
+    packing = commands.choices["pack"]
+    packing.add_argument("--profile", choices=PROFILES, default="default")
+    packing.add_argument("--mant-bits", type=int, choices=fields.MANT_BITS, default=7, help="7 is without loss")
+    packing.add_argument("--block-norm", type=int, choices=fields.NORM_BLOCKS, help="weights a normalizer")
+    commands.add_parser("inspect", help="what is in either").add_argument("file", type=Path)
+    args = parser.parse_args(given)
+    try:
+        if args.command == "inspect":
+            inspect(args.file)
+        else:
+            _convert(args)
+    except (ValueError, TypeError, OSError) as reason:
+        print(f"{parser.prog}: {reason}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> None:
+    packs = args.command == "pack"
+    target = args.out or args.file.with_suffix(".nzm" if packs else ".safetensors")
+    if target.exists() and not args.force:
+        raise ValueError(f"{target} is there already; give another name with -o, or --force")
+    begin = time.perf_counter()
+    if packs:
+        total = args.file.stat().st_size
+        with _progress(total) as told:
+            options = {"profile": args.profile, "mant_bits": args.mant_bits, "block_norm": args.block_norm}
+            pack_file(args.file, target, told, **options)
+        before, after = total, target.stat().st_size
+    else:
+        with _progress(sum(e.end - e.start for e in PackedFile(args.file).entries)) as told:
+            unpack_file(args.file, target, told)
+        before, after = target.stat().st_size, args.file.stat().st_size
+    seconds = time.perf_counter() - begin
+    print(
+        f"{target}: {before:,} bytes are {after:,} packed ({after / before:.1%}); {seconds:.1f} s, "
+        f"{before / seconds / 1e6:.0f} MB/s of unpacked weights"
+    )
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], object]]:
+    """A bar where tqdm is installed and somebody looks."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield lambda _: None
+        return
+    with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+        yield bar.update
+
+
+def inspect(path: Path) -> None:
+    """Prints tensors and their bits, or the entropies of a file that is not packed."""
+    with path.open("rb") as file:
+        packed = file.read(8) == MAGIC
+    if packed:
+        _inspect_packed(PackedFile(path))
+    else:
+        _inspect_plain(SafetensorsFile(path))
+
+
+def _inspect_packed(given: PackedFile) -> None:
+    weights = bits = 0.0
+    for entry in given.entries:
+        if entry.dtype not in PACKED:
+            print(f"{entry.name}  {entry.dtype} {list(entry.shape)}  as it was")
+            continue
+        tensor = given.packed(entry)
+        h = tensor.header
+        kind = h.codec.name + (f", {h.mant_bits} mantissa bits" if h.lossy else "")
+        kind += f", blocks of {h.block_norm}" if h.block_norm else ""
+        print(f"{entry.name}  {entry.dtype} {list(entry.shape)}  {kind}: {tensor.bits_per_weight:.3f} bits per weight")
+        weights, bits = weights + h.numel, bits + h.numel * tensor.bits_per_weight
+    print(f"all: {int(weights):,} weights, {bits / max(1, weights):.3f} bits per weight")
+
+
+def _inspect_plain(given: SafetensorsFile) -> None:
+    total = 0
+    for entry in given.entries:
+        if entry.dtype != "BF16":
+            print(f"{entry.name}  {entry.dtype} {list(entry.shape)}  is kept as it is")
+            continue
+        counts = pattern_counts(given.tensor(entry))
+        total = total + counts
+        r = report_of_counts(counts)
+        print(f"{entry.name}  BF16 {list(entry.shape)}  exponent {r.exponent:.3f}, mantissa {r.mantissa:.3f} bits")
+    if isinstance(total, int) or not total.sum():
+        print("no bfloat16 weights")
+        return
+    r = report_of_counts(total)
+    print(
+        f"all bfloat16: sign {r.sign:.4f}, exponent {r.exponent:.4f}, mantissa {r.mantissa:.4f}, joint {r.joint:.4f} "
+        f"bits; ratio {r.ratio_sum:.3f} by field, {r.ratio_joint:.3f} jointly"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

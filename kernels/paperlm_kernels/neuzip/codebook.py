@@ -1,0 +1,184 @@
+"""The prefix code of the exponents: a code word stands for two of them, and is at most 11 or 12 bits long.
+
+The 15 most frequent exponents of a tensor have an index each; index 15 is the escape, whose exponents are kept aside
+as patches. So any codebook codes any tensor without loss, only in more or fewer bits. (NeuZip, arXiv 2410.20650,
+section 3.2, asks for an entropy coder of the exponents and uses an asymmetric numeral system.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paperlm_kernels.neuzip.errors import CodebookError
+
+PALETTE = 15
+ESCAPE = 15
+SYMBOLS = 256
+"Pairs of indices, 16 * first + second."
+STORED = PALETTE + SYMBOLS // 2
+"Bytes of a stored codebook: the palette, and lengths of four bits each."
+EXPONENTS = 0x7F807F80
+"Where the exponents of two bfloat16 numbers stand in a word."
+ESCAPES = 1 << 24
+"In an entry to encode with: one of the two exponents is to be patched."
+
+
+def package_merge(weights: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """Lengths, at most `limit`, of the prefix code with the smallest weighted sum of lengths.
+
+    Of equal weights the lower index has no longer code. Raises ValueError for more symbols than codes of that length.
+
+    >>> package_merge(np.array([5, 2, 1, 1]), 8).tolist(), package_merge(np.array([5, 2, 1, 1]), 2).tolist()
+    ([1, 2, 3, 3], [2, 2, 2, 2])
+    """
+    n = len(weights)
+    if n > 1 << limit:
+        raise ValueError(f"{n} symbols have no codes of {limit} bits or fewer; allow longer ones")
+    order = np.lexsort((-np.arange(n), weights))
+    single = np.asarray(weights, np.int64)[order]
+    lists = [np.zeros(n, bool)]  # of each level, in ascending weight: whether it is a package of the level before
+    merged = single
+    for _ in range(limit - 1):
+        packages = merged[: len(merged) // 2 * 2].reshape(-1, 2).sum(axis=1)
+        both = np.concatenate([single, packages])
+        sort = np.argsort(both, kind="stable")
+        merged = both[sort]
+        lists.append(sort >= n)
+    lengths = np.zeros(n, np.int64)
+    take = 2 * n - 2
+    for packaged in reversed(lists):
+        used = int(packaged[:take].sum())
+        lengths[: take - used] += 1
+        take = 2 * used
+    found = np.empty(n, np.int64)
+    found[order] = lengths
+    return found
+
+
+def canonical_codes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Codes ascending by (length, index), with their bits reversed: streams are read from the lowest bit."""
+    codes = np.zeros(len(lengths), np.int64)
+    code = last = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        length = int(lengths[index])
+        code <<= length - last
+        codes[index] = int(format(code, f"0{length}b")[::-1], 2)
+        code, last = code + 1, length
+    return codes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Codebook:
+    """A palette (15 exponents, uint8) and the lengths of the 256 pairs, each 1 to `limit`.
+
+    Raises CodebookError for anything that is no prefix code.
+    """
+
+    palette: NDArray[np.uint8]
+    lengths: NDArray[np.uint8]
+    limit: int
+
+    def __post_init__(self) -> None:
+        if len(self.palette) != PALETTE or len(np.unique(self.palette)) != PALETTE:
+            raise CodebookError("the palette of a codebook has an exponent twice: the container is damaged")
+        lengths = self.lengths.astype(np.int64)
+        if len(lengths) != SYMBOLS or lengths.min() < 1 or lengths.max() > self.limit:
+            raise CodebookError(f"code lengths are 1 to {self.limit}, not these: the container is damaged")
+        if (1 << (self.limit - lengths)).sum() > 1 << self.limit:
+            raise CodebookError("no prefix code has these lengths (their Kraft sum is above 1): container damaged")
+
+    @classmethod
+    def of_counts(cls, counts: NDArray[np.int64], limit: int) -> Codebook:
+        """The best one for exponents that occur so often (256 counts), as if neighbours were independent."""
+        counts = np.asarray(counts, np.int64)
+        palette = np.lexsort((np.arange(256), -counts))[:PALETTE]
+        total = max(1, int(counts.sum()))
+        escaped = int(counts.sum() - counts[palette].sum())
+        # Python's integers: a count of 2^40 times 2^20 is close to 64 bits
+        shares = [max(1, (count << 20) // total) for count in [*counts[palette].tolist(), escaped]]
+        weights = np.outer(shares, shares).astype(np.int64).reshape(-1)
+        return cls(palette.astype(np.uint8), package_merge(weights, limit).astype(np.uint8), limit)
+
+    @classmethod
+    def from_bytes(cls, data: NDArray[np.uint8], limit: int) -> Codebook:
+        """A stored one."""
+        if len(data) != STORED:
+            raise CodebookError(f"a codebook of {len(data)} bytes; it has {STORED}: the container is damaged")
+        nibbles = np.stack([data[PALETTE:] & 15, data[PALETTE:] >> 4], axis=1).reshape(-1)
+        return cls(data[:PALETTE].copy(), nibbles, limit)
+
+    def to_bytes(self) -> NDArray[np.uint8]:
+        """STORED bytes."""
+        return np.concatenate([self.palette, self.lengths[::2] | self.lengths[1::2] << 4]).astype(np.uint8)
+
+    @functools.cached_property
+    def stored(self) -> NDArray[np.uint8]:
+        """`to_bytes`, made once."""
+        return self.to_bytes()
+
+    @functools.cached_property
+    def index(self) -> NDArray[np.uint8]:
+        """Exponent -> index, 256 bytes; 15 for those that are patched."""
+        index = np.full(256, ESCAPE, np.uint8)
+        index[self.palette] = np.arange(PALETTE)
+        return index
+
+    @functools.cached_property
+    def codes(self) -> NDArray[np.uint32]:
+        """Pair of indices -> code | length << 16 (256 words)."""
+        lengths = self.lengths.astype(np.int64)
+        return (canonical_codes(lengths) | lengths << 16).astype(np.uint32)
+
+    @functools.cached_property
+    def encoding(self) -> NDArray[np.uint32]:
+        """Two exponents as they lie in memory (first + 256 second) -> code | length << 16 | ESCAPES."""
+        index = self.index.astype(np.int64)
+        pair = index[None, :] * 16 + index[:, None]
+        escape = (index[None, :] == ESCAPE) | (index[:, None] == ESCAPE)
+        return (self.codes[pair] | escape * np.uint32(ESCAPES)).astype(np.uint32).reshape(-1)
+
+    @functools.cached_property
+    def decoding(self) -> NDArray[np.uint32]:
+        """The next `limit` bits of a stream -> length | exponent << 7 | exponent << 23. Escapes give exponent 0.
+
+        Bits that begin no code (only damaged streams have them) are `limit` long, so that each entry's length is >= 1.
+        """
+        exponents = np.append(self.palette, 0).astype(np.uint32)
+        pairs = (exponents[:, None] << 7 | exponents[None, :] << 23).reshape(-1)
+        table = np.full(1 << self.limit, self.limit, np.uint32)
+        for pair in range(SYMBOLS):
+            length = int(self.lengths[pair])
+            table[int(self.codes[pair]) & 0xFFFF :: 1 << length] = np.uint32(length) | pairs[pair]
+        return table
+
+    def bits(self, counts: NDArray[np.int64]) -> float:
+        """Mean length per exponent of independent exponents that occur so often (256 counts); patches aside."""
+        shares = np.bincount(self.index, weights=counts / counts.sum(), minlength=16)
+        return float((np.outer(shares, shares).reshape(-1) * self.lengths).sum() / 2)
+
+    @functools.cached_property
+    def _on_devices(self) -> dict[tuple[torch.device, str], Tensor]:
+        return {}
+
+    def table(self, device: torch.device, which: str = "decoding") -> Tensor:
+        """`decoding`, `codes`, `index` or `stored` on a device, int32 (the last two uint8)."""
+        key = (device, which)
+        if key not in self._on_devices:
+            array = getattr(self, which)
+            array = array if array.dtype == np.uint8 else array.view(np.int32)
+            self._on_devices[key] = torch.from_numpy(array.copy()).to(device)
+        return self._on_devices[key]
+
+    def device_bytes(self, device: torch.device) -> int:
+        """Of the tables that are there; `stored` is a section of its own."""
+        return sum(
+            t.numel() * t.element_size()
+            for (where, which), t in self._on_devices.items()
+            if where == device and which != "stored"
+        )

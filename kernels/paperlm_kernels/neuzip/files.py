@@ -1,0 +1,158 @@
+"""Files of packed tensors (`.nzm`): containers one after the other, and a JSON index with the SHA-256 of each.
+
+A file begins with 64 bytes: magic, version (u32), 4 zeros, offset and length of the index (u64 each), SHA-256 of the
+index. The index says of each tensor offset, length and sha256; the header of the safetensors file that it was is kept
+in it as text. Tensors of dtypes that no container holds are kept as bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from paperlm_kernels.neuzip.container import aligned
+from paperlm_kernels.neuzip.errors import ContainerError
+from paperlm_kernels.neuzip.record import Packed, from_bytes, pack
+from paperlm_kernels.neuzip.safetensors_file import PACKED, Entry, SafetensorsFile, entries
+
+MAGIC = b"\x89NZM\r\n\x1a\n"
+VERSION = 1
+HEAD = struct.Struct("<8sIIQQ32s")
+assert HEAD.size == 64
+Told = Callable[[int], object]
+"Called with the bytes of each tensor that is done."
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` once it is complete."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+        os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options: Any) -> None:
+    """Packs a safetensors file. options: those of `pack`; `mant_bits` and `block_norm` are for tensors of two axes and
+    more alone, so that norms and biases stay as they are. Raises ValueError for a damaged file."""
+    lossless = {key: value for key, value in options.items() if key not in ("mant_bits", "block_norm")}
+    given = SafetensorsFile(source)
+    index: dict[str, Any] = {"safetensors_header": given.header, "tensors": {}}
+    with _replacing(target) as file:
+        place = file.write(bytes(HEAD.size))
+        for entry in given.entries:
+            if entry.dtype in PACKED:
+                coded = entry.dtype == "BF16" and len(entry.shape) > 1
+                data = pack(given.tensor(entry), **(options if coded else lossless)).to_bytes()
+            else:
+                data = bytes(given.bytes(entry))
+            index["tensors"][entry.name] = {
+                "offset": place, "length": len(data), "sha256": hashlib.sha256(data).hexdigest()
+            }  # fmt: skip
+            place += file.write(data) + file.write(bytes(aligned(len(data)) - len(data)))
+            told(entry.end - entry.start)
+        text = json.dumps(index).encode()
+        file.write(text)
+        file.seek(0)
+        file.write(HEAD.pack(MAGIC, VERSION, 0, place, len(text), hashlib.sha256(text).digest()))
+    given.close()
+
+
+class PackedFile:
+    """A file of packed tensors, each read when it is asked for. Raises ContainerError for a damaged one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(HEAD.size)
+            if len(head) < HEAD.size or head[:8] != MAGIC:
+                raise ContainerError(
+                    f"{path.name} is no file of packed tensors; `pack` makes one of a safetensors file"
+                )
+            _, version, zero, offset, length, digest = HEAD.unpack(head)
+            if version != VERSION or zero:
+                raise ContainerError(f"{path.name} has version {version}; this reads version {VERSION}")
+            if offset + length != size:
+                raise ContainerError(f"{path.name} was cut off, or has something behind it; take the whole file")
+            file.seek(offset)
+            text = file.read(length)
+        if hashlib.sha256(text).digest() != digest:
+            raise ContainerError(f"the index of {path.name} has another SHA-256: damaged; take another copy")
+        try:
+            index = json.loads(text)
+            self.header = str(index["safetensors_header"])
+            self.entries = entries(self.header)
+            self._places = {
+                str(name): (int(e["offset"]), int(e["length"]), str(e["sha256"]))
+                for name, e in index["tensors"].items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as reason:
+            raise ContainerError(f"the index of {path.name} cannot be read ({reason}); pack the file anew") from reason
+        if {e.name for e in self.entries} != set(self._places):
+            raise ContainerError(f"the index of {path.name} has other tensors than its header; pack the file anew")
+        for name, (start, size, _) in self._places.items():
+            if start < HEAD.size or size < 0 or start + size > offset:
+                raise ContainerError(f"tensor {name!r} lies outside of {path.name}; pack the file anew")
+
+    def raw(self, entry: Entry) -> bytes:
+        """What is stored of a tensor, compared with its SHA-256."""
+        offset, length, digest = self._places[entry.name]
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(length)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ContainerError(f"tensor {entry.name!r} has another SHA-256: damaged; take another copy of the file")
+        return data
+
+    def packed(self, entry: Entry) -> Packed:
+        """A tensor that a container holds."""
+        found = from_bytes(self.raw(entry))
+        if (found.dtype, tuple(found.shape)) != (PACKED.get(entry.dtype), entry.shape):
+            raise ContainerError(
+                f"tensor {entry.name!r} is {found.dtype} {tuple(found.shape)}, in the header {entry.dtype} "
+                f"{entry.shape}; pack the file anew"
+            )
+        return found
+
+    def bytes(self, entry: Entry) -> memoryview:
+        """Of a tensor as they stood in the safetensors file."""
+        if entry.dtype in PACKED:
+            tensor: Tensor = self.packed(entry).unpack()
+            return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        data = self.raw(entry)
+        if len(data) != entry.end - entry.start:
+            raise ContainerError(f"tensor {entry.name!r} has {len(data)} bytes, not {entry.end - entry.start}")
+        return memoryview(data)
+
+
+def unpack_file(source: Path, target: Path, told: Told = lambda _: None) -> None:
+    """Makes the safetensors file again, to the byte if nothing was rounded. Raises ContainerError for damage."""
+    given = PackedFile(source)
+    header = given.header.encode()
+    with _replacing(target) as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for entry in given.entries:
+            file.write(given.bytes(entry))
+            told(entry.end - entry.start)

@@ -1,0 +1,127 @@
+"""Damages containers in every way it knows, and sees that each is refused, or decoded inside of its buffers.
+
+    python -m paperlm_kernels.neuzip.fuzz --mutations 1000000
+
+A mutation is refused with a ContainerError, or changes no weight. One whose checksums were made to fit again (as nobody
+does by accident) may change weights, but raises nothing else; NumPy looks at every index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import struct
+import zlib
+
+import numpy as np
+import torch
+
+from paperlm_kernels.neuzip.errors import ContainerError
+from paperlm_kernels.neuzip.record import from_bytes, pack
+
+_HEADER, _ENTRY = 128, 24
+
+
+def samples() -> list[bytes]:
+    """Small containers of every kind: profiles, mantissa bits, normalizers, patches, and one kept as it is."""
+    rng = np.random.default_rng(0)
+    weights = torch.from_numpy((rng.standard_normal(1500) * 0.02).astype(np.float32)).bfloat16()
+    weights[::100] *= 2.0**40
+    options = (
+        {"profile": "fast"}, {"profile": "default"}, {"profile": "fix4"},
+        {"profile": "fast", "mant_bits": 3, "block_norm": 64},
+        {"profile": "fast", "mant_bits": 0, "block_norm": 32, "norm_semantics": "authors_v1"},
+        {"profile": "fix4", "mant_bits": 1},
+    )  # fmt: skip
+    found = [pack(weights, raw="never", **chosen).to_bytes() for chosen in options]
+    return [*found, pack(weights.view(30, 50)).to_bytes()]
+
+
+def sealed(data: bytearray) -> bytearray:
+    """With checksums that fit what is there, as far as the table of sections can be read."""
+    count = struct.unpack_from("<I", data, 116)[0]
+    size = _HEADER + _ENTRY * count + 4
+    if size > len(data):
+        return data
+    for i in range(count):
+        offset, length = struct.unpack_from("<QQ", data, _HEADER + _ENTRY * i + 8)
+        crc = zlib.crc32(data[offset : offset + length]) if offset + length <= len(data) else 0
+        struct.pack_into("<I", data, _HEADER + _ENTRY * i + 4, crc)
+    struct.pack_into("<I", data, size - 4, zlib.crc32(data[: size - 4]))
+    return data
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> tuple[str, bytearray]:
+    """A kind of damage and what it makes of a container."""
+    kind = rng.choice(["bit", "bytes", "truncate", "extend", "swap", "field", "forged", "forged field"])
+    out = bytearray(data)
+    head = struct.unpack_from("<I", data, 12)[0]
+    if kind in ("bit", "forged"):
+        place = int(rng.integers(head if kind == "forged" else 0, len(out)))
+        out[place] ^= 1 << int(rng.integers(8))
+    elif kind == "bytes":
+        place, count = int(rng.integers(len(out))), int(rng.integers(1, 33))
+        fresh = rng.integers(0, 256, min(count, len(out) - place)).astype(np.uint8)
+        out[place : place + len(fresh)] = fresh.tobytes()
+    elif kind == "truncate":
+        del out[int(rng.integers(len(out))) :]
+    elif kind == "extend":
+        out += bytes(int(rng.integers(1, 200)))
+    elif kind == "swap":
+        sections = (head - _HEADER - 4) // _ENTRY
+        i, j = (_HEADER + _ENTRY * int(k) for k in rng.integers(0, sections, 2))
+        out[i : i + _ENTRY], out[j : j + _ENTRY] = data[j : j + _ENTRY], data[i : i + _ENTRY]
+        # that the order in the table means nothing is no damage; that ids change places is
+        out[i : i + 4], out[j : j + 4] = data[i : i + 4], data[j : j + 4]
+    else:
+        width = int(rng.choice([1, 2, 4, 8]))
+        place = int(rng.integers(8, head - 4)) // width * width
+        extreme = int(rng.choice([0, 1, 2, 127, 128, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1]))
+        out[place : place + width] = (extreme % 256**width).to_bytes(width, "little")
+    return str(kind), sealed(out) if kind.startswith("forged") else out
+
+
+def run(mutations: int, seed: int = 0, progress: bool = False) -> collections.Counter[str]:
+    """How often which outcome: the name of an exception, `same weights`, `other weights` (forged only).
+
+    Raises AssertionError for a mutation that changed weights unnoticed; whatever else a mutation raises, is a defect.
+    """
+    rng = np.random.default_rng(seed)
+    originals = [(data, from_bytes(data).unpack().view(torch.int16)) for data in samples()]
+    outcomes: collections.Counter[str] = collections.Counter()
+    rounds = range(mutations)
+    if progress:
+        from tqdm import tqdm
+
+        rounds = tqdm(rounds, unit=" mutations")
+    for number in rounds:
+        data, weights = originals[number % len(originals)]
+        kind, changed = mutated(data, rng)
+        # a tenth without checksums: then only what keeps a decoder in its buffers is looked at
+        check = "none" if number % 10 == 9 else "full"
+        try:
+            packed = from_bytes(changed, check)
+            packed.verify()
+            found = packed.unpack()
+        except ContainerError as error:
+            outcomes[type(error).__name__] += 1
+            continue
+        same = found.dtype == torch.bfloat16 and torch.equal(found.view(torch.int16).view(-1), weights.view(-1))
+        allowed = same or kind.startswith("forged") or check == "none"
+        assert allowed, f"mutation {number} ({kind}) of seed {seed} changed weights and was not noticed"
+        outcomes["same weights" if same else "other weights"] += 1
+    return outcomes
+
+
+def main() -> None:
+    """Prints the outcomes."""
+    parser = argparse.ArgumentParser(prog="python -m paperlm_kernels.neuzip.fuzz", description=__doc__.split("\n")[0])
+    parser.add_argument("--mutations", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    for name, count in run(given.mutations, given.seed, progress=True).most_common():
+        print(f"{count:9d}  {name}")
+
+
+if __name__ == "__main__":
+    main()

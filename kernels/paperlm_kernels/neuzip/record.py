@@ -1,0 +1,334 @@
+"""`pack` and what it gives, `Packed`: a tensor in fewer bits, on the device where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paperlm_kernels.backends import chosen_backend
+from paperlm_kernels.neuzip import decode_errors, fields, reference
+from paperlm_kernels.neuzip.codebook import Codebook
+from paperlm_kernels.neuzip.container import WORDS, Arrays, aligned, read_container, write_container
+from paperlm_kernels.neuzip.errors import BlockSumError
+from paperlm_kernels.neuzip.geometry import profile_of
+from paperlm_kernels.neuzip.header import DTYPES, MOST, Codec, Header, Section
+from paperlm_kernels.neuzip.streams import TooLongError
+
+FEWEST_BLOCKS = 2
+"Below, a tensor is kept as it is: its codebook and padding would eat what is saved."
+REBUILD = 64
+"Updates after which the codebook is made anew."
+MOST_ESCAPES = 1e-3
+"Share of patched weights above which it is made anew at once."
+
+
+def pack(
+    t: Tensor,
+    *,
+    mant_bits: int = 7,
+    block_norm: int | None = None,
+    profile: str = "default",
+    norm_semantics: str = "true_max",
+    rounding: str = "authors",
+    nonfinite: str = "error",
+    raw: str = "auto",
+    out: Packed | None = None,
+    backend: str = "auto",
+) -> Packed:
+    """Packs a tensor of any shape: exponents by a prefix code, sign and mantissa as they are (NeuZip, arXiv 2410.20650,
+    section 3.2), or the mantissa in few bits (section 3.3).
+
+    Args:
+        t: bfloat16; float16 and float32 are kept as they are (RAW). Any strides.
+        mant_bits: stored bits of the mantissa: 7, without loss, or 0, 1, 3.
+        block_norm: with fewer than 7 bits, divide blocks of so many consecutive weights (32 to 1024, a power of two)
+            by the mantissa of their largest; the paper's tables have 512. None does not.
+        profile: "default" (10.7 bits for Gaussian weights), "dense" (10.6, decodes slower), "fast" (10.8), "fix4"
+            (12.0; no entropy code).
+        norm_semantics: "true_max", or "authors_v1" for what the published program computes (`fields.normalizers`).
+        rounding: "authors", half away from zero; there is no other.
+        nonfinite: what becomes of infinities where the mantissa is rounded: "error", or "keep". NaN is an error there.
+        raw: "auto" keeps tensors of less than two blocks, and those that would not shrink, as they are (rounded all the
+            same, where `mant_bits` says so); "never" codes them nevertheless.
+        out: a Packed that takes over the result, in place of a new one.
+        backend: "triton", "reference" or "auto", which is Triton on a GPU.
+
+    Returns:
+        a Packed on the device of `t`. The bytes are the same for every backend.
+
+    Raises:
+        TypeError, ValueError: a tensor or option that does not fit; the message names the fix.
+    """
+    header = _planned(t, mant_bits, block_norm, profile, norm_semantics, rounding, nonfinite, raw)
+    packed = _packed(t, header, None, raw, nonfinite, backend)
+    if out is None:
+        return packed
+    out._take(packed)
+    return out
+
+
+def from_bytes(data: bytes | bytearray | memoryview, check: str = "full") -> Packed:
+    """A Packed, on the CPU, of `Packed.to_bytes()`.
+
+    check: "full" compares every checksum; "header" the header's alone; "none" none, for data that were just written:
+    damage then gives wrong weights or an error later, but no access outside of a buffer. Raises ContainerError.
+    """
+    header, arrays = read_container(data, check)
+    book = None
+    if header.codec == Codec.PFX:
+        book = Codebook.from_bytes(arrays[Section.CODEBOOK], header.geometry.limit)
+    return Packed(header, _owned(arrays, torch.device("cpu")), book)
+
+
+class Packed:
+    """A packed tensor. `pack` and `from_bytes` make it; header and sections are not to be changed."""
+
+    def __init__(self, header: Header, sections: dict[Section, Tensor], book: Codebook | None) -> None:
+        self.header, self.sections, self.book = header, sections, book
+        self._updates = 0
+        # of FIX4, the exponent of code 1: on the host, for a launch must not wait for the device
+        self.lowest = int(sections[Section.CODEBOOK][0]) if header.codec == Codec.FIX4 else 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Packed({self.dtype}, {tuple(self.shape)}, {self.header.codec.name}, mant_bits={self.header.mant_bits}, "
+            f"{self.bits_per_weight:.3f} bits per weight, {self.device})"
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the tensor."""
+        return torch.Size(self.header.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor."""
+        return getattr(torch, self.header.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.sections[Section.PLANE].device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: sections, each a multiple of 64, and the codebook's tables that were needed so far."""
+        own = sum(aligned(t.numel() * t.element_size()) for t in self.sections.values())
+        return own + (self.book.device_bytes(self.device) if self.book else 0)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of all sections, metadata included; tables that are built from them are not."""
+        stored = sum(t.numel() * t.element_size() for t in self.sections.values())
+        return 8 * stored / max(1, self.header.numel)
+
+    def unpack(self, out: Tensor | None = None, *, check: bool = True, backend: str = "auto") -> Tensor:
+        """The tensor, contiguous, a new one or `out` (of the same shape, dtype and device; any strides).
+
+        check: see that each stream ends where it should. On the CPU a StreamError is raised; on a GPU nothing waits:
+        `raise_decode_errors(device)` reads what was found since it was last asked.
+        """
+        if out is None:
+            target = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        else:
+            self._fits(out)
+            target = (
+                out.detach() if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+            )
+        self._decode_into(target, check, backend)
+        if out is None:
+            return target
+        if not out.is_contiguous():
+            out.detach().copy_(target)
+        return out
+
+    def update_(self, t: Tensor, *, backend: str = "auto") -> Packed:
+        """Packs `t` in place of what is here; it has the same shape, dtype and device, and keeps the options.
+
+        The codebook is kept for up to 64 updates, unless more than a 1,000th of the weights escape it, which saves the
+        histogram; nothing is lost by an old one. What was here stays until the new is complete.
+        """
+        self._fits(t)
+        template = self._template
+        fresh = self.book is None or self._updates >= REBUILD
+        made = _packed(t, template, None if fresh else self.book, self._raw, self._nonfinite, backend)
+        if not fresh and (made.header.codec == Codec.RAW or made.header.patches > MOST_ESCAPES * made.header.numel):
+            fresh, made = True, _packed(t, template, None, self._raw, self._nonfinite, backend)
+        updates = 0 if fresh else self._updates + 1
+        self._take(made)
+        self._updates = updates
+        return self
+
+    def verify(self, *, backend: str = "auto") -> None:
+        """Decodes everything and compares the streams' ends and the blocks' sums. Raises ContainerError for damage."""
+        if self.header.codec == Codec.RAW:
+            return
+        if chosen_backend(backend, self.sections[Section.PLANE], torch.int32) == "triton":
+            from paperlm_kernels.neuzip.launch import block_sums
+
+            found = block_sums(self.unpack(backend=backend), self.header)
+            decode_errors.raise_found(self.device)
+            if not torch.equal(found, self.sections[Section.BLOCK_SUM]):
+                raise BlockSumError("blocks have other sums than when they were packed: damaged; take another copy")
+            return
+        arrays = {section: _array(tensor, section) for section, tensor in self.sections.items()}
+        out = np.empty(self.header.numel, np.uint16)
+        reference.decode(self.header, arrays, self.book, out, sums=True)
+
+    def to_bytes(self) -> bytes:
+        """A container (`.nzb`), the same on every device."""
+        return write_container(self.header, {s: _array(tensor, s) for s, tensor in self.sections.items()})
+
+    def to(self, device: torch.device | str) -> Packed:
+        """On another device; itself if it is there."""
+        device = torch.empty(0, device=device).device  # with its number
+        if self.device == device:
+            return self
+        arrays = {section: _array(tensor, section) for section, tensor in self.sections.items()}
+        moved = Packed(self.header, _owned(arrays, device), self.book)
+        moved._updates, moved._template, moved._raw, moved._nonfinite = (
+            self._updates, self._template, self._raw, self._nonfinite
+        )  # fmt: skip
+        return moved
+
+    # What `update_` packs with. A tensor from a container has what its header says.
+    _raw = "auto"
+    _nonfinite = "error"
+    __template: Header | None = None
+
+    @property
+    def _template(self) -> Header:
+        if self.__template is not None:
+            return self.__template
+        if self.header.codec != Codec.RAW or self.header.dtype != "bfloat16":
+            return dataclasses.replace(self.header, patches=0)
+        return dataclasses.replace(self.header, codec=Codec.PFX, geometry=profile_of("default"))
+
+    @_template.setter
+    def _template(self, header: Header) -> None:
+        self.__template = header
+
+    def _take(self, other: Packed) -> None:
+        self.header, self.sections, self.book = other.header, other.sections, other.book
+        self.lowest = other.lowest
+        self._updates, self._template, self._raw, self._nonfinite = 0, other._template, other._raw, other._nonfinite
+
+    def _fits(self, t: Tensor) -> None:
+        if (t.shape, t.dtype, t.device) != (self.shape, self.dtype, self.device):
+            raise ValueError(
+                f"a tensor {tuple(t.shape)} of {t.dtype} on {t.device}, where {tuple(self.shape)} of {self.dtype} on "
+                f"{self.device} is packed; give one like it, or use pack"
+            )
+
+    def _decode_into(self, target: Tensor, check: bool, backend: str) -> None:
+        if self.header.numel == 0:
+            return
+        if self.header.codec == Codec.RAW:
+            target.copy_(self.sections[Section.PLANE].view(self.dtype).view(self.shape))
+        elif chosen_backend(backend, target, torch.int32) == "triton":
+            from paperlm_kernels.neuzip.launch import run_decode
+
+            run_decode(self, target, check)
+        else:
+            arrays = {section: _array(tensor, section) for section, tensor in self.sections.items()}
+            on_cpu = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
+            reference.decode(self.header, arrays, self.book, _bits(on_cpu))
+            if on_cpu is not target:
+                target.copy_(on_cpu)
+
+
+def _planned(
+    t: Tensor, k: int, norm: int | None, profile: str, semantics: str, rounding: str, nonfinite: str, raw: str
+) -> Header:
+    geometry = profile_of(profile)
+    known = {
+        "mant_bits": (k, fields.MANT_BITS), "norm_semantics": (semantics, fields.SEMANTICS),
+        "rounding": (rounding, ("authors",)), "nonfinite": (nonfinite, ("error", "keep")),
+        "raw": (raw, ("auto", "never")),
+    }  # fmt: skip
+    for name, (value, values) in known.items():
+        if value not in values:
+            raise ValueError(f"{name}={value!r}; it is one of {', '.join(map(str, values))}")
+    if norm is not None and (k == 7 or norm not in fields.NORM_BLOCKS):
+        raise ValueError(
+            f"block_norm={norm} with mant_bits={k}; it is one of {', '.join(map(str, fields.NORM_BLOCKS))}, and for 0, "
+            "1 or 3 bits: leave it out"
+        )
+    dtype = str(t.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise TypeError(f"a tensor of {t.dtype}; bfloat16 is packed, float16 and float32 are kept: convert it first")
+    if dtype != "bfloat16" and (k != 7 or raw == "never"):
+        raise TypeError(f"a tensor of {t.dtype} with mant_bits={k}, raw={raw!r}; only bfloat16 is coded: convert it")
+    if math.prod(max(1, axis) for axis in t.shape) > MOST or t.ndim > 8:
+        raise ValueError(f"a tensor of shape {tuple(t.shape)}; pack parts of at most 2^40 elements and 8 axes")
+    header = Header(
+        dtype=dtype, codec=Codec.FIX4 if profile == "fix4" else Codec.PFX, shape=tuple(t.shape), mant_bits=k,
+        block_norm=norm, norm_semantics=semantics if norm else "true_max", geometry=geometry,
+    )  # fmt: skip
+    return header if dtype == "bfloat16" else dataclasses.replace(header, codec=Codec.RAW, geometry=None)
+
+
+def _packed(t: Tensor, header: Header, book: Codebook | None, raw: str, nonfinite: str, backend: str) -> Packed:
+    """`header` without what only the coding tells."""
+    t = t.detach().contiguous()
+    if header.lossy:
+        _refuse_nonfinite(t, nonfinite)
+    device, made, may_be_raw = t.device, None, raw == "auto" or t.numel() == 0
+    coded = header.codec != Codec.RAW and not (may_be_raw and header.blocks < FEWEST_BLOCKS)
+    if coded:
+        try:
+            if chosen_backend(backend, t, torch.int32) == "triton":
+                from paperlm_kernels.neuzip.launch import run_encode
+
+                made = Packed(*run_encode(t, header, book))
+            else:
+                found, arrays, book = reference.encode(_bits(t.cpu()), header, book)
+                made = Packed(found, _owned(arrays, device), book)
+        except TooLongError as reason:
+            if not may_be_raw:
+                raise ValueError("the codes of a lane exceed what a byte can say; use raw='auto'") from reason
+    if made is None or (may_be_raw and made.bits_per_weight >= 8 * t.element_size()):
+        if header.lossy and t.numel():
+            # what is unpacked does not depend on whether it was coded
+            values = reference.round_trip(_bits(t.cpu()), header)
+            t = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(device)
+        kept = dataclasses.replace(header, codec=Codec.RAW, geometry=None, mant_bits=7, block_norm=None,
+                                   norm_semantics="true_max")  # fmt: skip
+        made = Packed(kept, {Section.PLANE: t.reshape(-1).clone().view(torch.uint8)}, None)
+    made._template, made._raw, made._nonfinite = header, raw, nonfinite
+    return made
+
+
+def _refuse_nonfinite(t: Tensor, nonfinite: str) -> None:
+    strange = t.isnan() if nonfinite == "keep" else ~t.isfinite()
+    if bool(strange.any()):
+        what = "NaN" if nonfinite == "keep" else "NaN or infinity (nonfinite='keep' keeps infinities)"
+        raise ValueError(
+            f"the tensor holds {what}, which a rounded mantissa cannot keep: remove it, or pack with mant_bits=7"
+        )
+
+
+def _bits(t: Tensor) -> np.ndarray:
+    """Patterns of a contiguous bfloat16 tensor on the CPU, flat; the same memory."""
+    return t.detach().view(torch.int16).reshape(-1).numpy().view(np.uint16)
+
+
+def _array(tensor: Tensor, section: Section) -> np.ndarray:
+    array = tensor.cpu().numpy()
+    return array.view(np.uint32) if section in WORDS and tensor.dtype == torch.int32 else array
+
+
+def _owned(arrays: Arrays, device: torch.device) -> dict[Section, Tensor]:
+    """Tensors with zeros up to a multiple of 64 bytes behind them, so that a kernel can read whole words."""
+    found = {}
+    for section, array in arrays.items():
+        data = np.ascontiguousarray(array).view(np.uint8)
+        whole = np.zeros(aligned(max(1, data.size)), np.uint8)
+        whole[: data.size] = data
+        tensor = torch.from_numpy(whole).to(device)[: data.size]
+        found[section] = tensor.view(torch.int32) if section in WORDS else tensor
+    return found

@@ -1,0 +1,34 @@
+"""Helpers of the tests of packed weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from support_ternary import compiled_or_interpreted, everywhere
+
+__all__ = ["bits_of", "compiled_or_interpreted", "every_pattern", "everywhere", "gaussian", "patterns", "same_bits"]
+
+
+def gaussian(count, seed=0, scale=0.02, device="cpu"):
+    """bfloat16 weights as a fresh model has them."""
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(count, generator=g) * scale).bfloat16().to(device)
+
+
+def patterns(bits, device="cpu"):
+    """bfloat16 of 16-bit patterns."""
+    return torch.from_numpy(np.asarray(bits, np.uint16).view(np.int16).copy()).view(torch.bfloat16).to(device)
+
+
+def every_pattern():
+    """All 65,536, in an order that mixes exponents."""
+    return patterns(np.random.default_rng(0).permutation(2**16).astype(np.uint16))
+
+
+def bits_of(t):
+    """Patterns of a tensor (NaN equal NaN only where all bits are)."""
+    return t.detach().cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+
+
+def same_bits(a, b):
+    return a.shape == b.shape and a.dtype == b.dtype and np.array_equal(bits_of(a), bits_of(b))

@@ -1,0 +1,93 @@
+"""The kernels of packed weights compile for Hopper and Ampere without a GPU: wide accesses, no spilled registers."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+
+from paperlm_kernels.neuzip import kernel_decode, kernel_encode, kernel_product  # noqa: E402
+from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
+from paperlm_kernels.neuzip.launch import WARPS  # noqa: E402
+from support_compile import compile_for, spilled  # noqa: E402
+
+both = pytest.mark.parametrize("architecture", [90, 80])
+OCTET = {7: "*i64", 3: "*i32", 1: "*i16", 0: "*u8"}
+POINTERS = dict.fromkeys(
+    ("payload", "directory", "table", "patches", "patch_directory", "found", "codes", "words", "most", "patch_counts",
+     "sums"), "*i32",
+) | {"units": "*u8", "norm": "*u8", "plane8": "*u8", "index": "*u8", "out": "*i16", "weights": "*i16",
+     "counts": "*i64"}  # fmt: skip
+
+
+def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, **more):
+    g = PROFILES[profile]
+    known = {
+        "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "UNIT": g.unit, "K": k, "LOG_NORM": log_norm,
+        "WHOLE": whole, "CHECK": True, "BLOCK": g.block, "STEP": 1024, "N": 512, "FIRST_WARP": True,
+    }  # fmt: skip
+    constants = {name: value for name, value in known.items() if name in kernel.arg_names}
+    types = {**POINTERS, "plane": OCTET[k], **more}
+    return compile_for(kernel, types, constants, {"numel"}, architecture, WARPS, 3)
+
+
+@both
+@pytest.mark.parametrize("profile", ["default", "dense", "fast"])
+@pytest.mark.parametrize("k,log_norm", [(7, 0), (3, 9), (1, 0), (0, 9)])
+def test_decoding_stores_16_bytes_a_lane_and_spills_nothing(architecture, profile, k, log_norm, tmp_path):
+    kernel = compiled(kernel_decode.decode_kernel, architecture, k, log_norm, profile)
+    ptx = kernel.asm["ptx"]
+    assert re.search(r"st\.global\.v4\.b32", ptx)
+    assert k != 7 or re.search(r"ld\.global\.b64", ptx)
+    assert kernel.metadata.shared <= 1024  # of the one sum across lanes
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0
+
+
+@both
+@pytest.mark.parametrize("k,log_norm", [(7, 0), (3, 9), (0, 0)])
+def test_decoding_four_bits_stores_16_bytes_a_lane(architecture, k, log_norm, tmp_path):
+    kernel = compiled(kernel_decode.decode_fix4_kernel, architecture, k, log_norm, "fix4", payload="*i32")
+    assert re.search(r"st\.global\.v4\.b32", kernel.asm["ptx"])
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0
+
+
+@both
+@pytest.mark.parametrize("k,log_norm", [(7, 0), (3, 9), (0, 0)])
+@pytest.mark.parametrize("name,payload", [("count", "*i32"), ("size", "*i32"), ("write", "*u8"), ("write", "*i16"),
+                                          ("fix4", "*i32"), ("patch", "*i32")])  # fmt: skip
+def test_encoding_reads_16_bytes_a_lane_and_spills_nothing(architecture, name, payload, k, log_norm, tmp_path):
+    profile = "dense" if payload == "*i16" else "default"
+    kernel = compiled(
+        getattr(kernel_encode, f"{name}_kernel"), architecture, k, log_norm, profile, payload=payload
+    )  # fmt: skip
+    assert name == "patch" or re.search(r"ld\.global\.v4\.b32", kernel.asm["ptx"])
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0
+
+
+@both
+def test_odd_sizes_and_normalizers_compile(architecture):
+    for k in (7, 3, 1, 0):
+        compiled(kernel_decode.decode_kernel, architecture, k, 0, whole=False)
+        compiled(kernel_encode.write_kernel, architecture, k, 0, whole=False, payload="*u8")
+    compiled(kernel_encode.normalizer_kernel, architecture, 3, 0)
+
+
+@both
+@pytest.mark.parametrize("tokens,rows", [(1, 4), (8, 4), (16, 2)])
+def test_the_product_with_four_bit_exponents_compiles_and_spills_nothing(architecture, tokens, rows, tmp_path):
+    constants = {"M": tokens, "ROWS": rows, "STEP": 128, "BLOCK": PROFILES["fix4"].block, "PATCHES": 32}
+    types = {**POINTERS, "x": "*i64", "plane": "*i64", "y": "*i16"}
+    kernel = compile_for(
+        kernel_product.fix4_product_kernel, types, constants, {"rows", "columns"}, architecture, WARPS, 3
+    )  # fmt: skip
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0

@@ -1,0 +1,120 @@
+"""The command that packs safetensors files: the same file comes back, damage is refused, nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+import torch
+from paperlm_kernels.neuzip import ContainerError
+from paperlm_kernels.neuzip.__main__ import main
+from paperlm_kernels.neuzip.files import PackedFile, unpack_file
+from safetensors.torch import load_file, save_file
+from support_neuzip import gaussian, same_bits
+
+
+@pytest.fixture
+def model(tmp_path):
+    tensors = {
+        "layer.weight": gaussian(300 * 200).view(300, 200),
+        "norm.weight": torch.ones(200).bfloat16(),
+        "scale": torch.randn(7),
+        "half": torch.randn(3, 5).half(),
+        "ids": torch.arange(11),
+        "empty": torch.zeros(0, 4).bfloat16(),
+        "flag": torch.tensor([True, False]),
+    }
+    path = tmp_path / "model.safetensors"
+    save_file(tensors, path, metadata={"format": "pt", "who": "the tests"})
+    return path
+
+
+def test_a_file_comes_back_to_the_byte(model, capsys):
+    before = model.read_bytes()
+    assert main(["pack", str(model)]) == 0
+    packed = model.with_suffix(".nzm")
+    said = capsys.readouterr().out
+    assert "MB/s" in said and packed.stat().st_size < 0.75 * len(before)
+    assert main(["unpack", str(packed), "-o", str(model.with_name("again.safetensors"))]) == 0
+    assert model.with_name("again.safetensors").read_bytes() == before
+    assert sorted(p.name for p in model.parent.iterdir()) == ["again.safetensors", "model.nzm", "model.safetensors"]
+
+
+def test_rounding_is_for_matrices_alone(model):
+    packed, again = model.with_suffix(".nzm"), model.with_name("again.safetensors")
+    assert main(["pack", str(model), "--mant-bits", "3", "--block-norm", "512"]) == 0
+    unpack_file(packed, again)
+    old, new = load_file(model), load_file(again)
+    error = (new["layer.weight"] - old["layer.weight"]).double().norm() / old["layer.weight"].double().norm()
+    assert 0.02 < error.item() < 0.03
+    assert all(torch.equal(old[name], new[name]) for name in old if name != "layer.weight")
+
+
+def test_a_file_that_is_there_is_replaced_only_if_told_to(model, capsys):
+    packed = model.with_suffix(".nzm")
+    packed.write_bytes(b"mine")
+    assert main(["pack", str(model)]) == 2 and packed.read_bytes() == b"mine"
+    assert "--force" in capsys.readouterr().err
+    assert main(["pack", str(model), "--force"]) == 0 and packed.read_bytes() != b"mine"
+
+
+def test_inspect_says_the_bits_of_each_tensor_and_the_entropies(model, capsys):
+    main(["pack", str(model)])
+    capsys.readouterr()
+    assert main(["inspect", str(model)]) == 0
+    plain = capsys.readouterr().out
+    assert "exponent 2.5" in plain and "ratio 1.5" in plain and "ids  I64 [11]" in plain
+    assert main(["inspect", str(model.with_suffix(".nzm"))]) == 0
+    packed = capsys.readouterr().out
+    assert "layer.weight  BF16 [300, 200]  PFX: 10." in packed and "norm.weight  BF16 [200]  RAW: 16.000" in packed
+
+
+def test_damage_anywhere_in_a_packed_file_is_refused(model, tmp_path, capsys):
+    main(["pack", str(model)])
+    data = model.with_suffix(".nzm").read_bytes()
+    bad, out = tmp_path / "bad.nzm", tmp_path / "out.safetensors"
+    good = model.read_bytes()
+    for place in [*range(64), *range(64, len(data), 1009), len(data) - 1]:
+        changed = bytearray(data)
+        changed[place] ^= 0x10
+        bad.write_bytes(changed)
+        try:
+            unpack_file(bad, out)
+        except ContainerError:
+            assert not out.exists()
+        else:  # zeros between containers say nothing
+            assert out.read_bytes() == good and data[place] == 0
+            out.unlink()
+    for end in (0, 7, 63, 64, len(data) // 2, len(data) - 1):
+        bad.write_bytes(data[:end])
+        with pytest.raises(ContainerError):
+            PackedFile(bad)
+    assert main(["unpack", str(bad), "-o", str(out)]) == 2 and "take the whole file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]", "{", '{"a": 1}', '{"a": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "BF16", "shape": [-1, -2], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "X", "shape": [2], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "BF16", "shape": [2], "data_offsets": [4, 8]}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_safetensors_file_is_refused(header, tmp_path, capsys):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(4))
+    assert main(["pack", str(path)]) == 2 and "damaged" in capsys.readouterr().err
+    assert not path.with_suffix(".nzm").exists()
+    for data in (b"", b"short", struct.pack("<Q", 2**60) + bytes(40)):
+        path.write_bytes(data)
+        assert main(["pack", str(path)]) == 2
+
+
+def test_tensors_are_read_one_at_a_time(model):
+    main(["pack", str(model)])
+    given = PackedFile(model.with_suffix(".nzm"))
+    one = next(e for e in given.entries if e.name == "layer.weight")
+    assert same_bits(given.packed(one).unpack(), load_file(model)["layer.weight"])
+    assert json.loads(given.header)["__metadata__"] == {"format": "pt", "who": "the tests"}

@@ -1,0 +1,168 @@
+"""The kernels of packed weights give the definition's bytes and bits, in both directions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from paperlm_kernels.neuzip import pack, raise_decode_errors
+from paperlm_kernels.neuzip.errors import BlockSumError, StreamError
+from paperlm_kernels.neuzip.geometry import PROFILES
+from paperlm_kernels.neuzip.header import Section
+from support_neuzip import bits_of, compiled_or_interpreted, every_pattern, gaussian, patterns, same_bits
+
+B = PROFILES["fast"].block
+lossy = pytest.mark.parametrize("k,norm", [(7, None), (3, 512), (1, 32), (0, None), (0, 1024)])
+
+
+def odd_weights(count, seed=0, finite=True):
+    """Gaussian weights, some of them of any other size, zeros and subnormals among them."""
+    rng = np.random.default_rng(seed)
+    bits = bits_of(gaussian(count, seed)).copy()
+    where = rng.random(count) < 0.01
+    bits[where] = rng.integers(0, 2**16, where.sum())
+    if finite:
+        bits[bits & 0x7F80 == 0x7F80] = 0x0001
+    return patterns(bits)
+
+
+@compiled_or_interpreted
+@lossy
+@pytest.mark.parametrize("count", [B, 2 * B + 3001])
+def test_decoding_gives_the_definitions_bits(spot, k, norm, count):
+    t = odd_weights(count)
+    for profile in ("fast", "fix4"):
+        packed = pack(t, mant_bits=k, block_norm=norm, profile=profile, raw="never", backend="reference")
+        got = packed.to(spot.device).unpack(backend=spot.backend)
+        assert same_bits(got, packed.unpack(backend="reference"))
+        assert k != 7 or same_bits(got, t)
+        packed.to(spot.device).verify(backend=spot.backend)
+    raise_decode_errors(spot.device)
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_pattern_is_decoded_in_every_profile(spot, profile):
+    t = torch.cat([gaussian(4 * 2**16), every_pattern()[:2000]]) if profile == "dense" else every_pattern()
+    if profile == "dense":
+        t = t[-PROFILES["dense"].block - 1000 :]
+    packed = pack(t, profile=profile, raw="never", backend="reference")
+    assert same_bits(packed.to(spot.device).unpack(backend=spot.backend), t)
+
+
+@compiled_or_interpreted
+def test_a_stream_that_ends_elsewhere_is_found_when_one_asks_and_only_then(spot):
+    packed = pack(gaussian(B), profile="fast", raw="never", backend="reference").to(spot.device)
+    packed.sections[Section.LANE_UNITS][3] += 1
+    packed.sections[Section.LANE_UNITS][4] -= 1
+    packed.unpack(backend=spot.backend, check=False)
+    raise_decode_errors(spot.device)
+    packed.unpack(backend=spot.backend)
+    with pytest.raises(StreamError, match="damaged"):
+        raise_decode_errors(spot.device)
+    raise_decode_errors(spot.device)
+
+
+@compiled_or_interpreted
+def test_verifying_on_the_device_finds_another_plane_and_another_stream(spot):
+    packed = pack(gaussian(B + 8), profile="fast", raw="never", backend="reference").to(spot.device)
+    packed.sections[Section.PLANE][B + 3] ^= 1
+    with pytest.raises(BlockSumError):
+        packed.verify(backend=spot.backend)
+    packed.sections[Section.PLANE][B + 3] ^= 1
+    packed.verify(backend=spot.backend)
+    packed.sections[Section.LANE_UNITS][3] += 1
+    packed.sections[Section.LANE_UNITS][4] -= 1
+    with pytest.raises(StreamError):
+        packed.verify(backend=spot.backend)
+
+
+@compiled_or_interpreted
+@lossy
+@pytest.mark.parametrize("count", [B, 2 * B + 3001])
+def test_encoding_gives_the_definitions_bytes(spot, k, norm, count):
+    t = odd_weights(count, finite=k != 7)
+    for profile in ("fast", "fix4"):
+        options = {"mant_bits": k, "block_norm": norm, "profile": profile, "raw": "never"}
+        right = pack(t, backend="reference", **options)
+        assert pack(t.to(spot.device), backend=spot.backend, **options).to_bytes() == right.to_bytes()
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_pattern_is_encoded_in_every_profile(spot, profile):
+    t = every_pattern() if profile != "dense" else torch.cat([gaussian(2**17), every_pattern()[:1000]])
+    right = pack(t, profile=profile, raw="never", backend="reference")
+    assert pack(t.to(spot.device), profile=profile, raw="never", backend=spot.backend).to_bytes() == right.to_bytes()
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("norm", [32, 128, 512, 1024])
+def test_the_normalizers_of_the_published_program_are_the_definitions(spot, norm):
+    t = odd_weights(5000, seed=norm)
+    options = {"mant_bits": 3, "block_norm": norm, "norm_semantics": "authors_v1", "profile": "fast", "raw": "never"}
+    right = pack(t, backend="reference", **options)
+    assert pack(t.to(spot.device), backend=spot.backend, **options).to_bytes() == right.to_bytes()
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("start", [0, 1, 8])
+def test_a_view_that_begins_at_any_element_is_coded_and_decoded_into(spot, start):
+    whole = gaussian(B + 16, device=spot.device)
+    t = whole[start : start + B]
+    packed = pack(t, profile="fast", raw="never", backend=spot.backend)
+    room = torch.zeros(B + 16, dtype=torch.bfloat16, device=spot.device)
+    packed.unpack(room[start : start + B], backend=spot.backend)
+    assert same_bits(room[start : start + B], t) and not room[:start].any() and not room[start + B :].any()
+
+
+@compiled_or_interpreted
+def test_an_update_with_an_old_codebook_gives_the_definitions_bytes(spot):
+    t, changed = gaussian(2 * B), odd_weights(2 * B, seed=1, finite=False)
+    changed[1000:] = gaussian(2 * B)[1000:]
+    packed = pack(t.to(spot.device), profile="fast", backend=spot.backend)
+    book = packed.book
+    packed.update_(changed.to(spot.device), backend=spot.backend)
+    right = pack(t, profile="fast", backend="reference").update_(changed, backend="reference")
+    assert packed.book is book and packed.header.patches > 0
+    assert packed.to_bytes() == right.to_bytes() and same_bits(packed.unpack(backend=spot.backend), changed)
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("payload", ["random", "longest", "shortest"])
+def test_a_payload_of_any_bits_leads_no_lane_out_of_the_buffers(spot, payload):
+    """What lies around the buffers, and is not theirs, changes nothing in what is decoded."""
+    packed = pack(gaussian(B + 999), profile="fast", raw="never", backend="reference")
+    codes, guard = packed.book.codes, packed.header.geometry.guard
+    words = packed.sections[Section.PAYLOAD].numpy().view(np.uint32)
+    used = words[:-guard]
+    pick = {"longest": codes[(codes >> 16).argmax()], "shortest": codes[(codes >> 16).argmin()]}
+    if payload == "random":
+        used[:] = np.random.default_rng(0).integers(0, 2**32, len(used))
+    else:
+        length = int(pick[payload] >> 16)
+        code = format(int(pick[payload] & 0xFFFF), f"0{length}b")[::-1]
+        stream = np.array(list((code * (32 * len(used) // length + 1))[: 32 * len(used)]), np.uint8)
+        used[:] = np.packbits(stream, bitorder="little").view(np.uint32)
+    packed = packed.to(spot.device)
+    decoded = []
+    for around in (0, 0x5A5A5A5A, -1):
+        for section, tensor in packed.sections.items():
+            if tensor.dtype == torch.int32:
+                room = torch.full((tensor.numel() + 4096,), around, dtype=torch.int32, device=spot.device)
+                room[2048 : 2048 + tensor.numel()] = tensor
+                packed.sections[section] = room[2048 : 2048 + tensor.numel()]
+        room = torch.full((B + 999 + 4096,), 1.5, dtype=torch.bfloat16, device=spot.device)
+        packed.unpack(room[2048:-2048], backend=spot.backend, check=False)
+        assert (room[:2048] == 1.5).all() and (room[-2048:] == 1.5).all()
+        decoded.append(room[2048:-2048].clone())
+    assert same_bits(decoded[0], decoded[1]) and same_bits(decoded[0], decoded[2])
+
+
+@compiled_or_interpreted
+def test_an_update_of_four_bit_exponents_takes_others_for_its_codes(spot):
+    t, other = gaussian(B), gaussian(B, seed=1, scale=2.0**40)
+    packed = pack(t.to(spot.device), profile="fix4", raw="never", backend=spot.backend)
+    packed.update_(other.to(spot.device), backend=spot.backend)
+    assert same_bits(packed.unpack(backend=spot.backend), other)
+    assert packed.to_bytes() == pack(other, profile="fix4", raw="never", backend="reference").to_bytes()

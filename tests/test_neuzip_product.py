@@ -1,0 +1,61 @@
+"""Products with packed weights: one rounding from float64, in the kernel and by unpacking."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from paperlm_kernels.neuzip import pack
+from paperlm_kernels.neuzip.product import linear
+from support_neuzip import compiled_or_interpreted, gaussian
+
+
+def weights(rows, columns, outliers=True, seed=0):
+    t = gaussian(rows * columns, seed).view(rows, columns)
+    if outliers:  # what is patched; first and last places, and neighbours, among them
+        t.view(-1)[[0, 1, 17, columns - 1, columns, -1]] *= 2.0**20
+        t.view(-1)[5::1009] = 0.0
+    return t
+
+
+def near(got, x, w):
+    """One rounding to bfloat16 of a sum in float32, of which each term may err by a few last bits."""
+    exact = x.double().cpu() @ w.double().cpu().T
+    sizes = x.double().cpu().abs() @ w.double().cpu().abs().T
+    return ((got.double().cpu() - exact).abs() <= exact.abs() * 2**-8 + sizes * 2**-20).all()
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("tokens,rows,columns", [(1, 7, 1024), (2, 33, 520), (3, 5, 2056), (8, 9, 1040), (16, 6, 1032)])
+def test_the_fused_product_is_within_a_rounding_of_float64(spot, tokens, rows, columns):
+    w, x = weights(rows, columns), gaussian(tokens * columns, 1, 1.0).view(tokens, columns)
+    packed = pack(w.to(spot.device), profile="fix4", raw="never")
+    assert packed.header.patches >= 6
+    got = linear(x.to(spot.device), packed, backend=spot.backend)
+    assert got.shape == (tokens, rows) and near(got, x, w)
+    assert torch.equal(got, linear(x.to(spot.device), packed, backend=spot.backend))
+
+
+@compiled_or_interpreted
+def test_rows_that_share_blocks_of_patches_get_their_own_alone(spot):
+    w = torch.zeros(24, 1024).bfloat16()
+    w[:] = 0.02  # most have this exponent
+    w[3, 7], w[4, 0], w[15, 1023], w[16, 0] = 2.0**30, -(2.0**31), 2.0**29, 3.0 * 2**28
+    x = torch.zeros(1, 1024).bfloat16()
+    x[0, 0], x[0, 7], x[0, 1023] = 1.0, 2.0, 4.0
+    packed = pack(w.to(spot.device), profile="fix4", raw="never")
+    assert packed.header.patches == 4 and near(linear(x.to(spot.device), packed, backend=spot.backend), x, w)
+
+
+def test_everything_else_is_unpacked_and_multiplied_as_pytorch_does():
+    w, x, bias = weights(40, 64), gaussian(5 * 3 * 64, 1).view(5, 3, 64), gaussian(40, 2)
+    for options in ({}, {"profile": "fix4"}, {"profile": "fix4", "mant_bits": 3}, {"profile": "fast"}):
+        packed = pack(w, raw="never", **options)
+        assert torch.equal(linear(x, packed, bias), F.linear(x, packed.unpack(), bias))
+
+
+def test_operands_that_do_not_belong_together_are_refused():
+    packed = pack(weights(8, 16))
+    for x in (gaussian(15), gaussian(16).float(), gaussian(8)):
+        with pytest.raises(ValueError, match="on the same device"):
+            linear(x, packed)
