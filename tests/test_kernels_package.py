@@ -17,6 +17,13 @@ loss = paperlm_kernels.linear_cross_entropy(
 loss.backward()
 layer = paperlm_kernels.TernaryLinear.from_linear(torch.nn.Linear(8, 4, bias=False))
 assert layer(torch.ones(2, 8)).shape == (2, 4)
+from paperlm_kernels.stored import LomoSgd, PackedStore, convert
+model = torch.nn.Sequential(torch.nn.Linear(128, 256)).bfloat16()
+assert convert(model, PackedStore).bits_per_weight < 12
+LomoSgd(model, 0.1)
+model(torch.ones(3, 128).bfloat16()).sum().backward()
+from paperlm_kernels.neuzip import pack
+assert pack(torch.ones(2**15).bfloat16()).unpack().sum() == 2**15
 print(paperlm_kernels.__file__, round(loss.item(), 4), {"paperlm", "transformers"} & set(sys.modules))
 """
 

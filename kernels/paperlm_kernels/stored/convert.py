@@ -1,0 +1,163 @@
+"""Put the weights of a model into stores, in place: `convert(model, PackedStore)`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from paperlm_kernels.stored.layers import StoredConv1D, StoredEmbedding, StoredLayer, StoredLinear
+from paperlm_kernels.stored.stores import RowBlocks, StoreFactory
+from paperlm_kernels.stored.weight import StoredWeight
+
+POLICIES = {
+    "paper": "every linear layer but those with lm_head in their name; embeddings, norms and biases stay",
+    "all_linear": "the head as well",
+    "all": "embeddings as well, in blocks of rows",
+}
+"Which weights are stored."
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did."""
+
+    names: tuple[str, ...]
+    "parameters that are stored now, by the first of their names"
+    weights: int
+    "their values"
+    bytes_before: int
+    bytes_after: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits of a value, tables included."""
+        return 8 * self.bytes_after / self.weights
+
+
+def convert(
+    model: nn.Module, store_factory: StoreFactory, policy: str = "paper", *, keep_recomputed: bool = False
+) -> Conversion:
+    """Replace layers of a model by ones whose weight lies in a store, one after the other; the values stay.
+
+    Layers: nn.Linear, transformers' Conv1D and, under `all`, nn.Embedding; subclasses are left alone, since they
+    compute something else. Layers that share a weight share its store. keep_recomputed: see StoredWeight. Make the
+    optimizer afterwards: the old parameters are emptied.
+
+    Raises ValueError for an unknown policy, a model with nothing to store, one alias of a tied weight without the
+    others, and an embedding that changes its rows as it looks them up.
+    """
+    _known(policy)
+    owners, names = _owners(model), _names(model)
+    chosen = [m for m in names if _is_chosen(m, names[m], policy)]
+    if not chosen:
+        raise ValueError(f"no layer to store under policy {policy!r}: nn.Linear, Conv1D or nn.Embedding is looked for")
+    for module in chosen:
+        _check(module, names, owners, set(chosen), policy)
+    made: dict[nn.Parameter, StoredWeight] = {}
+    replaced: dict[nn.Module, StoredLayer] = {}
+    before, first = 0, []
+    for module in chosen:
+        parameter = module.weight
+        if parameter not in made:
+            made[parameter] = _stored(parameter, store_factory, [o for o, _ in owners[parameter]], keep_recomputed)
+            before += parameter.nbytes
+            first.append(f"{names[module][0]}.weight".lstrip("."))
+        replaced[module] = _layer(module, made[parameter])
+        if all(owner in replaced for owner, _ in owners[parameter]):
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child in replaced:
+                parent._modules[name] = replaced[child]
+    stores = [weight.store for weight in made.values()]
+    sizes = sum(s.shape.numel() for s in stores)
+    return Conversion(tuple(first), sizes, before, sum(s.nbytes for s in stores))
+
+
+def chosen_weights(model: nn.Module, policy: str = "paper") -> dict[str, nn.Parameter]:
+    """Name -> weight of each layer that a policy stores, tied ones once; nothing is converted. Raises ValueError for an
+    unknown policy."""
+    _known(policy)
+    found: dict[nn.Parameter, str] = {}
+    for module, names in _names(model).items():
+        if _is_chosen(module, names, policy):
+            found.setdefault(module.weight, f"{names[0]}.weight".lstrip("."))
+    return {name: parameter for parameter, name in found.items()}
+
+
+def _known(policy: str) -> None:
+    if policy not in POLICIES:
+        raise ValueError(f"policy {policy!r}: there are {', '.join(POLICIES)}")
+
+
+def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Module -> all names that it has."""
+    found = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        found[module].append(name)
+    return dict(found)
+
+
+def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Parameter -> the modules that have it, and as what."""
+    found = defaultdict(list)
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                found[parameter].append((module, name))
+    return dict(found)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    # by name, so that transformers is no dependency
+    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+
+
+def _is_chosen(module: nn.Module, names: list[str], policy: str) -> bool:
+    if type(module) is nn.Linear or _is_conv1d(module):
+        return policy != "paper" or not any("lm_head" in name for name in names)
+    return policy == "all" and type(module) is nn.Embedding
+
+
+def _check(
+    module: nn.Module,
+    names: dict[nn.Module, list[str]],
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]],
+    chosen: set[nn.Module],
+    policy: str,
+) -> None:
+    name = names[module][0] or "the model"
+    if name == "the model":
+        raise ValueError("the model is a single layer, which has no place to be replaced in: nn.Sequential(model)")
+    for owner, role in owners[module.weight]:
+        if owner not in chosen or role != "weight":
+            other = f"{names[owner][0]}.{role}".lstrip(".")
+            raise ValueError(
+                f"{name}.weight is tied to {other}, which policy {policy!r} leaves as it is: store both (policy "
+                "'all'), neither (policy 'paper' leaves lm_head), or untie them first"
+            )
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
+        raise ValueError(f"{name}: max_norm and scale_grad_by_freq of an embedding are not supported; use 'all_linear'")
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or hasattr(module, "_hf_hook"):
+        raise ValueError(f"{name} has hooks, which would be lost: remove them, or register them after convert()")
+
+
+def _stored(
+    parameter: nn.Parameter, factory: StoreFactory, owners: list[nn.Module], keep_recomputed: bool
+) -> StoredWeight:
+    in_rows = any(isinstance(owner, nn.Embedding) for owner in owners)
+    store = RowBlocks(parameter.detach(), factory) if in_rows else factory(parameter.detach())
+    weight = StoredWeight(store, keep_recomputed)
+    weight.handle.requires_grad_(parameter.requires_grad and store.trainable)
+    return weight
+
+
+def _layer(module: nn.Module, weight: StoredWeight) -> StoredLayer:
+    if isinstance(module, nn.Embedding):
+        made: StoredLayer = StoredEmbedding(weight, module.padding_idx)
+    else:
+        made = (StoredConv1D if _is_conv1d(module) else StoredLinear)(weight, module.bias)
+    return made.train(module.training)

@@ -1,0 +1,246 @@
+"""Where the weight of a layer lies between its uses: as it is, packed without loss or with, in NF4, in blocks of rows.
+
+Every store has the same few methods, so that layers, optimizer and checkpoints know none of them by name. A store of
+one's own needs `read`, `write`, `nbytes` and `apply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+StoreFactory = Callable[[Tensor], "WeightStore"]
+"Makes the store of a weight from its values: RawStore, PackedStore, functools.partial(PackedStore, mant_bits=3)."
+
+
+class WeightStore:
+    """One weight. `read` gives its values, contiguous and of `shape`, `dtype` and `device`; nobody writes into them."""
+
+    trainable: ClassVar[bool] = True
+    "whether `write` keeps values as they are; a store that rounds cannot be trained"
+
+    def __init__(self, tensor: Tensor) -> None:
+        if tensor.is_meta:
+            raise ValueError("a weight on the meta device has no values; load the checkpoint before it is stored")
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+
+    def read(self) -> Tensor:
+        """The values."""
+        raise NotImplementedError
+
+    def take(self) -> Tensor:
+        """The values, for somebody who changes them in place and gives them to `write`, so that no second copy is
+        needed."""
+        return self.read().clone()
+
+    def write(self, tensor: Tensor) -> None:
+        """Take these values. The old ones stay until the new ones are there."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that lie there between uses, tables included."""
+        raise NotImplementedError
+
+    def renew(self) -> None:
+        """Make what follows from the values' history anew from the values, where there is such a thing."""
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """What `nn.Module.to` and its like do to a tensor: another device, and for some stores another dtype."""
+        raise NotImplementedError
+
+    def _check(self, tensor: Tensor) -> Tensor:
+        """The tensor, contiguous. Raises ValueError for other sizes, TypeError for another dtype."""
+        if tensor.shape != self.shape:
+            raise ValueError(f"values of shape {tuple(tensor.shape)} for a weight of {tuple(self.shape)}")
+        if tensor.dtype != self.dtype:
+            raise TypeError(f"values of {tensor.dtype} for a weight of {self.dtype}; convert them first")
+        return tensor.detach().to(self.device).contiguous()
+
+    def _same_dtype(self, fn: Callable[[Tensor], Tensor]) -> torch.device:
+        """The device that `fn` moves to. Raises TypeError if it changes the dtype."""
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        if probe.dtype != self.dtype:
+            raise TypeError(
+                f"weights in a {type(self).__name__} stay {self.dtype}; bring the model to {probe.dtype} before "
+                "convert(), or load its state dict into a plain model"
+            )
+        return probe.device
+
+
+class RawStore(WeightStore):
+    """The values as they are, of any dtype: the baseline, and what a weight that is not bfloat16 is kept in."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor)
+        self.tensor = tensor.detach().contiguous().clone()
+
+    def read(self) -> Tensor:
+        return self.tensor
+
+    def take(self) -> Tensor:
+        return self.tensor
+
+    def write(self, tensor: Tensor) -> None:
+        self.tensor = tensor if tensor is self.tensor else self._check(tensor).clone()
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        self.tensor = fn(self.tensor).contiguous()
+        self.dtype, self.device = self.tensor.dtype, self.tensor.device
+
+
+class PackedStore(WeightStore):
+    """Exponents entropy-coded, sign and mantissa beside them (paperlm_kernels.neuzip). `options` are those of `pack`.
+
+    With mant_bits=7, the default, every bit comes back and the weight can be trained; fewer round the mantissa, for
+    use after training. Raises TypeError for another dtype than bfloat16: store such weights raw.
+
+    Source: NeuZip, arXiv 2410.20650, sections 3.1 to 3.3.
+    """
+
+    def __init__(self, tensor: Tensor, **options: Any) -> None:
+        super().__init__(tensor)
+        if tensor.dtype != torch.bfloat16:
+            raise TypeError(f"packed weights are bfloat16, not {tensor.dtype}; call model.bfloat16() before convert()")
+        from paperlm_kernels.neuzip import pack
+
+        self.options = options
+        self.trainable = options.get("mant_bits", 7) == 7  # over the class's, for this store alone
+        self.packed = pack(tensor.detach().contiguous(), **options)
+
+    def read(self) -> Tensor:
+        return self.packed.unpack().view(self.shape)
+
+    def take(self) -> Tensor:
+        return self.read()  # decoded for the caller alone
+
+    def write(self, tensor: Tensor) -> None:
+        self.packed.update_(self._check(tensor))  # with the codebook that is there, as long as it fits
+
+    def renew(self) -> None:
+        """Pack anew with a codebook of the values as they are now: the bytes then follow from the values alone, and not
+        from the updates before."""
+        from paperlm_kernels.neuzip import pack
+
+        pack(self.read(), **self.options, out=self.packed)
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        if (device := self._same_dtype(fn)) != self.device:
+            self.packed, self.device = self.packed.to(device), device
+
+
+class Nf4Store(WeightStore):
+    """bitsandbytes' NF4 in blocks of 64, for comparison: rounded, so not for training. Needs that package.
+
+    double: the blocks' scales are quantized as well. quant_type: "nf4", or "fp4".
+    """
+
+    trainable = False
+
+    def __init__(self, tensor: Tensor, double: bool = False, quant_type: str = "nf4") -> None:
+        try:
+            from bitsandbytes.functional import quantize_4bit
+        except ImportError:
+            raise ImportError("Nf4Store needs bitsandbytes, which is not installed: pip install bitsandbytes") from None
+        super().__init__(tensor)
+        self.double, self.quant_type = double, quant_type
+        options = {"quant_type": quant_type, "compress_statistics": double}
+        self.codes, self.state = quantize_4bit(tensor.detach().contiguous(), **options)
+
+    def read(self) -> Tensor:
+        from bitsandbytes.functional import dequantize_4bit
+
+        return dequantize_4bit(self.codes, self.state).to(self.dtype)
+
+    def write(self, tensor: Tensor) -> None:
+        self.__init__(self._check(tensor), self.double, self.quant_type)
+
+    @property
+    def nbytes(self) -> int:
+        scales = [self.state.absmax]
+        if self.double:
+            scales.append(self.state.state2.absmax)
+        return self.codes.nbytes + sum(t.nbytes for t in scales)
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        if (device := self._same_dtype(fn)) != self.device:
+            self.codes, self.device = self.codes.to(device), device
+            self.state.to(device)
+
+
+class RowBlocks(WeightStore):
+    """A matrix in blocks of rows, each a store of its own, so that a few rows can be read and written without the rest.
+
+    rows_per_block: by default as many as make 2^16 values, of which a block's tables are a small part.
+    """
+
+    def __init__(self, tensor: Tensor, factory: StoreFactory, rows_per_block: int | None = None) -> None:
+        super().__init__(tensor)
+        if tensor.ndim != 2 or not tensor.shape[0]:
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no rows; give a matrix")
+        self.rows_per_block = rows_per_block or max(1, 2**16 // max(1, tensor.shape[1]))
+        self.blocks = [factory(block) for block in tensor.detach().split(self.rows_per_block)]
+        self.trainable = all(block.trainable for block in self.blocks)
+
+    def read(self) -> Tensor:
+        return torch.cat([block.read() for block in self.blocks])
+
+    def take(self) -> Tensor:
+        return self.read()
+
+    def write(self, tensor: Tensor) -> None:
+        for block, values in zip(self.blocks, self._check(tensor).split(self.rows_per_block), strict=True):
+            block.write(values)
+
+    def read_rows(self, ids: Tensor) -> Tensor:
+        """Rows (*ids.shape, width). Raises IndexError for one that there is not."""
+        self._check_rows(ids)
+        if not ids.numel():
+            return torch.empty(*ids.shape, self.shape[1], dtype=self.dtype, device=self.device)
+        touched, place = torch.unique(ids // self.rows_per_block, return_inverse=True)
+        there = torch.cat([self.blocks[index].read() for index in touched.tolist()])
+        return there[place * self.rows_per_block + ids % self.rows_per_block]
+
+    def change_rows(self, ids: Tensor, change: Callable[[Tensor, slice], None]) -> None:
+        """Write anew the blocks that hold the rows `ids` (n,), ascending and each once: change(rows, which of `ids`
+        they are) changes them in place. No other block is decoded."""
+        self._check_rows(ids)
+        touched, counts = torch.unique_consecutive(ids // self.rows_per_block, return_counts=True)
+        start = 0
+        for index, count in zip(touched.tolist(), counts.tolist(), strict=True):
+            part = slice(start, start + count)
+            rows = ids[part] - index * self.rows_per_block
+            values = self.blocks[index].take()
+            changed = values[rows]
+            change(changed, part)
+            values[rows] = changed
+            self.blocks[index].write(values)
+            start += count
+
+    def _check_rows(self, ids: Tensor) -> None:
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.shape[0]:
+            raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} of a weight that has {self.shape[0]}")
+
+    def renew(self) -> None:
+        for block in self.blocks:
+            block.renew()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.nbytes for block in self.blocks)
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        for block in self.blocks:
+            block.apply(fn)
+        self.dtype, self.device = self.blocks[0].dtype, self.blocks[0].device

@@ -1,0 +1,94 @@
+"""A stored weight as autograd sees it: an empty parameter, and a gradient that waits for whoever updates the weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from paperlm_kernels.stored.stores import WeightStore
+
+
+class StoredWeight:
+    """A store, and the `handle` that stands for it among a model's parameters: one without elements, of its dtype.
+
+    A layer's backward leaves the gradient here and hands an empty one to autograd, whose hooks on `handle` fire once
+    all layers that share the weight have left theirs. The hook is the optimizer's (`LomoSgd`).
+    keep_recomputed: with activation checkpointing, hold the weight that a block's recomputation decoded until the
+    layer's backward: two decodes a step in place of three, at the cost of one block of plain weights.
+    """
+
+    def __init__(self, store: WeightStore, keep_recomputed: bool = False) -> None:
+        self.store, self.keep_recomputed = store, keep_recomputed
+        empty = torch.empty(0, dtype=store.dtype, device=store.device)
+        self.handle = nn.Parameter(empty, requires_grad=store.trainable)
+        self.gradient: Tensor | None = None
+        self.rows: list[tuple[Tensor, Tensor]] = []
+        self.waits = False
+        "whether an optimizer waits for gradients"
+        self._recomputed: Tensor | None = None
+
+    # -- the weight --
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """The values for a forward pass."""
+        weight = self.store.read()
+        # Within a backward pass a forward one is the recomputation of a checkpointed block.
+        if self.keep_recomputed and torch._C._current_graph_task_id() != -1:
+            self._recomputed = weight
+        return weight.to(dtype)
+
+    def read_again(self, dtype: torch.dtype) -> Tensor:
+        """The values for the backward pass of the same call: nothing is updated before it is over."""
+        weight, self._recomputed = self._recomputed, None
+        return (self.store.read() if weight is None else weight).to(dtype)
+
+    # -- the gradient --
+
+    def receive(self, gradient: Tensor) -> None:
+        """Add the gradient of one use, of the weight's shape. Raises RuntimeError where nobody waits for it."""
+        self._expect()
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+    def receive_rows(self, ids: Tensor, gradient: Tensor) -> None:
+        """Add the gradient (n, width) of the rows `ids` (n,), which may repeat."""
+        self._expect()
+        self.rows.append((ids, gradient))
+
+    def _expect(self) -> None:
+        if not self.waits:
+            raise RuntimeError(
+                "a stored weight got a gradient that no optimizer takes: make LomoSgd(model, lr) before the backward "
+                "pass, or freeze the weights with model.requires_grad_(False)"
+            )
+
+    def drop_gradient(self) -> None:
+        """Forget what was received."""
+        self.gradient, self.rows = None, []
+
+    def update(self, change: Callable[[Tensor, Tensor], None]) -> None:
+        """Store what change(weight, gradient) makes of the weight in place, and drop the gradient. Where only rows have
+        one, only the blocks that hold them are decoded and stored anew."""
+        gradient, rows = self.gradient, self._summed_rows()
+        self.drop_gradient()
+        if gradient is None and rows is None:
+            return
+        if gradient is not None and rows is not None:
+            gradient = gradient.index_add(0, rows[0], rows[1].to(gradient.dtype))
+        if gradient is None:
+            # rows come from an embedding, whose store is one of blocks
+            self.store.change_rows(rows[0], lambda weight, part: change(weight, rows[1][part]))
+            return
+        weight = self.store.take()
+        change(weight, gradient)
+        self.store.write(weight)
+
+    def _summed_rows(self) -> tuple[Tensor, Tensor] | None:
+        """Rows that have a gradient, ascending and each once, and its sum, summed in float32."""
+        if not self.rows:
+            return None
+        ids, gradients = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
+        unique, place = torch.unique(ids, return_inverse=True)
+        sums = torch.zeros(len(unique), gradients.shape[1], dtype=torch.float32, device=gradients.device)
+        return unique, sums.index_add_(0, place, gradients.float()).to(gradients.dtype)

@@ -1,0 +1,295 @@
+"""Layers with stored weights in the place of plain ones: products, gradients, conversion, and files."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from paperlm_kernels.stored import (
+    LomoSgd,
+    PackedStore,
+    RawStore,
+    RowBlocks,
+    StoredConv1D,
+    StoredEmbedding,
+    StoredLinear,
+    convert,
+    model_hash,
+    plain_tensors,
+    read_packed,
+    save_packed,
+    stored_weights,
+    weight_bytes,
+)
+from safetensors.torch import save_file
+from support_stored import MODELS, STORES, CodedStore, ZippedStore, batch, build
+from torch import nn
+
+BF16 = torch.bfloat16
+
+
+class Collected(LomoSgd):
+    """An optimizer that keeps the gradients for the test, by the rate 0."""
+
+    def __init__(self, model):
+        super().__init__(model, 0.0, fused=False)
+
+
+@pytest.mark.parametrize("store", [RawStore, *STORES], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("lead", [(5,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_layer_takes_inputs_of_any_number_of_axes_with_and_without_a_bias(store, lead, bias):
+    torch.manual_seed(1)
+    plain = nn.Sequential(nn.Linear(8, 6, bias=bias)).to(BF16)
+    model = copy.deepcopy(plain)
+    convert(model, store)
+    Collected(model)
+    x, g = torch.randn(*lead, 8, dtype=BF16), torch.randn(*lead, 6, dtype=BF16)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    ys = [one(i) for one, i in zip((plain, model), inputs, strict=True)]
+    for y in ys:
+        y.backward(g)
+    assert torch.equal(*ys) and isinstance(model[0], StoredLinear)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    torch.testing.assert_close(model[0].stored.gradient, plain[0].weight.grad)
+    if bias:
+        torch.testing.assert_close(model[0].bias.grad, plain[0].bias.grad)
+
+
+def test_a_conv1d_layer_is_that_of_gpt2():
+    from transformers.pytorch_utils import Conv1D
+
+    torch.manual_seed(1)
+    plain = nn.Sequential(Conv1D(6, 8))
+    nn.init.normal_(plain[0].bias)
+    model = copy.deepcopy(plain)
+    convert(model, RawStore)
+    Collected(model)
+    x = torch.randn(2, 3, 8)
+    assert isinstance(model[0], StoredConv1D) and torch.equal(model(x), plain(x))
+    for one in (plain, model):
+        one(x).square().sum().backward()
+    torch.testing.assert_close(model[0].stored.gradient, plain[0].weight.grad)
+    torch.testing.assert_close(model[0].bias.grad, plain[0].bias.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_autocast_computes_in_its_dtype_and_gives_the_input_its_own_back(dtype):
+    torch.manual_seed(1)
+    plain = nn.Sequential(nn.Linear(8, 6)).to(dtype)
+    model = copy.deepcopy(plain)
+    convert(model, RawStore)
+    Collected(model)
+    inputs = [torch.ones(2, 3, 8, requires_grad=True) for _ in range(2)]
+    for one, x in zip((plain, model), inputs, strict=True):
+        with torch.autocast("cpu", BF16):
+            y = one(x)
+        assert y.dtype == BF16
+        y.float().square().sum().backward()
+    assert inputs[1].grad.dtype == torch.float32
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    torch.testing.assert_close(model[0].bias.grad, plain[0].bias.grad)
+    with torch.autocast("cpu", BF16):
+        assert torch.equal(plain(inputs[0]), model(inputs[0]))
+
+
+def test_an_input_of_another_dtype_is_refused_as_by_a_plain_layer():
+    model = nn.Sequential(nn.Linear(8, 6)).to(BF16)
+    convert(model, RawStore)
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(torch.ones(2, 8))
+
+
+def test_an_embedding_decodes_and_writes_only_blocks_that_hold_a_requested_row(monkeypatch):
+    plain = nn.Sequential(nn.Embedding(10, 4))
+    model = copy.deepcopy(plain)
+    convert(model, ZippedStore, "all")
+    store = RowBlocks(plain[0].weight, ZippedStore, 3)
+    model[0].stored.store = store
+    reads, writes = [], []
+    read, write = ZippedStore.read, ZippedStore.write
+    monkeypatch.setattr(ZippedStore, "read", lambda s: (reads.append(store.blocks.index(s)), read(s))[1])
+    monkeypatch.setattr(ZippedStore, "write", lambda s, t: (writes.append(store.blocks.index(s)), write(s, t))[1])
+    LomoSgd(model, 0.5)
+    ids = torch.tensor([[9, 0], [2, 0]])
+    y = model(ids)
+    assert torch.equal(y, plain(ids)) and reads == [0, 3]
+    y.square().sum().backward()
+    plain(ids).square().sum().backward()
+    assert writes == [0, 3]
+    torch.testing.assert_close(store.read(), (plain[0].weight - 0.5 * plain[0].weight.grad).detach())
+    assert isinstance(model[0], StoredEmbedding)
+    with pytest.raises(IndexError, match="of a weight that has 10"):
+        model(torch.tensor([10]))
+
+
+def test_the_padding_row_of_an_embedding_is_never_trained():
+    plain = nn.Sequential(nn.Embedding(6, 4, padding_idx=2))
+    model = copy.deepcopy(plain)
+    convert(model, RawStore, "all")
+    LomoSgd(model, 0.5)
+    model(torch.tensor([2, 3, 2])).sum().backward()
+    changed = (plain_tensors(model)["0.weight"] != plain[0].weight).any(1)
+    assert changed.tolist() == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_default_policy_leaves_head_embeddings_norms_and_biases(name):
+    model = build(name)
+    before = {n: p for n, p in model.named_parameters()}
+    done = convert(model, RawStore)
+    kept = {n for n, p in model.named_parameters() if p.numel()}
+    assert kept == before.keys() - set(done.names)
+    assert all(p.ndim == 1 or any(w in n for w in ("embed", "shared", "wte", "wpe", "lm_head", "relative"))
+               for n, p in before.items() if n in kept)  # fmt: skip
+    assert done.bytes_after == done.bytes_before == 2 * done.weights
+
+
+def test_the_other_policies_store_the_head_and_the_embeddings():
+    names = {policy: set(convert(build("llama"), RawStore, policy).names) for policy in ("paper", "all_linear", "all")}
+    assert names["all_linear"] - names["paper"] == {"lm_head.weight"}
+    assert names["all"] - names["all_linear"] == {"model.embed_tokens.weight"}
+    with pytest.raises(ValueError, match="paper, all_linear, all"):
+        convert(build("llama"), RawStore, "everything")
+
+
+def test_tied_layers_share_a_store_and_one_of_them_alone_is_refused():
+    with pytest.raises(ValueError, match=r"lm_head.weight is tied to model.embed_tokens.weight.*policy 'all'"):
+        convert(build("llama", tied=True), RawStore, "all_linear")
+    model = build("llama", tied=True)
+    convert(model, ZippedStore, "all")
+    assert model.lm_head.stored is model.model.embed_tokens.stored
+    assert len(stored_weights(model)) == 15
+
+
+def test_a_model_without_layers_to_store_or_with_hooks_on_them_is_refused():
+    with pytest.raises(ValueError, match="no layer to store"):
+        convert(nn.Sequential(nn.Tanh()), RawStore)
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="hooks, which would be lost"):
+        convert(model, RawStore)
+    with pytest.raises(ValueError, match="meta device"):
+        convert(nn.Sequential(nn.Linear(2, 2, device="meta")), RawStore)
+    with pytest.raises(TypeError, match=r"model.bfloat16\(\) before convert"):
+        convert(nn.Sequential(nn.Linear(2, 2)), PackedStore)
+
+
+def test_another_dtype_is_refused_by_a_store_that_has_one_and_taken_by_raw_weights():
+    packed, raw = build("llama"), build("llama")
+    convert(packed, ZippedStore)
+    convert(raw, RawStore)
+    with pytest.raises(TypeError, match="before convert"):
+        packed.float()
+    assert raw.float()(**batch(0)).logits.dtype == torch.float32
+    moved = build("llama")
+    convert(moved, ZippedStore)
+    assert moved.to("cpu")(**batch(0)).logits.dtype == BF16
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("policy", ["paper", "all"])
+def test_a_state_dict_has_the_plain_values_and_loads_into_plain_and_stored_models(name, policy):
+    model, plain, other = build(name), build(name, seed=3), build(name, seed=4)
+    convert(model, ZippedStore, policy)
+    convert(other, RawStore, policy)
+    state = model.state_dict()
+    assert state.keys() == plain.state_dict().keys()
+    plain.load_state_dict(state)
+    other.load_state_dict(state)
+    assert model_hash(plain) == model_hash(model) == model_hash(other)
+    short = dict(list(state.items())[:-1])
+    del short[next(key for key in state if key.endswith("weight") and key in {n for n in stored_weights(other)})]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        other.load_state_dict(short)
+
+
+def test_save_pretrained_writes_a_folder_that_loads_as_any_other(tmp_path):
+    model = build("llama")
+    convert(model, ZippedStore)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=BF16)
+    assert model_hash(again) == model_hash(model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("policy", ["paper", "all"])
+def test_a_compressed_file_loads_into_plain_and_stored_models(tmp_path, name, policy):
+    model, plain, other = build(name), build(name, seed=3), build(name, seed=4)
+    convert(model, CodedStore, policy)
+    convert(other, PackedStore, policy)
+    save_packed(model, tmp_path / "model.safetensors")
+    found = dict(read_packed(tmp_path / "model.safetensors"))
+    for one in (plain, other):
+        _, unexpected = one.load_state_dict(found, strict=False)
+        assert not unexpected and model_hash(one) == model_hash(model)
+
+
+def test_a_file_that_is_damaged_or_another_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    model = build("llama")
+    with pytest.raises(ValueError, match="no weight of the model is packed"):
+        save_packed(model, path)
+    save_file({"a": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="not written by save_packed"):
+        list(read_packed(path))
+    convert(model, PackedStore)
+    save_packed(model, path)
+    data = bytearray(path.read_bytes())
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match="truncated"):
+        list(read_packed(path))
+
+
+def test_a_container_that_is_damaged_within_a_file_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    model = build("llama")
+    convert(model, CodedStore)
+    save_packed(model, path)
+    data = bytearray(path.read_bytes())
+    place = data.index(model.lm_head.weight.detach().view(torch.uint8).numpy().tobytes()[:64])
+    # the head is no container; every byte elsewhere behind the file's header is one of a container or of a plain weight
+    header = 8 + int.from_bytes(data[:8], "little")
+    spans = [at for at in range(header, len(data), len(data) // 40) if not place <= at < place + 2 * 96 * 32]
+    refused = 0
+    for at in spans:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+        try:
+            values = dict(read_packed(path))
+        except ValueError:
+            refused += 1
+        else:
+            assert values.keys() >= {"lm_head.weight", "model.norm.weight"}
+    assert refused > len(spans) / 2
+
+
+def test_bytes_are_counted_once_and_exactly():
+    model = build("llama", tied=True)
+    done = convert(model, ZippedStore, "all")
+    found = weight_bytes(model)
+    assert (found.stored, found.stored_weights) == (done.bytes_after, done.weights)
+    assert found.plain == 2 * found.plain_weights == 2 * 5 * 32  # the norms
+    assert found.gradients == 2 * (found.stored_weights + found.plain_weights)
+    largest = model.lm_head.stored.store
+    assert found.in_training(fused=True) == found.total + 2 * (2 * 96 * 32) + largest.nbytes
+    assert found.in_training(fused=False) == found.total + found.gradients
+
+
+def test_rounded_weights_take_fewer_bits_and_compute_what_their_values_compute():
+    model, plain = build("llama", hidden_size=192).eval(), build("llama", hidden_size=192).eval()
+    done = convert(model, partial(PackedStore, mant_bits=3, block_norm=512))
+    plain.load_state_dict(model.state_dict())
+    assert done.bytes_after < done.bytes_before
+    assert torch.equal(model(**batch(0)).logits, plain(**batch(0)).logits)
+    assert not torch.equal(build("llama", hidden_size=192).eval()(**batch(0)).logits, plain(**batch(0)).logits)
+
+
+def test_a_store_that_is_renewed_has_the_bytes_of_one_made_from_its_values():
+    torch.manual_seed(1)
+    store = CodedStore(torch.randn(200, 200, dtype=BF16))
+    for scale in (0.5, 0.25, 0.01):
+        store.write(torch.randn(200, 200, dtype=BF16) * scale)
+    store.renew()
+    assert store.packed.to_bytes() == CodedStore(store.read()).packed.to_bytes()

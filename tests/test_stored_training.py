@@ -1,0 +1,196 @@
+"""Training with stored weights is training with plain ones: the same bits in any store, and no gradient that stays."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from paperlm_kernels.stored import (
+    LomoSgd,
+    PackedStore,
+    RawStore,
+    convert,
+    model_hash,
+    plain_tensors,
+    stored_weights,
+    weight_hashes,
+)
+from support_stored import MODELS, STORES, CodedStore, ZippedStore, batch, build
+
+LR = 0.3
+
+
+def rate(step):
+    return LR * (1 - step / 25)
+
+
+def trained(name, store, steps, policy="paper", checkpointed=False, fused=True, **options):
+    """Hashes of all parameters after every step, and the model."""
+    model = build(name)
+    convert(model, store, policy, **options)
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer, hashes = LomoSgd(model, rate, fused=fused), []
+    for step in range(steps):
+        model(**batch(step)).loss.backward()
+        optimizer.step()
+        hashes.append(weight_hashes(model))
+    return hashes, model
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("store", STORES, ids=lambda s: s.__name__)
+def test_twenty_steps_give_the_same_bits_as_with_raw_weights_after_each(name, store):
+    raw, _ = trained(name, RawStore, 20)
+    stored, model = trained(name, store, 20)
+    assert stored == raw
+    assert all(raw[n] != raw[n + 1] for n in range(19))
+    assert all(p.grad is None for p in model.parameters())
+    assert store is not CodedStore or {w.store.packed.header.codec.name for w in stored_weights(model).values()} == {
+        "PFX"
+    }
+    assert all(w.gradient is None and not w.rows for w in stored_weights(model).values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_embeddings_and_tied_heads_in_stores_change_no_bit_either(name):
+    raw, _ = trained(name, RawStore, 6, policy="all")
+    assert trained(name, ZippedStore, 6, policy="all")[0] == raw
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("keep_recomputed", [False, True])
+def test_recomputed_activations_change_no_bit(name, keep_recomputed):
+    raw, _ = trained(name, RawStore, 5)
+    assert trained(name, ZippedStore, 5, checkpointed=True, keep_recomputed=keep_recomputed)[0] == raw
+
+
+def test_a_weight_that_is_kept_from_the_recomputation_is_decoded_twice_a_step_in_place_of_three_times(monkeypatch):
+    reads, read = [], ZippedStore.read
+    monkeypatch.setattr(ZippedStore, "read", lambda self: (reads.append(self), read(self))[1])
+    counts = []
+    for keep in (False, True):
+        model = build("llama")
+        names = convert(model, ZippedStore, keep_recomputed=keep).names
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        LomoSgd(model, LR)
+        reads.clear()
+        model(**batch(0)).loss.backward()
+        counts.append(len(reads) / len(names))
+    assert counts == [4, 3]  # of which one is the update's
+
+
+def test_descent_after_the_backward_pass_gives_the_bits_of_descent_within_it():
+    assert trained("gpt_neo", RawStore, 6, fused=False)[0] == trained("gpt_neo", RawStore, 6)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("policy", ["paper", "all"])
+def test_in_float32_it_is_the_descent_of_torch_on_plain_layers_up_to_rounding(name, policy):
+    plain = build(name, torch.float32)
+    model = copy.deepcopy(plain)
+    convert(model, RawStore, policy)
+    torch_sgd, ours = torch.optim.SGD(plain.parameters(), lr=LR), LomoSgd(model, LR)
+    for step in range(3):
+        losses = []
+        for one in (plain, model):
+            losses.append(one(**batch(step)).loss)
+            losses[-1].backward()
+        torch_sgd.step()
+        torch_sgd.zero_grad()
+        ours.step()
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+    found = plain_tensors(model)
+    for key, value in plain.named_parameters():
+        torch.testing.assert_close(found[key], value.detach(), rtol=1e-4, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_the_update_is_made_in_float32_and_rounded_once():
+    from paperlm_kernels.stored import sgd_update
+
+    w = torch.tensor([1.0, 1.0, 256.0], dtype=torch.bfloat16)
+    g = torch.tensor([1.0, 3.0, 1.0], dtype=torch.bfloat16)
+    # 1 - 0.001 and 256 - 0.001 lie nearest to what they were; a rate rounded to bfloat16 would not show here
+    sgd_update(w, g, 0.001)
+    assert w.tolist() == [1.0, 0.99609375, 256.0]
+    with pytest.raises(ValueError, match="contiguous"):
+        sgd_update(torch.ones(3, 5).t(), torch.ones(5, 3), 0.1)
+
+
+def test_gradients_of_two_backward_passes_are_refused_and_the_second_changes_nothing():
+    model = build("llama")
+    convert(model, RawStore)
+    optimizer = LomoSgd(model, LR)
+    model(**batch(0)).loss.backward()
+    before = model_hash(model)
+    with pytest.raises(RuntimeError, match=r"before LomoSgd.step\(\).*in place of|instead of accumulating"):
+        model(**batch(1)).loss.backward()
+    assert model_hash(model) == before
+    optimizer.step()
+    model(**batch(1)).loss.backward()
+    assert model_hash(model) != before
+
+
+def test_a_weight_that_is_used_twice_is_updated_once_with_the_sum_of_its_gradients():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Tanh())
+    plain = copy.deepcopy(model)
+    convert(model, RawStore)
+    LomoSgd(model, LR)
+    x = torch.randn(5, 4)
+    model(model(x)).sum().backward()
+    plain(plain(x)).sum().backward()
+    expected = plain[0].weight - LR * plain[0].weight.grad
+    torch.testing.assert_close(plain_tensors(model)["0.weight"], expected.detach())
+
+
+def test_a_gradient_without_an_optimizer_is_an_error_and_frozen_weights_pass_gradients_on():
+    model = build("llama")
+    convert(model, RawStore)
+    with pytest.raises(RuntimeError, match=r"make LomoSgd\(model, lr\) before the backward"):
+        model(**batch(0)).loss.backward()
+    model.requires_grad_(False)
+    x = torch.randn(1, 3, 32, dtype=torch.bfloat16, requires_grad=True)
+    model(inputs_embeds=x).logits.sum().backward()
+    assert x.grad.abs().sum() > 0
+
+
+def test_an_optimizer_names_what_it_cannot_train():
+    model = build("llama")
+    convert(model, RawStore)
+    first = LomoSgd(model, LR)
+    with pytest.raises(ValueError, match=r"another LomoSgd updates it; call its close\(\)"):
+        LomoSgd(model, LR)
+    first.close()
+    LomoSgd(model, LR).close()
+    with pytest.raises(ValueError, match="0 or above"):
+        LomoSgd(model, -1.0)
+    with pytest.raises(ValueError, match="requires_grad_"):
+        LomoSgd(model.requires_grad_(False), LR)
+    rounded = build("llama")
+    convert(rounded, partial(PackedStore, mant_bits=3, block_norm=512))
+    with pytest.raises(ValueError, match="that rounds"):
+        LomoSgd(rounded.requires_grad_(True), LR)
+
+
+def test_rates_follow_a_function_a_scheduler_and_a_state_that_was_kept():
+    model = build("llama")
+    convert(model, RawStore)
+    optimizer = LomoSgd(model, rate)
+    rates = []
+    for _ in range(3):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+    assert rates == [rate(0), rate(1), rate(2)]
+    state = optimizer.state_dict()
+    optimizer.close()
+    again = LomoSgd(model, rate)
+    again.load_state_dict(state)
+    assert again.steps == 3 and again.param_groups[0]["lr"] == rate(3)
+    again.close()
+    scheduled = LomoSgd(model, 1.0)
+    scheduler = torch.optim.lr_scheduler.LinearLR(scheduled, 1.0, 0.0, total_iters=4)
+    scheduled.step()
+    scheduler.step()
+    assert scheduled.param_groups[0]["lr"] == 0.75
