@@ -79,6 +79,22 @@ def test_a_score_saved_by_a_trainer_is_read_with_its_head_and_not_without(folder
     close(load_model(tmp_path, head="none").norm.weight, scored.model.norm.weight)
 
 
+def test_a_tokenizer_is_read_first_of_all_without_a_question_about_code_in_the_folder(folder):
+    """A fresh process, whose answer would be yes."""
+    code = "import pathlib, sys; from paperlm.models.folder import load_tokenizer\n"
+    code += "print(len(load_tokenizer(pathlib.Path(sys.argv[1]))))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder],
+        env=job_environment(),
+        input="y\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and done.stdout.strip().isdecimal(), done.stderr
+    assert "custom code" not in done.stdout + done.stderr
+
+
 def test_a_folder_of_an_earlier_version_still_loads(copy, folder):
     (copy / "paperlm_model.py").unlink()
     change(copy, auto_map={}, id2label=None, label2id=None, dtype="float32", num_labels=1, use_cache=True)

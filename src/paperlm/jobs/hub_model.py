@@ -100,7 +100,7 @@ def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise JobError(f"{folder}: the registry declares architecture {entry.architecture!r}, unknown to transformers")
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **gguf)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **gguf)
         names = config.architectures or [entry.architecture]
         if not isinstance(config, cls.config_class) or names != [entry.architecture]:
             raise JobError(
@@ -108,7 +108,7 @@ def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
                 f"{entry.architecture}; correct the entry, or the files"
             )
         model, info = cls.from_pretrained(folder, output_loading_info=True, **weights)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **gguf)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **gguf)
     except (OSError, ValueError, KeyError, RuntimeError, SpecError) as error:
         raise JobError(f"{folder}: transformers cannot read it as {entry.architecture} ({error})") from None
     unused = [k for k in info["unexpected_keys"] if not any(fnmatchcase(k, p) for p in entry.unused_weights)]

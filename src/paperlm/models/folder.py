@@ -48,9 +48,12 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder. Raises JobError if there is none."""
     from transformers import AutoTokenizer
 
+    import paperlm.models.llama
+    import paperlm.models.vit  # noqa: F401 - both make the Auto classes know their models
+
     _present(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise JobError(f"{folder}: no tokenizer that transformers can read ({error}); make the model again") from None
 
@@ -79,9 +82,17 @@ def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
         raise JobError(unknown("head", head, [*classes, "own"]))
     _present(folder)
     try:
-        cls = architecture_class(transformers.AutoConfig.from_pretrained(folder)) if head == "own" else classes[head]
+        if head == "own":
+            cls = architecture_class(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        else:
+            cls = classes[head]
         model, info = cls.from_pretrained(
-            folder, output_loading_info=True, local_files_only=True, use_safetensors=True, **options
+            folder,
+            output_loading_info=True,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **options,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError, SpecError) as error:
         raise JobError(f"{folder}: no model that transformers can read ({error}); make it again") from None
@@ -104,7 +115,9 @@ def model_with_cache(folder: Path, kv_cache: dict[str, Any] | None) -> Any:
     if kv_cache is None:
         return load_model(folder)
     _present(folder)
-    if not hasattr(transformers.AutoConfig.from_pretrained(folder, local_files_only=True), "kv_cache"):
+    if not hasattr(
+        transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), "kv_cache"
+    ):
         raise JobError(f"{folder}: kv_cache is of this project's decoder, and this is another architecture")
     return load_model(folder, kv_cache=kv_cache)
 
