@@ -113,6 +113,23 @@ BASE: dict[str, dict[str, Any]] = {
     "text_perplexity": {
         "of": small("pretrain"), "text": "local:text_a", "documents": 30, "chunk": 60, "longer": "drop",
     },
+    "stored_perplexity": {
+        "of": small("pretrain", hidden_size=192, intermediate_size=208), "store": "packed", "mant_bits": 1,
+        "block_norm": 512, "text": "local:text_a", "documents": 30, "window": 20,
+    },
+    "stored_speed": {"of": small("pretrain"), "store": "packed", "batch": 2, "window": 20},
+    "weight_entropy": {"of": small("pretrain")},
+    "normal_entropy": {"std": 0.03},
+    "perturbed_perplexity": {
+        "of": small("pretrain"), "text": "local:text_a", "documents": 30, "window": 20, "absolute": [None, -3],
+        "relative": [-1, None],
+    },
+    "text_to_sql": {
+        "hidden_size": 24, "intermediate_size": 40, "n_heads": 2, "head_size": 8, "n_layers": 2,
+        "tokenizer": "bpe1024", "vocab_size": 1024, "dataset": "bundled:spider_1000", "examples": 30,
+        "validation_examples": 7, "source_length": 50, "target_length": 13, "optimizer": "lomo", "weights": "raw",
+        "peak_lr": 0.1, "steps": 4, "batch": 3, "seed": 5,
+    },
 }  # fmt: skip
 
 T5 = {"tokenizer": "t5", "vocab_size": 32_000}
@@ -121,6 +138,10 @@ OTHER_MODEL = small("pretrain", seed=8)
 A8 = "a8_trunk"
 TERNARY = small("pretrain", quantization=A8, sub_norm=True, hidden_act="relu2")
 TASK = {"task": "arc_easy", "source": "bundled", "items": 3, "few_shot": 1, "max_length": 23}
+OF_DESCENT = {"adam_betas": None, "adam_eps": None, "weight_decay": 0.0, "grad_clip": 0.0}
+DESCENT = OF_DESCENT | {"optimizer": "sgd", "numerics": "pure_bf16", "loss_group": 6}
+WIDE = {"hidden_size": 192, "intermediate_size": 208}
+"Enough weights a matrix that they are coded."
 TWO_PHASES = {"schedule": "two_phase", "second_peak_lr": 0.02}
 FROM_ELSEWHERE = {"of": small("hub_model"), "text": "local:text_a", "text_tokens": 11}
 
@@ -186,7 +207,15 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "example": Seen("split", "data,metrics.tokens_nonpad"),
         "train_examples": Seen(40, "data,metrics.epochs", stays="weights at 0"),
         "validation_tokens": Seen(200, "data,metrics.validation_tokens", stays="weights"),
-        "optimizer": Seen("adamw", "weights", stays="weights at 0"),
+        "optimizer": (
+            Seen("adamw", "weights", stays="weights at 0"),
+            Seen("sgd", "weights", stays="weights at 0", also=OF_DESCENT),
+            Seen("lomo", "slug,metrics.state_bytes", stays="weights", given=DESCENT),
+        ),
+        "weights": (
+            Seen("raw", "slug,metrics.bits_per_weight", stays="weights at 0", given=DESCENT),
+            Seen("packed", "slug,metrics.bits_per_weight", stays="weights", given=DESCENT | WIDE | {"weights": "raw"}),
+        ),
         "adam_betas": (
             Seen((0.9, 0.95), "weights", stays="weights at 0"),
             Seen((0.8, 0.99), "weights", stays="weights at 0"),
@@ -348,6 +377,65 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "chunk": Seen(50, "metrics.chunks,metrics.documents_longer", stays="data"),
         "longer": Seen("split", "metrics.tokens,labels", stays="data"),
         "kv_cache": Seen({"kv_bits": 3}, "metrics.loss,slug", stays="metrics.tokens"),
+    },
+    "stored_perplexity": {
+        "of": Seen(small("pretrain", seed=8, **WIDE), "metrics.losses_hash", stays="metrics.tokens,data"),
+        "at": Seen("init", "metrics.losses_hash", stays="metrics.tokens"),
+        "store": Seen("plain", "metrics.weight_bytes", given={"mant_bits": 7, "block_norm": None},
+                      stays="metrics.losses_hash"),
+        "mant_bits": Seen(3, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
+        "block_norm": Seen(32, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
+        "norm_semantics": Seen("authors_v1", "metrics.losses_hash", stays="metrics.tokens"),
+        "policy": Seen("all", "metrics.stored_weights,metrics.losses_hash", stays="metrics.tokens"),
+        "text": Seen("local:text_b", "data,metrics.losses_hash"),
+        "documents": Seen(29, "data,metrics.words"),
+        "window": Seen(25, "metrics.windows", stays="data"),
+    },
+    "stored_speed": {
+        name: Elsewhere("speed is measured on a GPU; tests/test_stored_jobs.py has what is timed")
+        for name in (
+            "of", "at", "store", "mant_bits", "block_norm", "norm_semantics", "policy", "what", "batch", "window",
+            "repeats",
+        )
+    },
+    "weight_entropy": {
+        "of": Seen(OTHER_MODEL, "metrics.joint,series.histogram", stays="metrics.weights"),
+        "at": Seen("init", "metrics.joint,series.histogram", stays="metrics.weights"),
+        "policy": Seen("all", "metrics.weights,series.histogram"),
+    },
+    "perturbed_perplexity": {
+        "of": Seen(OTHER_MODEL, "metrics.loss,series.grid", stays="metrics.bytes,data"),
+        "at": Seen("init", "metrics.loss,series.grid", stays="metrics.bytes"),
+        "text": Seen("local:text_b", "data,metrics.loss"),
+        "documents": Seen(29, "data,metrics.bytes"),
+        "window": Seen(25, "metrics.windows", stays="data"),
+        "absolute": Seen([-4, None], "series.grid", stays="metrics.loss"),
+        "relative": Seen([0, None], "series.grid", stays="metrics.loss"),
+        "policy": Seen("all", "series.grid", stays="metrics.loss"),
+        "seed": Seen(9, "series.grid", stays="metrics.loss"),
+    },
+    "normal_entropy": {"std": Seen(0.04, "metrics.exponent,series.histogram", stays="metrics.sign")},
+    "text_to_sql": {
+        name: Seen(value, "metrics.parameters")
+        for name, value in {
+            "hidden_size": 32, "intermediate_size": 48, "n_heads": 3, "head_size": 6, "n_layers": 1,
+        }.items()
+    } | {
+        "tokenizer": Seen("t5", "metrics.parameters", also=T5),
+        "vocab_size": Seen(1030, "metrics.parameters"),
+        "dataset": ONE_VALUE,
+        "examples": Seen(20, "data,series.train"),
+        "validation_examples": Seen(6, "data,metrics.loss", stays="series.train"),
+        "source_length": Seen(40, "series.train", stays="data"),
+        "target_length": Seen(9, "series.train", stays="data"),
+        "optimizer": Seen("sgd", "slug,metrics.state_bytes", stays="metrics.weights_hash"),
+        "weights": Seen("packed", "slug", stays="metrics.weights_hash"),
+        "adapter": Elsewhere("tests/test_text_to_sql.py: it is blocked"),
+        "peak_lr": Seen(0.05, "series.train", stays="data"),
+        "steps": Seen(5, "metrics.examples=15", stays="data"),
+        "batch": Seen(2, "metrics.examples=8", stays="data"),
+        "seed": Seen(6, "series.train,slug", stays="data"),
+        "timed": Elsewhere("tests/test_text_to_sql.py: it is blocked without a GPU"),
     },
     "activation_sparsity": of_inputs("series.zeros") | {
         "documents": Seen(4, "series.zeros,metrics.documents=4", stays="data"),

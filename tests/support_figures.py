@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from support_tables import record_of
 
 from paperlm.figures.base import write_figure
 from paperlm.jobs import Job
-from paperlm.jobs.base import Series
+from paperlm.jobs.base import Result, Series
+from paperlm.jobs.normal_entropy import normal_shares
+from paperlm.jobs.weight_entropy import of_shares
 from paperlm.plan.project import Project
 from paperlm.record.record import Record, write_record
 
@@ -66,7 +69,16 @@ def measured(job: Job) -> Record:
         case "rloo":
             rows = [[update, 0.1 * update, 0.0] for update in range(1, 41)]
             return record_of(job, {}, series={"reward": Series(columns=["update", "reward", "kl"], rows=rows)})
+        case "weight_entropy" | "normal_entropy":
+            found = fresh_weights()
+            return record_of(job, found.metrics, series=found.series, standard_errors=found.standard_errors)
     raise AssertionError(f"no made-up record of kind {job.kind}")
+
+
+@functools.cache
+def fresh_weights() -> Result:
+    """Entropies of N(0, 0.02^2)."""
+    return of_shares(normal_shares(0.02), 0)
 
 
 def records_of(project: Project, name: str, folder: Path) -> list[Path]:

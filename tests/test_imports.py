@@ -29,7 +29,14 @@ LAYERS = [
     {"cli", "__main__"},
 ]
 WORK = {"models", "train", "evaluate", "finetune", "probe"}
-LIGHT_WORK = {"train.gpu_lock", "probe.text", "evaluate.tasks", "finetune.settings", "finetune.examples"}
+LIGHT_WORK = {
+    "train.gpu_lock",
+    "probe.text",
+    "evaluate.tasks",
+    "evaluate.stores",
+    "finetune.settings",
+    "finetune.examples",
+}
 "Of those, what kinds are declared with and the plan asks for cards; none of it imports torch, as the last test sees."
 
 

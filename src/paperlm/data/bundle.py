@@ -11,6 +11,7 @@ import hashlib
 import io
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ FEW_SHOT = 20
 "Items of the training split, to draw few-shot examples from; of MMLU the five of each subject that its task names."
 SFT_ITEMS = {"train": 4000, "validation": 200}
 PAIRS = {"train": 500, "validation": 100}
+QUESTIONS = {"train": 1000, "validation": 100}
 VALIDATION_DIGITS = 500
 "Images, of 1,797."
 LONGEST_DIALOGUE = 600
@@ -79,6 +81,25 @@ def files(folder: str) -> Iterator[tuple[str, list[Item]]]:
     pairs = drawn(filter(_is_short_pair, items("local:hh_rlhf_harmless", "test", folder)), sum(PAIRS.values()))
     yield "preference/hh_rlhf_600.train.jsonl.gz", pairs[: PAIRS["train"]]
     yield "preference/hh_rlhf_600.validation.jsonl.gz", pairs[PAIRS["train"] :]
+    tables = {schema["db_id"]: schema for schema in items("local:spider_full", "tables", folder)}
+    for split, count in QUESTIONS.items():
+        questions = (_with_tables(item, tables) for item in items("local:spider_full", split, folder))
+        yield f"sql/spider_1000.{split}.jsonl.gz", drawn(questions, count)
+
+
+def _with_tables(item: Item, schemas: Mapping[str, Item]) -> Item:
+    """A question in the form of the paper's set: with a CREATE TABLE statement of each table that the answer names."""
+    schema, words = schemas[item["db_id"]], set(re.findall(r"\w+", item["query"].lower()))
+    statements = []
+    for number, table in enumerate(schema["table_names_original"]):
+        columns = [
+            f"{name} {'INTEGER' if kind == 'number' else 'VARCHAR'}"
+            for (of, name), kind in zip(schema["column_names_original"], schema["column_types"], strict=True)
+            if of == number
+        ]
+        if table.lower() in words:
+            statements.append(f"CREATE TABLE {table} ({', '.join(columns)})")
+    return {"question": item["question"], "context": "; ".join(statements), "answer": item["query"]}
 
 
 def _unseen(split: str, folder: str, evaluated: set[str], count: int) -> list[Item]:

@@ -25,6 +25,12 @@ Loss = Literal[
 
 MATERIALISED = "cross_entropy"
 
+DESCENT = ("sgd", "lomo")
+"Optimizers without moments."
+
+OF_WEIGHTS = ("weight_bytes", "state_bytes", "bits_per_weight", "weights_hash")
+"Metrics of a run with such an optimizer: of its weights, exact."
+
 
 class Pretrain(Job):
     """One pre-training run."""
@@ -61,10 +67,13 @@ class Pretrain(Job):
     validation_tokens: int = Field(gt=0)
     "the first documents that hold so many real tokens are the validation set"
 
-    optimizer: Literal["adam", "adamw"]
-    "adam: weight decay is part of the gradient; adamw: it is taken off the weights, times the rate"
-    adam_betas: tuple[Beta, Beta]
-    adam_eps: float = Field(gt=0)
+    optimizer: Literal["adam", "adamw", "sgd", "lomo"]
+    """adam: weight decay is part of the gradient; adamw: it is taken off the weights, times the rate; sgd: plain
+    descent; lomo: the same, each weight updated within the backward pass as soon as its gradient is there"""
+    adam_betas: tuple[Beta, Beta] | None
+    "null for sgd and lomo, which have no moments"
+    adam_eps: float | None = Field(gt=0)
+    "null for sgd and lomo"
     weight_decay: float = Field(ge=0)
     grad_clip: float = Field(ge=0)
     "0 means none"
@@ -107,6 +116,9 @@ class Pretrain(Job):
     "activation of the feed-forward; relu2: max(x, 0)^2"
     tie_word_embeddings: bool = False
     "embedding and head are one matrix"
+    weights: Literal["plain", "raw", "packed"] = "plain"
+    """how weights of projections lie between their uses (paperlm_kernels.stored): as PyTorch has them; in stores, raw
+    or packed without loss, whose layers recompute activations and give the same bits as each other"""
 
     @field_validator("size")
     @classmethod
@@ -122,6 +134,7 @@ class Pretrain(Job):
         if self.global_batch % self.loss_group:
             raise ValueError(f"loss_group {self.loss_group} does not divide global_batch {self.global_batch}")
         self._check_schedule()
+        self._check_optimizer()
         if self.tie_word_embeddings and self.zero_last_embedding_row:
             raise ValueError("tie_word_embeddings: the head would train the row that zero_last_embedding_row holds")
         self.token_data()  # a validation error of its own names the setting
@@ -152,6 +165,22 @@ class Pretrain(Job):
             )
         if self.warmup_at_least and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_at_least {self.warmup_at_least} takes all of the {self.steps} steps: lower it")
+
+    def _check_optimizer(self) -> None:
+        """ValueError for settings of another optimizer, and for stored weights that it cannot train."""
+        descent = self.optimizer in DESCENT
+        if descent and (self.weight_decay or self.grad_clip):
+            raise ValueError(f"optimizer {self.optimizer} neither decays nor clips: weight_decay and grad_clip are 0")
+        if descent != (self.adam_betas is None) or descent != (self.adam_eps is None):
+            raise ValueError("adam_betas and adam_eps are settings of adam and adamw, and null for sgd and lomo")
+        if self.optimizer == "lomo" and self.loss_group != self.global_batch:
+            raise ValueError("optimizer lomo updates in one backward pass: loss_group is global_batch")
+        if self.weights != "plain" and not descent:
+            raise ValueError(f"weights {self.weights}: trained by sgd or lomo, not by {self.optimizer}")
+        if self.weights != "plain" and self.quantization is not None:
+            raise ValueError(f"weights {self.weights}: a model with quantizers has layers of its own; leave one out")
+        if self.weights == "packed" and self.numerics != "pure_bf16":
+            raise ValueError(f"weights packed are bfloat16: numerics is pure_bf16, not {self.numerics}")
 
     def method(self) -> NormMethod:
         """The normalization method."""
@@ -199,7 +228,7 @@ class Pretrain(Job):
     def metrics(self) -> tuple[str, ...]:
         return (
             "ppl_true", "loss_true", "loss_batches", "validation_tokens", "unigram_perplexity", "updates",
-            "tokens_nonpad", "tokens_slots", "epochs", "parameters", *self._by_sequence(),
+            "tokens_nonpad", "tokens_slots", "epochs", "parameters", *self._by_sequence(), *self._of_weights(),
         )  # fmt: skip
 
     def series(self) -> dict[str, tuple[str, ...]]:
@@ -209,10 +238,15 @@ class Pretrain(Job):
     def _by_sequence(self) -> tuple[str, ...]:
         return ("ppl_sequences",) if self.curve == "every_update" else ()
 
+    def _of_weights(self) -> tuple[str, ...]:
+        return OF_WEIGHTS if self.optimizer in DESCENT else ()
+
     def slug(self) -> str:
         loss = "" if self.loss == MATERIALISED else f"-{self.loss}"
         model = model_slug(self.quantization, self.sub_norm, self.hidden_act)
-        return f"llama_{self.size}-{method_slug(self.norm)}{model}{loss}-s{self.seed}".lower()
+        descent = f"-{self.optimizer}" if self.optimizer in DESCENT else ""
+        stored = "" if self.weights == "plain" else f"-{self.weights}"
+        return f"llama_{self.size}-{method_slug(self.norm)}{model}{loss}{descent}{stored}-s{self.seed}".lower()
 
     def derived(self) -> dict[str, tuple[str, str]]:
         slots = self.steps * self.global_batch * self.seq_len

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paperlm_kernels.stored import plain_tensors, stored_weights
 from safetensors.torch import load_file, save_file
 
 from paperlm.errors import CheckpointError, PaperLMError
@@ -49,7 +50,7 @@ def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: 
 def write(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
     """Weights, optimizer and progress of a training as files of an empty folder, which `read` reads."""
     names = {id(p): n for n, p in model.named_parameters()}
-    tensors = {n: p.detach().contiguous() for n, p in model.named_parameters()}
+    tensors = {n: tensor.contiguous() for n, tensor in plain_tensors(model).items()}
     moments = {
         f"{names[id(p)]}:{key}": value.contiguous()
         for p, entry in optimizer.state.items()
@@ -131,13 +132,16 @@ def restore(folder: Path, state: dict[str, Any], model: torch.nn.Module, optimiz
     for name, expected in state["sha256"].items():
         if not (folder / name).is_file() or sha256_of(folder / name) != expected:
             raise CheckpointError(f"{folder / name}: truncated or altered; {remedy}")
-    parameters = dict(model.named_parameters())
+    parameters, stored = dict(model.named_parameters()), stored_weights(model)
     tensors = load_file(folder / MODEL)
     if tensors.keys() != parameters.keys():
         raise CheckpointError(f"{folder}: its weights are not those of this model; {remedy}")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            parameters[name].copy_(tensor)
+            if name in stored:
+                stored[name].store.write(tensor)
+            else:
+                parameters[name].copy_(tensor)
     for key, value in load_file(folder / OPTIMIZER).items():
         name, _, field = key.rpartition(":")
         parameter = parameters[name]

@@ -65,6 +65,8 @@ class Task(Protocol):
     micro_batch: int
     slots_per_update: int
     "tokens or examples of an update with padding: what throughput counts"
+    compiles: bool
+    "whether torch.compile can trace `loss_module`"
 
     def trunk(self) -> Progress | None:
         """Load the weights and optimizer of the job that this one continues, and return where it stood; None: it starts
@@ -102,7 +104,8 @@ class Engine:
     def __init__(self, task: Task, work: Path, machine: Machine, world: World, keep: Sequence[Stage] = ()) -> None:
         self.task, self.work, self.machine, self.world, self.keep = task, work, machine, world, in_order(keep)
         self.kept_after = {update_of(stage) for stage in self.keep}
-        self.compiled = machine.compile == "yes" or (machine.compile == "auto" and world.device.type == "cuda")
+        wanted = machine.compile == "yes" or (machine.compile == "auto" and world.device.type == "cuda")
+        self.compiled = wanted and task.compiles
         self.loss_module: nn.Module = task.loss_module
         if self.compiled:
             self.loss_module = torch.compile(self.loss_module, dynamic=False)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert, model_hash, stored_weights, weight_bytes
 
 from paperlm.data.shards import BatchOrder, TokenShards
 from paperlm.errors import DataError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.pretrain import DESCENT, OF_WEIGHTS
 from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.models.losses import MATERIALISED
@@ -86,6 +88,25 @@ def decay_groups(model: torch.nn.Module, norms: bool) -> list[dict[str, Any]]:
     return [*found, {"params": exempt, "decays": False}] if exempt else found
 
 
+def store_weights(job: Any, model: Any) -> None:
+    """Put the weights of the projections into the job's stores, and recompute activations, as NeuZip trains."""
+    if job.weights != "plain":
+        convert(model, {"raw": RawStore, "packed": PackedStore}[job.weights], keep_recomputed=True)
+        # transformers 5.23 has another name for it
+        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        enable = next(getattr(model, name) for name in names if hasattr(model, name))
+        enable({"use_reentrant": False})
+
+
+def build_optimizer(job: Pretrain, model: PaperLlamaForCausalLM) -> torch.optim.Optimizer:
+    """The job's optimizer of all parameters."""
+    if job.optimizer in DESCENT:
+        return LomoSgd(model, job.peak_lr, fused=job.optimizer == "lomo")
+    optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[job.optimizer]
+    groups = decay_groups(model, job.decay_norms)
+    return optimizer(groups, lr=job.peak_lr, betas=job.adam_betas, eps=job.adam_eps, fused=True)
+
+
 class LanguageModelling(ScheduledTask):
     """Next-token prediction on prepared shards. Raises DataError if the shards are not those of the job.
 
@@ -115,14 +136,10 @@ class LanguageModelling(ScheduledTask):
         first = torch.from_numpy(self.train_shards.rows(self.order.indices(0))[: job.loss_group])
         self.model = build_model(job, first, world.device)
         self.loss_module = SummedLoss(self.model, job.loss)
-        optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[job.optimizer]
-        self.optimizer = optimizer(
-            decay_groups(self.model, job.decay_norms),
-            lr=job.peak_lr,
-            betas=job.adam_betas,
-            eps=job.adam_eps,
-            fused=True,
-        )
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        store_weights(job, self.model)
+        self.compiles = job.weights == "plain"  # a stored weight is decoded, by code that is not traced
+        self.optimizer = build_optimizer(job, self.model)
         self.final: ValidationLosses | None = None
 
     def trunk(self) -> Progress | None:
@@ -134,12 +151,20 @@ class LanguageModelling(ScheduledTask):
     def begin(self, update: int) -> Mapping[str, float]:
         rate, decay = rate_and_decay(update, self.settings)
         for group in self.optimizer.param_groups:
-            group["lr"], group["weight_decay"] = rate, decay if group["decays"] else 0.0
+            group["lr"], group["weight_decay"] = rate, decay if group.get("decays") else 0.0
         return {"lr": rate, "weight_decay": decay}
 
     def _micro_batch(self, wish: int) -> int:
         """Sequences per forward pass: the loss group on a CPU, up to 64k tokens on a GPU, or as wished."""
         per_rank = self.share()
+        if self.settings.optimizer == "lomo":
+            # one backward pass an update, in which it is made: gradients of parts cannot be added up
+            if wish not in (0, per_rank) or self.world.size > 1:
+                raise DataError(
+                    f"optimizer lomo takes the {self.settings.global_batch} sequences of an update in one pass of one "
+                    "process: leave --micro-batch out and start without torchrun"
+                )
+            return per_rank
         largest = math.gcd(self.settings.loss_group, per_rank)
         if wish:
             if wish < 1 or largest % wish:
@@ -226,8 +251,10 @@ def _result(made: Pretrain | ContinuePretrain, engine: Engine, ended: str) -> Re
         "tokens_nonpad": engine.at.counted,
         "tokens_slots": updates * task.slots_per_update,
         "epochs": updates * job.global_batch / len(task.train_shards),
-        "parameters": sum(p.numel() for p in task.model.parameters()),
+        "parameters": task.parameters,
     }
+    if job.optimizer in DESCENT:
+        metrics |= of_weights(job, task.model)
     if job.curve == "every_update":
         metrics["ppl_sequences"] = final.ppl_sequences() if final else None
     per_token = flops_per_token(job.hidden_size, job.intermediate_size, job.n_layers, job.vocab_size, job.seq_len)
@@ -235,11 +262,26 @@ def _result(made: Pretrain | ContinuePretrain, engine: Engine, ended: str) -> Re
     return Result(
         outcome=ended,
         metrics=metrics,
+        # counted, not sampled
+        standard_errors={name: 0.0 for name in OF_WEIGHTS if metrics.get(name) is not None},
         series=_series(job, engine),
         cost=engine.cost(per_token, made.begins_at),
         labels=leaks,
         model_labels=leaks,
     )
+
+
+def of_weights(job: Any, model: torch.nn.Module) -> dict[str, float | int | None]:
+    """Exact bytes, and 48 bits of the hash of all weights: equal numbers are equal weights, bit for bit."""
+    for weight in stored_weights(model).values():
+        weight.store.renew()  # so that a run that was killed has the bytes of an unbroken one
+    found = weight_bytes(model)
+    return {
+        "weight_bytes": found.total,
+        "state_bytes": found.in_training(fused=job.optimizer == "lomo"),
+        "bits_per_weight": found.bits_per_weight,
+        "weights_hash": int(model_hash(model)[:12], 16),
+    }
 
 
 def _series(job: Pretrain, engine: Engine) -> dict[str, Series]:

@@ -24,6 +24,7 @@ class ScheduledTask:
     world: World
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    compiles = True
 
     def trunk(self) -> None:
         return None

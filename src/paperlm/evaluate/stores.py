@@ -1,0 +1,90 @@
+"""How a finished model's weights are stored while it is evaluated: settings that jobs share, and the conversion."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from paperlm.jobs.base import At, Job, parent
+
+Store = Literal["plain", "packed", "int8", "fp4", "nf4", "fp4_double", "nf4_double"]
+"""plain: bfloat16 as it is; packed: NeuZip's; the others are bitsandbytes' quantizers, double with scales that are
+quantized as well."""
+
+
+class StoredModel(Job):
+    """Settings of a job that looks at a model in bfloat16 whose weights are stored."""
+
+    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
+    "the model; its weights are rounded to bfloat16 first"
+    at: At = "end"
+    "of which state of it"
+    store: Store
+    mant_bits: Literal[0, 1, 3, 7] = 7
+    "of packed: bits of the mantissa; 7 is without loss"
+    block_norm: int | None = Field(None, gt=0)
+    "of packed with fewer: weights that are divided by the mantissa of their largest together; null: none are"
+    norm_semantics: Literal["true_max", "authors_v1"] = "true_max"
+    "of block_norm: the largest of a block, or what the published program takes for it"
+    policy: Literal["paper", "all_linear", "all"] = "paper"
+    "which weights: linear layers but the head; the head too; embeddings too"
+
+    @model_validator(mode="after")
+    def options_are_of_the_store(self) -> StoredModel:
+        rounds = self.store == "packed" and self.mant_bits < 7
+        if self.store != "packed" and self.mant_bits != 7:
+            raise ValueError(f"mant_bits is of store packed; leave it out for {self.store}")
+        if self.block_norm is not None and (not rounds or self.block_norm not in (32, 64, 128, 256, 512, 1024)):
+            raise ValueError("block_norm is of packed weights of fewer than 7 bits, and a power of two from 32 to 1024")
+        if self.norm_semantics != "true_max" and self.block_norm is None:
+            raise ValueError("norm_semantics says what block_norm divides by: give that too")
+        if self.store == "plain" and self.policy != "paper":
+            raise ValueError("policy says which weights are stored; plain ones are not: leave it out")
+        update = self.snapshot("of")
+        if update is not None and update not in (there := self.of.snapshots()):
+            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
+            raise ValueError(f"at: {self.at}: {self.of.slug()} {has} beside its end")
+        return self
+
+    def stored_as(self) -> str:
+        """Short name of the store, for file names."""
+        if self.store != "packed":
+            return self.store
+        norm = "" if self.block_norm is None else f"_n{self.block_norm}"
+        authors = "_authors" if self.norm_semantics == "authors_v1" else ""
+        return f"packed{self.mant_bits}{norm}{authors}"
+
+    def slug(self) -> str:
+        policy = "" if self.policy == "paper" else f"-{self.policy}"
+        at = "" if self.at == "end" else f"-at_{self.at}"
+        return f"{self.kind}-{self.stored_as()}{policy}-{self.of.slug()}{at}"
+
+
+def cannot_store(job: StoredModel) -> str:
+    """Why the job's store is not to be had here; empty if it is."""
+    import importlib.util
+
+    if job.store == "int8":
+        return "INT8 of bitsandbytes is a layer of its own, with outliers apart, and no store here has it"
+    if job.store not in ("plain", "packed") and importlib.util.find_spec("bitsandbytes") is None:
+        return f"{job.store.upper()} is that of bitsandbytes, which is not installed: pip install bitsandbytes"
+    return ""
+
+
+def put_into_stores(model: Any, job: StoredModel) -> None:
+    """Convert a model in bfloat16, in place."""
+    from paperlm_kernels.stored import Nf4Store, PackedStore, convert
+
+    if job.store == "plain":
+        return
+    if job.store == "packed":
+        options: dict[str, Any] = {"mant_bits": job.mant_bits, "block_norm": job.block_norm}
+        if job.block_norm is not None:
+            options["norm_semantics"] = job.norm_semantics
+        factory: Any = partial(PackedStore, **options)
+    else:
+        name, _, double = job.store.partition("_")
+        factory = partial(Nf4Store, quant_type=name, double=bool(double))
+    convert(model, factory, job.policy)

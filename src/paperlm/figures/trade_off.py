@@ -1,0 +1,102 @@
+"""Two columns of a table against each other, a panel each pair, the Pareto-optimal rows on a line (NeuZip, Figures 3
+and 9). The lower left is better."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from pydantic import Field
+
+from paperlm.figures.base import Drawing, exhibit_contents
+from paperlm.figures.options import FigureOptions, options_of
+from paperlm.figures.style import palette
+from paperlm.frozen import Frozen
+from paperlm.plan.project import Project
+
+
+class Pair(Frozen):
+    """Columns of the table on the two axes."""
+
+    x: str
+    y: str
+
+
+class Options(FigureOptions):
+    """Which panels."""
+
+    drawn_from: ClassVar[str] = "jobs"
+    panels: dict[str, Pair] = Field(min_length=1)
+    "title -> its columns"
+    x: str
+    y: str
+    "what the axes say"
+    groups: dict[str, str] = {}
+    "how a row's label begins -> name of its colour in the legend"
+
+    def names_columns(self) -> Mapping[str, str]:
+        return {f"panels.{title}.{axis}": getattr(p, axis) for title, p in self.panels.items() for axis in ("x", "y")}
+
+
+class Point(NamedTuple):
+    """A row of the table in a panel."""
+
+    row: str
+    x: float
+    y: float
+
+
+def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
+    """Means of the table's cells. Claims read its columns as they are."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    _, spec = project.figure(name)
+    options = options_of(project, name)
+    contents = exhibit_contents(project, spec.table, list(records))
+    panels, groups = options["panels"], options["groups"]
+    colors = dict(zip(groups.values(), palette(), strict=False))
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.0 * len(panels) + 0.4, 3.0), squeeze=False)
+    rows, handles = [], {}
+    for axis, (title, pair) in zip(axes[0], panels.items(), strict=True):
+        points = points_of(contents.samples, pair["x"], pair["y"])
+        best = frontier(points)
+        axis.plot([p.x for p in best], [p.y for p in best], color="0.6", linewidth=0.9, zorder=1)
+        for p in points:
+            group = next((called for begin, called in groups.items() if p.row.startswith(begin)), "")
+            marker = "o" if p in best else "x"
+            handles[group or p.row] = axis.scatter(p.x, p.y, color=colors.get(group, (0.3,) * 3), marker=marker, s=26)
+            axis.annotate(p.row, (p.x, p.y), xytext=(3, 3), textcoords="offset points", fontsize=5.5)
+            rows.append([title, p.row, p.x, p.y, p in best])
+        if not points:
+            axis.text(0.5, 0.5, "no row has been measured yet", ha="center", va="center", transform=axis.transAxes)
+        axis.set(title=title, xlabel=options["x"], ylabel=options["y"] if axis is axes[0][0] else "")
+    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    figure.tight_layout()
+    numbers = pd.DataFrame(rows, columns=["panel", "row", options["x"], options["y"], "pareto_optimal"])
+    untested = "" if rows else "no row of its table has been measured"
+    return Drawing(figure, numbers, contents.samples, untested, labels=tuple(dict.fromkeys(_labels(contents))))
+
+
+def points_of(samples: Mapping, x: str, y: str) -> list[Point]:
+    """Rows that have finite numbers in both columns."""
+    rows = dict.fromkeys(row for row, _ in samples)
+    means = {key: statistics.fmean(sample.values) for key, sample in samples.items()}
+    found = [Point(row, means.get((row, x), math.nan), means.get((row, y), math.nan)) for row in rows]
+    return [point for point in found if math.isfinite(point.x) and math.isfinite(point.y)]
+
+
+def frontier(points: Iterable[Point]) -> list[Point]:
+    """Those that no other one beats on one axis without being worse on the other; by x."""
+    points = sorted(points, key=lambda p: (p.x, p.y))
+    worse = {
+        b for a in points for b in points if a.x <= b.x and a.y <= b.y and (a.x < b.x or a.y < b.y)
+    }  # of two equal ones both stay
+    return [point for point in points if point not in worse]
+
+
+def _labels(contents) -> Iterable[str]:
+    return (label for row in contents.diff for label in row.labels.split("; ") if label)

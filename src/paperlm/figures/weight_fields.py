@@ -1,0 +1,70 @@
+"""Histograms of sign, exponent and mantissa of a model's weights, a line of panels a row (NeuZip, Figures 1 and 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.options import Columns, FigureOptions
+from paperlm.figures.style import palette
+from paperlm.jobs.weight_entropy import FIELDS
+from paperlm.plan.project import Project
+from paperlm.tables.claims import CellSamples
+from paperlm.tables.results import collect
+
+CALLED = {
+    "sign": "Sign", "exponent": "Exponent", "mantissa": "Mantissa", "joint": "Joint", "ratio_sum": "Ratio of the Sum",
+    "ratio_joint": "Joint Ratio",
+}  # fmt: skip
+"Metric of the job -> how claims call it."
+
+
+class Options(FigureOptions):
+    """None: a panel for each field."""
+
+    def reads(self) -> Columns:
+        return {"histogram": ("field", "value", "share")}
+
+    def reads_metrics(self) -> tuple[str, ...]:
+        return tuple(CALLED)
+
+    def statistics(self) -> tuple[str, ...]:
+        return tuple(CALLED.values())
+
+
+def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
+    """Shares of the first seed; statistics are of every seed and exact."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    _, spec = project.figure(name)
+    records = list(records)
+    found = {row: cell.usable for (row, _), cell in collect(project, name, records).cells.items() if cell.usable}
+    lines = max(1, len(found))
+    figure, axes = plt.subplots(lines, 3, figsize=(8, 2.3 * lines + 0.5), squeeze=False, layout="constrained")
+    rows = []
+    for line, (row, seeds) in zip(axes, found.items(), strict=False):
+        series = seeds[0].series["histogram"]
+        for axis, color, field in zip(line, palette(), FIELDS, strict=False):
+            points = [(value, share) for of, value, share in series.rows if of == field]
+            axis.bar(*zip(*points, strict=True), width=1.0, color=color)
+            bits = seeds[0].metrics[field]
+            axis.set(title=f"{row}: {field}, {bits:.3f} bits", ylabel="share" if axis is line[0] else "")
+            axis.grid(visible=False, axis="x")
+        rows += [
+            [row, seed, *values] for seed, record in enumerate(seeds) for values in record.series["histogram"].rows
+        ]
+    if not found:
+        axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="left", va="center")
+        for axis in axes.flat:
+            axis.set_axis_off()
+    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    samples = {
+        (row, label): CellSamples(tuple(float(r.metrics[metric]) for r in seeds), deviation=0.0)
+        for row, seeds in found.items()
+        for metric, label in CALLED.items()
+    }
+    numbers = pd.DataFrame(rows, columns=["row", "seed", "field", "value", "share"])
+    untested = "" if found else "no model has been measured"
+    return Drawing(figure, numbers, samples, untested, labels=labels_of(project, name, records))

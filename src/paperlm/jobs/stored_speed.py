@@ -1,0 +1,104 @@
+"""How fast a model runs, or trains, whose weights are stored in fewer bits (NeuZip, columns Speed)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
+from paperlm.jobs.base import Inputs, Machine, Result
+
+
+class StoredSpeed(StoredModel):
+    """Iterations a second: forward passes of a model, or whole updates as its pre-training makes them, on a GPU."""
+
+    kind: ClassVar[str] = "stored_speed"
+    summary: ClassVar[str] = "iterations a second of a model whose weights are stored in fewer bits, on a GPU"
+
+    what: Literal["forward", "update"] = "forward"
+    "update: of a pretrain job, with that job's optimizer and weights in place of `store`"
+    batch: int = Field(gt=0)
+    "sequences of an iteration"
+    window: int = Field(gt=1)
+    "tokens of a sequence"
+    repeats: int = Field(20, gt=0)
+    "iterations that are timed, each alone, behind three that are not"
+
+    @model_validator(mode="after")
+    def updates_are_of_a_pretraining(self) -> StoredSpeed:
+        if self.what == "update" and (self.of.kind != "pretrain" or self.store != "plain"):
+            raise ValueError("what: update: `of` is a pretrain job, which says how weights lie; store is plain")
+        return self
+
+    def metrics(self) -> tuple[str, ...]:
+        return ("iterations_per_second", "peak_bytes")
+
+    def stored_as(self) -> str:
+        return super().stored_as() if self.what == "forward" else "update"
+
+
+def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
+    """Metrics iterations_per_second, by the median iteration, and peak_bytes, of the device. `blocked` without a GPU,
+    where the time would be that of a reference, and for a store that is not to be had here."""
+    import torch
+
+    device = machine.torch_device()
+    if device.type != "cuda":
+        return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
+    if why := cannot_store(job):
+        return Result(outcome="blocked", reason=why)
+    torch.cuda.reset_peak_memory_stats(device)
+    seconds = timed(iteration(job, inputs, device), job.repeats, lambda: torch.cuda.synchronize(device))
+    return Result(
+        outcome="measured",
+        metrics={
+            "iterations_per_second": 1 / sorted(seconds)[len(seconds) // 2],
+            "peak_bytes": torch.cuda.max_memory_allocated(device),
+        },
+    )
+
+
+def timed(step: Callable[[], None], repeats: int, wait: Callable[[], None]) -> list[float]:
+    """Seconds of each of `repeats` calls of `step`, behind three that are not timed; `wait` lets the device finish."""
+    found = []
+    for index in range(repeats + 3):
+        wait()
+        start = time.perf_counter()
+        step()
+        wait()
+        if index >= 3:
+            found.append(time.perf_counter() - start)
+    return found
+
+
+def iteration(job: StoredSpeed, inputs: Inputs, device: Any) -> Callable[[], None]:
+    """One forward pass, or one update, on ids drawn at random."""
+    import torch
+
+    from paperlm.models.folder import load_model
+    from paperlm.train.language_model import build_optimizer, store_weights
+
+    model = load_model(inputs.models["of"], dtype=torch.bfloat16).to(device)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (job.batch, job.window), generator=generator).to(device)
+    if job.what == "forward":
+        put_into_stores(model, job)
+
+        @torch.no_grad()
+        def forward() -> None:
+            model(input_ids=ids, use_cache=False)
+
+        return forward
+    model.train()
+    store_weights(job.of, model)
+    optimizer = build_optimizer(job.of, model)
+
+    def update() -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update

@@ -1,0 +1,108 @@
+"""A T5 that writes SQL, trained by descent with weights in stores (NeuZip, Table 2)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from paperlm.data.registry import DatasetName, TokenizerName, dataset_entry
+from paperlm.data.settings import DataSettings, ItemData
+from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, Series
+from paperlm.jobs.pretrain import OF_WEIGHTS
+
+PREFIX = "generate SQL from context: "
+NO_ADAPTER = (
+    "QLoRA trains small matrices beside the weights of a published T5; there is none here, and beside fresh weights it "
+    "would show nothing"
+)
+
+
+class TextToSQL(Job):
+    """A T5 with fresh weights, in bfloat16, trained on questions with their tables; judged by BLEU of what it writes.
+
+    The model stays where it is: no other job works on it. A job that is killed starts anew.
+    """
+
+    kind: ClassVar[str] = "text_to_sql"
+    summary: ClassVar[str] = "train a T5 to write SQL, by descent with weights in stores, and judge it by BLEU"
+
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    n_heads: int = Field(gt=0)
+    head_size: int = Field(gt=0)
+    "width of a head, which in T5 need not be hidden_size / n_heads"
+    n_layers: int = Field(gt=0)
+    "of the encoder, and as many of the decoder"
+    tokenizer: TokenizerName
+    vocab_size: int = Field(gt=2, le=65536)
+
+    dataset: DatasetName
+    "a set of items with question, context and answer"
+    examples: int = Field(gt=0)
+    "at most so many of its training items"
+    validation_examples: int = Field(gt=0)
+    source_length: int = Field(gt=1)
+    "tokens of context and question; what is longer is cut at its end"
+    target_length: int = Field(gt=1)
+
+    optimizer: Literal["sgd", "lomo"]
+    weights: Literal["raw", "packed"]
+    "as of a pretrain job"
+    adapter: Literal["none", "int8", "fp4", "nf4", "fp4_double", "nf4_double"] = "none"
+    "QLoRA beside weights of bitsandbytes, in place of all this; blocked"
+    peak_lr: float = Field(gt=0)
+    "falls to 0 along a line, without a warm-up"
+    steps: int = Field(gt=0)
+    batch: int = Field(gt=0)
+    seed: Seed
+    timed: bool = False
+    "time updates on a GPU, in place of training to the end"
+
+    @model_validator(mode="after")
+    def items_have_the_fields(self) -> TextToSQL:
+        known = dataset_entry(self.dataset)[1].fields
+        if missing := [name for name in ("question", "context", "answer") if name not in known]:
+            raise ValueError(f"dataset {self.dataset!r} has no field {missing[0]!r}; it has {', '.join(known)}")
+        return self
+
+    def data(self) -> list[DataSettings]:
+        return [ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})]
+
+    def metrics(self) -> tuple[str, ...]:
+        if self.timed:
+            return ("iterations_per_second", "peak_bytes")
+        return ("bleu", "exact", "loss", "parameters", "examples", *OF_WEIGHTS)
+
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {} if self.timed else {"train": ("update", "loss")}
+
+    def slug(self) -> str:
+        how = f"{self.optimizer}-{self.weights}" if self.adapter == "none" else f"qlora_{self.adapter}"
+        return f"sql-t5_{self.n_layers}x{self.hidden_size}-{how}{'-timed' if self.timed else ''}-s{self.seed}"
+
+
+def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
+    """Metrics bleu (SacreBLEU of stripped texts, 0 to 100), exact (share of answers that are right to the letter), loss
+    (nats a target token), parameters, examples, and the weights' bytes and hash as of a pretrain job. Series `train`:
+    the loss of each update. Timed: iterations_per_second and peak_bytes, of a GPU.
+
+    `blocked` for an adapter, and where speed is asked for without a GPU.
+    """
+    from paperlm.train.text_to_sql import speed, train
+
+    if job.adapter != "none":
+        return Result(outcome="blocked", reason=NO_ADAPTER)
+    if job.timed and machine.torch_device().type != "cuda":
+        return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
+    if job.timed:
+        return speed(job, inputs, machine)
+    trained: dict[str, Any] = train(job, inputs, machine)
+    if trained["outcome"] == "not_finite":
+        return Result(outcome="not_finite")
+    return Result(
+        outcome="trained",
+        metrics=trained["metrics"],
+        standard_errors=dict.fromkeys(OF_WEIGHTS, 0.0),
+        series={"train": Series(columns=["update", "loss"], rows=trained["curve"])},
+    )

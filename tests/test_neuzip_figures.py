@@ -1,0 +1,93 @@
+"""Noise on weights, Pareto-optimal rows and lifetimes of tensors: Figures 2, 3 and 7 of NeuZip."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from pydantic import ValidationError
+from support import smoke_run
+
+from paperlm.figures.noise_grid import called
+from paperlm.figures.resident_tensors import LIFETIMES, METHODS, bits_held
+from paperlm.figures.trade_off import Point, frontier
+from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
+from paperlm.probe.noise import disturbed
+
+
+def weights() -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(3)
+    return {"a": torch.randn(7, 5, generator=g), "b": torch.randn(4, 6, generator=g) * 1e-3}
+
+
+def change(absolute: int | None, relative: int | None, seed: int = 0) -> dict[str, torch.Tensor]:
+    found = weights()
+    with disturbed(found, absolute, relative, seed):
+        return {name: found[name] - weight for name, weight in weights().items()}
+
+
+def test_noise_is_within_the_larger_of_its_absolute_and_relative_size_and_fills_it():
+    for absolute, relative in [(-3, None), (None, -2), (-8, -2), (-8, -20)]:
+        for name, weight in weights().items():
+            size = torch.zeros_like(weight) if absolute is None else torch.full_like(weight, 2.0**absolute)
+            if relative is not None:
+                size = torch.maximum(size, weight.abs() * 2.0**relative)
+            share = change(absolute, relative)[name] / size
+            assert share.abs().max() <= 1 + 1e-4
+            assert share.max() > 0.5 and share.min() < -0.5, "of both signs, and not a small part of it"
+
+
+def test_sizes_of_noise_differ_in_nothing_else_and_seeds_do():
+    small, large, other = change(-4, None), change(-2, None), change(-4, None, seed=1)
+    for name in small:
+        torch.testing.assert_close(large[name], 4 * small[name], rtol=1e-3, atol=1e-6)
+        assert not torch.allclose(other[name], small[name])
+
+
+def test_no_noise_of_either_kind_changes_nothing():
+    assert all(not part.any() for part in change(None, None).values())
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_behind_the_noise_weights_are_what_they_were_bit_for_bit_also_after_an_error(error):
+    found, before = weights(), weights()
+    try:
+        with disturbed(found, 2, 3, seed=0):
+            assert not torch.equal(found["a"], before["a"])
+            if error:
+                raise RuntimeError
+    except RuntimeError:
+        pass
+    assert all(torch.equal(found[name], before[name]) for name in before)
+
+
+def test_sizes_of_noise_that_are_named_twice_are_refused():
+    settings = {"of": smoke_run(), "text": "bundled:c4_sample", "documents": 2, "window": 8, "relative": [None]}
+    with pytest.raises(ValidationError, match="a power is named twice"):
+        PerturbedPerplexity(absolute=[-3, -3], **settings)
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        PerturbedPerplexity(absolute=[], **settings)
+
+
+def test_sizes_of_noise_are_written_as_powers_of_two():
+    assert [called(None), called(-12)] == ["none", "$2^{-12}$"]
+
+
+def test_rows_on_the_frontier_are_those_that_no_other_one_beats():
+    rng = random.Random(0)
+    for _ in range(200):
+        points = [Point(str(i), rng.randrange(5), rng.randrange(5)) for i in range(7)]
+        beaten = {
+            b for a, b in itertools.permutations(points, 2) if (a.x < b.x and a.y <= b.y) or (a.x <= b.x and a.y < b.y)
+        }
+        assert set(frontier(points)) == set(points) - beaten
+    assert frontier([Point("a", 1, 2), Point("b", 1, 2)]) == [Point("a", 1, 2), Point("b", 1, 2)]
+
+
+def test_what_each_method_holds_of_a_weight_is_what_the_paper_says():
+    """16 bits of weight and of gradient with a plain update; the weight alone with LOMO; compressed with NeuZip."""
+    held = bits_held(10.66)
+    assert held == {"Vanilla": (16, 32), "AC": (16, 32), "AC + LOMO": (16, 16), "NeuZip": (10.66, 10.66)}
+    assert all(len(lifetimes) == len(METHODS) for lifetimes in LIFETIMES.values())

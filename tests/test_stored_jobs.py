@@ -1,0 +1,136 @@
+"""Jobs about weights that are stored in fewer bits: entropies, perplexity, speed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from support import smoke_run
+from support_engine import trained
+
+from paperlm.data.texts import prepare_text
+from paperlm.jobs import job_kinds
+from paperlm.jobs.base import Inputs, Machine
+from paperlm.jobs.normal_entropy import NormalEntropy, normal_shares
+from paperlm.jobs.stored_perplexity import StoredPerplexity
+from paperlm.jobs.stored_speed import StoredSpeed, iteration, timed
+from paperlm.jobs.weight_entropy import WeightEntropy
+
+QUIET = Machine(device="cpu", progress=False)
+WIDE = {"hidden_size": 192, "intermediate_size": 256, "n_heads": 4, "n_layers": 2, "norm": {"name": "pre_ln"}}
+TEXT = {"text": "bundled:c4_sample", "documents": 4, "window": 32}
+
+
+def wide(**changes):
+    return smoke_run(**WIDE | {"peak_lr": 3e-3} | changes)
+
+
+@pytest.fixture(scope="module")
+def model(manifest, tmp_path_factory):
+    """The folder of a model whose matrices are large enough to be coded, as it is and before its training."""
+    folder = tmp_path_factory.mktemp("model")
+    trained(wide(), manifest, folder, keep=(0,))
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    data = StoredPerplexity(of=wide(), store="plain", **TEXT).data()[0]
+    return prepare_text(data, tmp_path_factory.mktemp("text"))
+
+
+def made(job, folder, data=()):
+    run = __import__(f"paperlm.jobs.{job.kind}", fromlist=["run"]).run
+    return run(job, Inputs(data=data, models={"of": folder}, work=folder), QUIET)
+
+
+def perplexity(model, text, **settings):
+    return made(StoredPerplexity(of=wide(), **TEXT, **settings), model, (text,))
+
+
+def test_the_entropies_of_a_normal_distribution_are_those_of_the_paper():
+    found = made(NormalEntropy(std=0.02), None).metrics
+    expected = {"sign": 1.0, "exponent": 2.5453, "mantissa": 6.9716, "joint": 10.464}
+    assert all(found[name] == pytest.approx(value, abs=5e-4) for name, value in expected.items())
+    assert found["ratio_sum"] == pytest.approx(1.5214, abs=1e-4)
+    assert found["ratio_joint"] == pytest.approx(1.5291, abs=1e-4)
+
+
+def test_shares_are_those_of_numbers_that_are_drawn():
+    shares = normal_shares(0.02)
+    assert shares.sum() == pytest.approx(1.0, abs=1e-12)
+    drawn = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)).mul(0.02).bfloat16()
+    counts = np.bincount(drawn.view(torch.int16).numpy().view(np.uint16), minlength=2**16) / len(drawn)
+    assert np.abs(counts - shares).sum() < 0.05
+
+
+def test_the_entropies_of_fresh_weights_are_close_to_the_distributions(model):
+    found = made(WeightEntropy(of=wide(), at="init"), model / "at-0")
+    assert found.metrics["exponent"] == pytest.approx(2.545, abs=0.01)
+    assert found.metrics["weights"] == 2 * (4 * 192**2 + 3 * 192 * 256)
+    shares = {}
+    for field, _, share in found.series["histogram"].rows:
+        shares[field] = shares.get(field, 0.0) + share
+    assert all(value == pytest.approx(1.0, abs=1e-3) for value in shares.values()) and len(shares) == 3
+
+
+def test_without_loss_every_window_has_the_loss_of_the_plain_model(model, text):
+    plain, packed = perplexity(model, text, store="plain"), perplexity(model, text, store="packed")
+    assert packed.metrics["losses_hash"] == plain.metrics["losses_hash"]
+    assert packed.metrics["weight_bytes"] < plain.metrics["weight_bytes"]
+    assert plain.metrics["bits_per_weight"] == 16 and 10.5 < packed.metrics["bits_per_weight"] < 12
+
+
+def test_perplexity_by_words_is_that_of_the_papers_program(model, text):
+    found = perplexity(model, text, store="plain")
+    losses, words = found.series["windows"].column("mean_loss"), found.metrics["words"]
+    assert found.metrics["word_perplexity"] == pytest.approx(math.exp(sum(losses) * 32 / words), rel=1e-5)
+    assert found.metrics["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+
+
+def test_fewer_bits_of_the_mantissa_take_fewer_bytes(model, text):
+    sizes = [
+        perplexity(model, text, store="packed", mant_bits=bits, block_norm=512).metrics["weight_bytes"]
+        for bits in (0, 1, 3)
+    ]
+    assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize("store", ["int8", "nf4"])
+def test_a_store_that_is_not_to_be_had_is_blocked_with_the_reason(model, text, store, monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = perplexity(model, text, store=store)
+    assert found.outcome == "blocked" and "bitsandbytes" in found.reason
+
+
+def test_speed_is_blocked_without_a_gpu_and_times_passes_and_updates(model):
+    speed = StoredSpeed(of=wide(), store="packed", batch=2, window=16)
+    assert made(speed, model).outcome == "blocked"
+    inputs, device = Inputs(models={"of": model}, work=model), torch.device("cpu")
+    assert len(timed(iteration(speed, inputs, device), 2, lambda: None)) == 2
+    descent = {"adam_betas": None, "adam_eps": None, "weight_decay": 0.0, "grad_clip": 0.0, "numerics": "pure_bf16"}
+    of = wide(**descent, optimizer="lomo", weights="packed", loss_group=4)
+    update = StoredSpeed(of=of, what="update", store="plain", batch=2, window=16)
+    assert all(seconds > 0 for seconds in timed(iteration(update, inputs, device), 2, lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"store": "nf4", "mant_bits": 3}, "mant_bits is of store packed"),
+        ({"store": "packed", "block_norm": 512}, "fewer than 7 bits"),
+        ({"store": "packed", "mant_bits": 0, "block_norm": 48}, "power of two"),
+        ({"store": "packed", "mant_bits": 0, "norm_semantics": "authors_v1"}, "give that too"),
+        ({"store": "plain", "policy": "all"}, "leave it out"),
+        ({"store": "plain", "at": 99}, "has states 0 to 3 beside its end"),
+    ],
+)
+def test_settings_that_do_not_belong_together_are_refused(changes, words):
+    with pytest.raises(ValidationError, match=words):
+        StoredPerplexity(of=wide(), **TEXT, **changes)
+    assert "stored_perplexity" in job_kinds()

@@ -1,0 +1,64 @@
+"""A T5 that writes SQL: the same bits however its weights lie, and what is blocked."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+from support_fields import job
+
+from paperlm.data.items import prepare_items
+from paperlm.data.tokenizer import TextTokenizer
+from paperlm.jobs.base import Inputs, Machine
+from paperlm.jobs.text_to_sql import PREFIX, run
+from paperlm.train.text_to_sql import batch
+
+QUIET = Machine(device="cpu", progress=False)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare_items(job("text_to_sql").data()[0], tmp_path_factory.mktemp("sql"))
+
+
+def made(data, **changes):
+    return run(job("text_to_sql", **changes), Inputs(data=(data,), work=data.parent), QUIET)
+
+
+def test_packed_and_raw_weights_and_both_orders_of_update_end_in_the_same_bits(data):
+    # wide enough that its matrices are coded
+    shape = {"hidden_size": 192, "intermediate_size": 256, "n_heads": 3, "head_size": 64, "n_layers": 1}
+    runs = [
+        made(data, **shape, optimizer=optimizer, weights=weights)
+        for optimizer, weights in (("lomo", "packed"), ("lomo", "raw"), ("sgd", "raw"))
+    ]
+    for name in ("weights_hash", "bleu", "loss"):
+        assert len({one.metrics[name] for one in runs}) == 1
+    assert runs[0].series == runs[1].series == runs[2].series
+    sizes = [one.metrics["state_bytes"] for one in runs]
+    assert sizes == sorted(set(sizes)) and 10.5 < runs[0].metrics["bits_per_weight"] < 12.5
+
+
+def test_it_learns(data):
+    losses = made(data, steps=40, peak_lr=0.3, batch=6).series["train"].column("loss")
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+def test_a_text_is_prefix_context_and_question_and_what_is_longer_loses_its_end():
+    item = {"question": "how many", "context": "CREATE TABLE a (b INTEGER)", "answer": "SELECT count(*) FROM a"}
+    tokenizer, made_of = TextTokenizer("bpe1024"), job("text_to_sql", source_length=20, target_length=60)
+    given = batch(made_of, tokenizer, [item, {**item, "answer": "SELECT 1"}], "cpu")
+    whole = tokenizer.inner.decode(given["input_ids"][0].tolist())
+    assert f"{PREFIX}CREATE TABLE a (b INTEGER) how many".startswith(whole.removesuffix("</s>"))
+    assert given["input_ids"].shape == (2, 20) and (given["input_ids"][:, -1] == tokenizer.eos).all()
+    labels = given["labels"][1]
+    assert tokenizer.inner.decode(labels[labels >= 0].tolist()) == "SELECT 1" and (labels == -100).any()
+
+
+def test_adapters_and_speed_without_a_gpu_are_blocked_with_the_reason(data):
+    assert "QLoRA" in made(data, adapter="nf4").reason
+    assert "GPU" in made(data, timed=True).reason
+
+
+def test_a_set_without_contexts_is_refused():
+    with pytest.raises(ValidationError, match="no field 'context'"):
+        job("text_to_sql", dataset="bundled:arc_easy")
