@@ -7,6 +7,8 @@ from functools import partial
 
 import pytest
 import torch
+from paperlm_kernels.neuzip import decode_errors
+from paperlm_kernels.neuzip.errors import StreamError
 from paperlm_kernels.stored import (
     LomoSgd,
     PackedStore,
@@ -131,6 +133,18 @@ def test_gradients_of_two_backward_passes_are_refused_and_the_second_changes_not
     optimizer.step()
     model(**batch(1)).loss.backward()
     assert model_hash(model) != before
+
+
+def test_damage_that_a_card_found_while_it_decoded_is_an_error_of_the_next_step():
+    """A card leaves a word and does not wait for the host; here the word is written by hand."""
+    model = build("llama")
+    convert(model, CodedStore)
+    optimizer = LomoSgd(model, LR)
+    optimizer.step()
+    decode_errors.word(torch.device("cpu")).fill_(1)
+    with pytest.raises(StreamError, match="the packed tensor is damaged; load it again"):
+        optimizer.step()
+    optimizer.step()  # said once
 
 
 def test_a_weight_that_is_used_twice_is_updated_once_with_the_sum_of_its_gradients():

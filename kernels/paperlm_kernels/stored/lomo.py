@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paperlm_kernels.neuzip import raise_decode_errors
 from paperlm_kernels.stored.layers import stored_weights
 from paperlm_kernels.stored.weight import StoredWeight
 
@@ -117,9 +118,15 @@ class LomoSgd(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """End a step; without `fused`, make its updates. Raises ValueError for a closure."""
+        """End a step; without `fused`, make its updates.
+
+        Raises ValueError for a closure, and neuzip's StreamError if a packed weight was found damaged while a card
+        decoded it: what was computed since the last step is of no use then.
+        """
         if closure is not None:
             raise ValueError("LomoSgd updates within the backward pass and takes no closure")
+        for device in {weight.store.device for weight in self._stored.values()}:
+            raise_decode_errors(device)
         group = self.param_groups[0]
         for parameter in group["params"] if not self.fused else ():
             if parameter.grad is not None:
