@@ -412,7 +412,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "absolute": Seen([-4, None], "series.grid", stays="metrics.loss"),
         "relative": Seen([0, None], "series.grid", stays="metrics.loss"),
         "policy": Seen("all", "series.grid", stays="metrics.loss"),
-        "seed": Seen(9, "series.grid", stays="metrics.loss"),
+        "noise_seed": Seen(9, "series.grid", stays="metrics.loss"),
     },
     "normal_entropy": {"std": Seen(0.04, "metrics.exponent,series.histogram", stays="metrics.sign")},
     "text_to_sql": {

@@ -130,7 +130,7 @@ def test_the_picture_has_at_most_three_lines_of_notes_below_everything_and_the_f
     assert all(top <= extent(figure, other)[1] + 1e-6 for other in others)
     expected = [*labels_of(tiny, name, files[name])] if name in files else []
     departures = [f"{d.what}: {d.why}" for d in tiny.deviations(name)]
-    scale = [f"not comparable at this scale: {tiny.scale.summary}"] if name in files else []
+    scale = [f"not comparable at this scale: {tiny.scale.summary}"] if tiny.jobs_of(name) else []
     assert lines == [*scale, *expected, *tiny.figure(name)[1].notes, *departures]
 
 

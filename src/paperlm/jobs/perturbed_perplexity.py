@@ -41,7 +41,7 @@ class PerturbedPerplexity(Job):
     "log2 of the noise over the weight's magnitude"
     policy: Literal["paper", "all_linear", "all"] = "paper"
     "which weights: linear layers but the head; the head too; embeddings too"
-    seed: Seed = 0
+    noise_seed: Seed = 0
     "of the noise"
 
     @field_validator("absolute", "relative")
@@ -106,7 +106,7 @@ def run(job: PerturbedPerplexity, inputs: Inputs, machine: Machine) -> Result:
     pairs = [(a, r) for a in job.absolute for r in job.relative]
     rows: list[list[Any]] = []
     for absolute, relative in tqdm(pairs, desc=job.job_id, unit="noise", disable=not machine.progress):
-        with disturbed(weights, absolute, relative, job.seed):
+        with disturbed(weights, absolute, relative, job.noise_seed):
             value = loss()
         rows.append([absolute, relative, value, None if value is None else perplexity(value)])
     return Result(
