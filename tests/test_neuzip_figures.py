@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from support import smoke_run
 
 from paperlm.figures.noise_grid import called
-from paperlm.figures.resident_tensors import LIFETIMES, METHODS, bits_held
+from paperlm.figures.resident_tensors import BACKWARD, BLOCK, LAYER, LIFETIMES, METHODS, RUN, UPDATE
 from paperlm.figures.trade_off import Point, frontier
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
 from paperlm.probe.noise import disturbed
@@ -86,8 +86,11 @@ def test_rows_on_the_frontier_are_those_that_no_other_one_beats():
     assert frontier([Point("a", 1, 2), Point("b", 1, 2)]) == [Point("a", 1, 2), Point("b", 1, 2)]
 
 
-def test_what_each_method_holds_of_a_weight_is_what_the_paper_says():
-    """16 bits of weight and of gradient with a plain update; the weight alone with LOMO; compressed with NeuZip."""
-    held = bits_held(10.66)
-    assert held == {"Vanilla": (16, 32), "AC": (16, 32), "AC + LOMO": (16, 16), "NeuZip": (10.66, 10.66)}
+def test_what_lives_how_long_is_what_the_paper_says():
+    lives = {method: {tensor: row[index] for tensor, row in LIFETIMES.items()} for index, method in enumerate(METHODS)}
+    weight, gradient = "weight, 16 bits", "gradient of the weight"
+    assert [lives[m][weight] for m in METHODS] == [RUN, RUN, RUN, LAYER]
+    assert [lives[m]["weight, compressed"] == RUN for m in METHODS] == [False, False, False, True]
+    assert [lives[m][gradient] for m in METHODS] == [UPDATE, UPDATE, LAYER, LAYER]
+    assert [lives[m]["input"] for m in METHODS] == [BACKWARD, BLOCK, BLOCK, BLOCK]
     assert all(len(lifetimes) == len(METHODS) for lifetimes in LIFETIMES.values())

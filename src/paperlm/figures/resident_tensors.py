@@ -9,49 +9,40 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
-
 from paperlm.figures.base import Drawing
-from paperlm.figures.options import FigureOptions, options_of
+from paperlm.figures.options import FigureOptions
 from paperlm.figures.style import palette
 from paperlm.plan.project import Project
-from paperlm.tables.claims import CellSamples
 
 METHODS = ("Vanilla", "AC", "AC + LOMO", "NeuZip")
-RUN, UPDATE, LAYER, BLOCK, NONE = "the whole run", "until the update", "while its layer runs", "recomputed", "-"
+RUN, UPDATE, LAYER, NONE = "the whole run", "until the update", "while its layer runs", "-"
+BACKWARD, BLOCK = "until its backward pass", "recomputed"
 "Recomputed: kept from the second forward pass of its block to the backward pass of its layer."
 LIFETIMES = {
     "weight, 16 bits": (RUN, RUN, RUN, LAYER),
     "weight, compressed": (NONE, NONE, NONE, RUN),
     "gradient of the weight": (UPDATE, UPDATE, LAYER, LAYER),
-    "input": (UPDATE, BLOCK, BLOCK, BLOCK),
+    "input": (BACKWARD, BLOCK, BLOCK, BLOCK),
     "output": (LAYER, LAYER, LAYER, LAYER),
     "gradient of the output": (LAYER, LAYER, LAYER, LAYER),
     "gradient of the input": (LAYER, LAYER, LAYER, LAYER),
 }
 "Tensor -> how long it lives with each method."
-BITS = 16
 
 
 class Options(FigureOptions):
-    """What the bits of a weight are counted with."""
+    """None."""
 
     drawn_from: ClassVar[str] = ""
-    compressed: float = Field(gt=0)
-    "bits of a compressed weight"
-
-    def statistics(self) -> tuple[str, ...]:
-        return ("Bits Held", "Bits Held at an Update")
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """A table in colours. Statistics: bits of a weight that are held between layers, through the whole run and at an
-    update (gradients of all layers too, where they wait for it)."""
+    """A table in colours. It has no statistics: a claim about what is written here would hold whatever was run."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
     _, spec = project.figure(name)
-    colors = dict(zip((RUN, UPDATE, BLOCK, LAYER), (palette()[i] for i in (3, 1, 9, 0)), strict=True))
+    colors = dict(zip((RUN, UPDATE, BACKWARD, BLOCK, LAYER), (palette()[i] for i in (3, 1, 8, 9, 0)), strict=True))
     figure, axis = plt.subplots(figsize=(7.2, 2.9))
     for y, (tensor, lifetimes) in enumerate(LIFETIMES.items()):
         axis.text(-0.05, y + 0.5, tensor, ha="right", va="center", fontsize=8)
@@ -66,21 +57,5 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     axis.set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}", fontsize=10)
     figure.tight_layout()
-    held = bits_held(options_of(project, name)["compressed"])
-    samples = {
-        (method, statistic): CellSamples((bits,), deviation=0.0)
-        for method, pair in held.items()
-        for statistic, bits in zip(("Bits Held", "Bits Held at an Update"), pair, strict=True)
-    }
     rows = [[tensor, *lifetimes] for tensor, lifetimes in LIFETIMES.items()]
-    return Drawing(figure, pd.DataFrame(rows, columns=["tensor", *METHODS]), samples)
-
-
-def bits_held(compressed: float) -> dict[str, tuple[float, float]]:
-    """Method -> bits of a weight between layers, and with what waits for the update. Of weights and their gradients."""
-    found = {}
-    for index, method in enumerate(METHODS):
-        of = {tensor: lifetimes[index] for tensor, lifetimes in LIFETIMES.items()}
-        run = BITS * (of["weight, 16 bits"] == RUN) + compressed * (of["weight, compressed"] == RUN)
-        found[method] = (run, run + BITS * (of["gradient of the weight"] == UPDATE))
-    return found
+    return Drawing(figure, pd.DataFrame(rows, columns=["tensor", *METHODS]))
