@@ -97,6 +97,7 @@ def test_a_run_can_be_gone_on_with_from_one_of_its_states(manifest, tmp_path, pa
 def test_weights_in_stores_are_stored_before_the_first_update_and_recompute_activations(manifest):
     task = task_of(descent(), manifest)
     assert len(stored_weights(task.model)) == 7 * 2 and task.model.model.gradient_checkpointing
+    assert not any(weight.keep_recomputed for weight in stored_weights(task.model).values())  # which no byte counts
     assert not task.compiles and task_of(descent(weights="plain"), manifest).compiles
 
 

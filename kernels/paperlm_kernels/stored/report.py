@@ -28,7 +28,7 @@ class WeightBytes:
     "of all gradients together"
     in_update: int
     """what an update within the backward pass has at most beside the weights: one gradient, and of a packed weight its
-    values and its new bytes"""
+    values and its new bytes. Weights that `keep_recomputed` holds are not counted"""
 
     @property
     def total(self) -> int:

@@ -72,6 +72,7 @@ class StoredWeight:
         one, only the blocks that hold them are decoded and stored anew."""
         gradient, rows = self.gradient, self._summed_rows()
         self.drop_gradient()
+        self._recomputed = None  # of a layer whose input has no gradient; the values are about to be old
         if gradient is None and rows is None:
             return
         if gradient is not None and rows is not None:

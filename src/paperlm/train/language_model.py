@@ -89,9 +89,13 @@ def decay_groups(model: torch.nn.Module, norms: bool) -> list[dict[str, Any]]:
 
 
 def store_weights(job: Any, model: Any) -> None:
-    """Put the weights of the projections into the job's stores, and recompute activations, as NeuZip trains."""
+    """Put the weights of the projections into the job's stores, and recompute activations, as NeuZip trains.
+
+    A weight is decoded for each of its uses: one that waited for its layer's backward would be memory that
+    `state_bytes` does not count.
+    """
     if job.weights != "plain":
-        convert(model, {"raw": RawStore, "packed": PackedStore}[job.weights], keep_recomputed=True)
+        convert(model, {"raw": RawStore, "packed": PackedStore}[job.weights])
         # transformers 5.23 has another name for it
         names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
         enable = next(getattr(model, name) for name in names if hasattr(model, name))
