@@ -95,6 +95,12 @@ def test_normalizing_divides_and_multiplies_by_the_mantissa_of_the_largest_in_fl
     assert torch.equal(lossy(t, 1, block_norm=32), right)
 
 
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_zeros_and_what_is_rounded_to_them_keep_their_sign_when_they_are_divided(k):
+    got = bits_of(lossy(patterns([0x3FC0, 0x8000, 0x0000, 0x8001] * 16), k, block_norm=32))
+    assert got.tolist() == [0x3FC0, 0x8000, 0x0000, 0x8000] * 16
+
+
 @pytest.mark.parametrize("block", [32, 64, 128, 256, 512, 1024])
 def test_the_published_program_takes_the_true_maximum_of_one_block_in_1024_weights_alone(block):
     bits = bits_of(gaussian(4096, seed=block))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from paperlm_kernels.neuzip import entropy_report, fields, from_bytes, pack
 from paperlm_kernels.neuzip.geometry import PROFILES
 from paperlm_kernels.neuzip.header import Codec
+from paperlm_kernels.neuzip.streams import CHUNK
 from support_neuzip import bits_of, every_pattern, gaussian, patterns, same_bits
 
 B = PROFILES["fast"].block
@@ -107,6 +108,21 @@ def test_lossy_weights_take_a_sign_their_mantissa_their_exponents_and_a_256th_fo
     assert plain.bits_per_weight == pytest.approx(1 + k + plain.book.bits(counts) + 0.03, abs=0.03)
     normed = pack(t, mant_bits=k, block_norm=32, profile="dense")
     assert normed.bits_per_weight - plain.bits_per_weight == pytest.approx(8 / 32, abs=0.05)
+
+
+def test_normalizers_are_those_of_their_weights_in_a_tensor_of_several_chunks():
+    t = gaussian(CHUNK + 5000)
+    exponents, items, norm = fields.lossy_split(bits_of(t), 3, 512)
+    right = fields.lossy_merge(exponents, items, 3, norm, 512)
+    assert np.array_equal(bits_of(through(t, mant_bits=3, block_norm=512)), right)
+
+
+def test_bytes_are_those_of_sections_and_of_tables_that_were_needed():
+    packed = pack(gaussian(2**16))
+    sections = packed.nbytes
+    assert sections == sum(-(-s.nbytes // 64) * 64 for s in packed.sections.values())
+    packed.book.table(packed.device)
+    assert packed.nbytes == sections + 4 * 2**12
 
 
 def test_what_does_not_shrink_or_is_small_or_of_another_dtype_is_kept_as_it_is():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from support import smoke_run
 from support_engine import trained
 
 from paperlm.data.texts import prepare_text
+from paperlm.evaluate.windows import mean_losses
 from paperlm.jobs import job_kinds
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.normal_entropy import NormalEntropy, normal_shares
+from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
 from paperlm.jobs.stored_perplexity import StoredPerplexity
 from paperlm.jobs.stored_speed import StoredSpeed, iteration, timed
 from paperlm.jobs.weight_entropy import WeightEntropy
@@ -89,6 +92,35 @@ def test_perplexity_by_words_is_that_of_the_papers_program(model, text):
     losses, words = found.series["windows"].column("mean_loss"), found.metrics["words"]
     assert found.metrics["word_perplexity"] == pytest.approx(math.exp(sum(losses) * 32 / words), rel=1e-5)
     assert found.metrics["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+
+
+class Counting(torch.nn.Module):
+    """Of 4 tokens the next number follows with probability 1/2, each of the others with 1/6."""
+
+    config = SimpleNamespace(vocab_size=4)
+
+    def forward(self, input_ids, use_cache):
+        return SimpleNamespace(logits=math.log(3) * torch.nn.functional.one_hot((input_ids + 1) % 4, 4))
+
+
+def test_the_loss_of_a_window_is_that_of_its_tokens_but_the_first_given_those_before():
+    found = mean_losses(Counting(), [[0, 1, 2, 3], [0, 0, 1, 3]], QUIET)
+    assert found == pytest.approx([math.log(2), (2 * math.log(6) + math.log(2)) / 3])
+
+
+def test_perplexity_under_noise_is_by_bytes_of_the_text(model, text, monkeypatch):
+    words = "grüße € " * 40
+    monkeypatch.setattr("paperlm.jobs.perturbed_perplexity.read_documents", lambda _: [words, words])
+    monkeypatch.setattr("paperlm.evaluate.windows.mean_losses", lambda _, windows, *__: [2.0] * len(windows))
+    job = PerturbedPerplexity(of=wide(), **TEXT, absolute=(None, -4), relative=(None,))
+    found = made(job, model, (text,))
+    size = 2 * 12 * 40 + 1  # of 8 characters 2 are of several bytes
+    assert found.metrics["bytes"] == size and found.metrics["windows"] > 1
+    loss = 2.0 * found.metrics["windows"] * 32 / size
+    assert found.metrics["loss"] == pytest.approx(loss)
+    assert found.series["grid"].rows == [
+        [a, None, pytest.approx(loss), pytest.approx(math.exp(loss))] for a in (None, -4)
+    ]
 
 
 def test_fewer_bits_of_the_mantissa_take_fewer_bytes(model, text):

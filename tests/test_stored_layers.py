@@ -277,6 +277,17 @@ def test_bytes_are_counted_once_and_exactly():
     assert found.in_training(fused=False) == found.total + found.gradients
 
 
+def test_what_stays_plain_is_not_counted_as_stored():
+    model = build("llama", hidden_size=192, intermediate_size=256)
+    done = convert(model, PackedStore)
+    found = weight_bytes(model)
+    kept = {n: p for n, p in model.named_parameters() if n not in done.names}
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= kept.keys()
+    assert (found.stored, found.stored_weights) == (done.bytes_after, done.weights)
+    assert found.plain == 2 * found.plain_weights == sum(p.nbytes for p in kept.values())
+    assert found.total == found.stored + found.plain and found.bits_per_weight == done.bits_per_weight
+
+
 def test_rounded_weights_take_fewer_bits_and_compute_what_their_values_compute():
     model, plain = build("llama", hidden_size=192).eval(), build("llama", hidden_size=192).eval()
     done = convert(model, partial(PackedStore, mant_bits=3, block_norm=512))

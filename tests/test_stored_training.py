@@ -20,6 +20,7 @@ from paperlm_kernels.stored import (
     weight_hashes,
 )
 from support_stored import MODELS, STORES, CodedStore, ZippedStore, batch, build
+from torch.utils.checkpoint import checkpoint
 
 LR = 0.3
 
@@ -84,6 +85,18 @@ def test_a_weight_that_is_kept_from_the_recomputation_is_decoded_twice_a_step_in
     assert counts == [4, 3]  # of which one is the update's
 
 
+def test_no_weight_is_held_behind_the_backward_pass():
+    model, first = build("llama"), torch.nn.Sequential(torch.nn.Linear(4, 4))
+    for one in (model, first):
+        convert(one, ZippedStore, keep_recomputed=True)
+        LomoSgd(one, LR)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(**batch(0)).loss.backward()
+    # an input without a gradient: the backward pass needs no weight
+    checkpoint(first, torch.ones(2, 4), use_reentrant=False).sum().backward()
+    assert all(w._recomputed is None for one in (model, first) for w in stored_weights(one).values())
+
+
 def test_descent_after_the_backward_pass_gives_the_bits_of_descent_within_it():
     assert trained("gpt_neo", RawStore, 6, fused=False)[0] == trained("gpt_neo", RawStore, 6)[0]
 
@@ -117,6 +130,10 @@ def test_the_update_is_made_in_float32_and_rounded_once():
     # 1 - 0.001 and 256 - 0.001 lie nearest to what they were; a rate rounded to bfloat16 would not show here
     sgd_update(w, g, 0.001)
     assert w.tolist() == [1.0, 0.99609375, 256.0]
+    # a product rounded to bfloat16 would be 2^-9, whose difference from 1 is a tie that goes to 1
+    w, g = torch.ones(2, 1, dtype=torch.bfloat16)
+    sgd_update(w, g, 2.0**-9 * (1 + 2.0**-10))
+    assert w.item() == 0.99609375
     with pytest.raises(ValueError, match="contiguous"):
         sgd_update(torch.ones(3, 5).t(), torch.ones(5, 3), 0.1)
 

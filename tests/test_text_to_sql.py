@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from paperlm_kernels.stored import LomoSgd
 from pydantic import ValidationError
 from support_fields import job
 
@@ -36,6 +37,19 @@ def test_packed_and_raw_weights_and_both_orders_of_update_end_in_the_same_bits(d
     assert runs[0].series == runs[1].series == runs[2].series
     sizes = [one.metrics["state_bytes"] for one in runs]
     assert sizes == sorted(set(sizes)) and 10.5 < runs[0].metrics["bits_per_weight"] < 12.5
+
+
+def test_the_rate_falls_along_a_line(data, monkeypatch):
+    rates = []
+
+    class Noted(LomoSgd):
+        def step(self, closure=None):
+            rates.append(self.param_groups[0]["lr"])
+            super().step(closure)
+
+    monkeypatch.setattr("paperlm.train.text_to_sql.LomoSgd", Noted)
+    made(data, steps=4, peak_lr=0.2)
+    assert rates == pytest.approx([0.2, 0.15, 0.1, 0.05])
 
 
 def test_it_learns(data):
