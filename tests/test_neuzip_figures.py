@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 
+import pandas
 import pytest
 import torch
 from pydantic import ValidationError
 from support import smoke_run
+from support_figures import record_of
 
+from paperlm.figures.base import write_figure
 from paperlm.figures.noise_grid import called
 from paperlm.figures.resident_tensors import BACKWARD, BLOCK, LAYER, LIFETIMES, METHODS, RUN, UPDATE
 from paperlm.figures.trade_off import Point, frontier
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
+from paperlm.plan.project import Project
 from paperlm.probe.noise import disturbed
+from paperlm.record.record import write_record
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -94,3 +99,24 @@ def test_what_lives_how_long_is_what_the_paper_says():
     assert [lives[m][gradient] for m in METHODS] == [UPDATE, UPDATE, LAYER, LAYER]
     assert [lives[m]["input"] for m in METHODS] == [BACKWARD, BLOCK, BLOCK, BLOCK]
     assert all(len(lifetimes) == len(METHODS) for lifetimes in LIFETIMES.values())
+
+
+BITS = {0: 3.7, 1: 4.7, 3: 6.7, 7: 10.7}
+PERPLEXITY = {0: 13.6, 1: 10.9, 3: 10.04, 7: 10.0}
+
+
+def test_memory_against_perplexity_shows_the_rows_that_have_both_and_marks_those_that_are_beaten(tmp_path):
+    project = Project({"scale": "tiny"})
+    files = []
+    for job in {job.job_id: job for job in project.jobs_of("neuzip_table3a")}.values():
+        if job.kind == "stored_perplexity" and job.store in ("plain", "packed"):
+            bits, ppl = (16, 10.0) if job.store == "plain" else (BITS[job.mant_bits], PERPLEXITY[job.mant_bits])
+            metrics = dict.fromkeys(job.metrics(), 1) | {"word_perplexity": ppl, "weight_bytes": int(bits * 1e7)}
+            files.append(tmp_path / f"{job.job_id}.json")
+            write_record(files[-1], record_of(job, metrics))
+    write_figure(project, "neuzip_figure3", files, tmp_path / "neuzip_figure3.svg")
+    found = pandas.read_csv(tmp_path / "neuzip_figure3.csv")
+    rows = {"Vanilla": False, **{f"NeuZip {k}-bit" + " (lossless)" * (k == 7): True for k in BITS}}
+    for _, panel in found.groupby("panel"):
+        assert dict(zip(panel["row"], panel["pareto_optimal"], strict=True)) == rows
+    assert len(found) == 3 * len(rows)

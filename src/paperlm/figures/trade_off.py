@@ -60,7 +60,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     panels, groups = options["panels"], options["groups"]
     colors = dict(zip(groups.values(), palette(), strict=False))
     figure, axes = plt.subplots(1, len(panels), figsize=(3.0 * len(panels) + 0.4, 3.0), squeeze=False)
-    rows, handles = [], {}
+    rows = []
     for axis, (title, pair) in zip(axes[0], panels.items(), strict=True):
         points = points_of(contents.samples, pair["x"], pair["y"])
         best = frontier(points)
@@ -68,7 +68,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for p in points:
             group = next((called for begin, called in groups.items() if p.row.startswith(begin)), "")
             marker = "o" if p in best else "x"
-            handles[group or p.row] = axis.scatter(p.x, p.y, color=colors.get(group, (0.3,) * 3), marker=marker, s=26)
+            axis.scatter(p.x, p.y, color=colors.get(group, (0.3,) * 3), marker=marker, s=26)
             axis.annotate(p.row, (p.x, p.y), xytext=(3, 3), textcoords="offset points", fontsize=5.5)
             rows.append([title, p.row, p.x, p.y, p in best])
         if not points:
