@@ -40,11 +40,13 @@ def plan_of(root: Path, scale: str = "tiny") -> Workflow:
     return Workflow(Project({"scale": scale}, root))
 
 
-def record(root: Path, job_id: str, kind: str, seconds: float, device="CPU", scale="tiny", **head) -> None:
+def record(
+    root: Path, job_id: str, kind: str, seconds: float, device="CPU", scale="tiny", flops: float | None = None, **head
+) -> None:
     path = root / f"results/{scale}/{kind}/{job_id}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     environment = {"cpu": head.pop("cpu", cpu_name()), "device": device}
-    cost = {"wall_seconds": seconds}
+    cost = {"wall_seconds": seconds, "flops": flops}
     path.write_text(json.dumps({"kind": kind, "job_id": job_id, "cost": cost, "environment": environment, **head}))
 
 
@@ -231,6 +233,15 @@ def test_the_costs_that_are_taken_are_medians_of_the_records_of_this_processor(r
     written = json.loads((root / "docs/reference/tiny/costs.json").read_text())
     assert written["seconds"] == {"pretrain": {"llama_9m-x": 20.0}, "sft": {"sft-llama_9m-x": 5.0}}
     assert written["machine"] == {"cpu": cpu_name(), "date": stored(root).date, "step_seconds": 0.1}
+
+
+def test_a_rate_that_is_taken_keeps_its_digits_however_small_it_is(root, monkeypatch):
+    monkeypatch.setattr(calibration, "step_seconds", lambda: 0.1)
+    project = Project({"scale": "tiny"}, root)
+    record(root, "llama_9m-x-s0-00000000", "pretrain", 12.0, flops=3e12)
+    write_costs(project)
+    written = json.loads((root / "docs/reference/tiny/costs.json").read_text())
+    assert written["seconds"]["pretrain seconds per operation"] == {"llama_9m-x": pytest.approx(4e-12)}
 
 
 def test_no_costs_are_taken_where_a_card_made_the_records(root):

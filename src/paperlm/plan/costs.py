@@ -155,7 +155,7 @@ def write_costs(project: Project) -> None:
         for kind, names in _records(project).items()
     }
     seconds = {
-        kind: {name: round(statistics.median(values), 2) for name, values in sorted(names.items()) if values}
+        kind: {name: float(f"{statistics.median(values):.4g}") for name, values in sorted(names.items()) if values}
         for kind, names in sorted(mine.items())
         if any(names.values())
     }
