@@ -277,6 +277,16 @@ def test_bytes_are_counted_once_and_exactly():
     assert found.in_training(fused=False) == found.total + found.gradients
 
 
+def test_the_hash_of_a_model_is_of_every_parameter():
+    model = build("gpt_neo")
+    convert(model, RawStore)
+    hashes = {model_hash(model)}
+    for values in plain_tensors(model).values():
+        values.view(-1)[-1] += 1
+        hashes.add(model_hash(model))
+    assert len(hashes) == 1 + len(plain_tensors(model))
+
+
 def test_what_stays_plain_is_not_counted_as_stored():
     model = build("llama", hidden_size=192, intermediate_size=256)
     done = convert(model, PackedStore)

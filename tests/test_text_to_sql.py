@@ -7,7 +7,7 @@ from paperlm_kernels.stored import LomoSgd
 from pydantic import ValidationError
 from support_fields import job
 
-from paperlm.data.items import prepare_items
+from paperlm.data.items import prepare_items, read_items
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.text_to_sql import PREFIX, run
@@ -50,6 +50,16 @@ def test_the_rate_falls_along_a_line(data, monkeypatch):
     monkeypatch.setattr("paperlm.train.text_to_sql.LomoSgd", Noted)
     made(data, steps=4, peak_lr=0.2)
     assert rates == pytest.approx([0.2, 0.15, 0.1, 0.05])
+
+
+def test_it_is_judged_by_questions_that_it_was_not_trained_on(data, monkeypatch):
+    from paperlm.train import text_to_sql
+
+    seen, judged = [], text_to_sql.judged
+    monkeypatch.setattr(text_to_sql, "judged", lambda *given: (seen.append(given[3]), judged(*given))[1])
+    made(data, steps=1)
+    assert seen == [read_items(data, "validation")]
+    assert not {item["question"] for item in seen[0]} & {item["question"] for item in read_items(data, "train")}
 
 
 def test_it_learns(data):

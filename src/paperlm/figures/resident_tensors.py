@@ -16,7 +16,7 @@ from paperlm.plan.project import Project
 
 METHODS = ("Vanilla", "AC", "AC + LOMO", "NeuZip")
 RUN, UPDATE, LAYER, NONE = "the whole run", "until the update", "while its layer runs", "-"
-BACKWARD, BLOCK = "until its backward pass", "recomputed"
+BACKWARD, BLOCK = "until its backward", "recomputed"
 "Recomputed: kept from the second forward pass of its block to the backward pass of its layer."
 LIFETIMES = {
     "weight, 16 bits": (RUN, RUN, RUN, LAYER),
