@@ -95,7 +95,7 @@ def test_no_weight_is_held_behind_the_backward_pass():
     # an input without a gradient: the backward pass needs no weight
     checkpoint(first, torch.ones(2, 4), use_reentrant=False).sum().backward()
     # a weight that is frozen, and so never updated
-    frozen = torch.nn.Sequential(torch.nn.Linear(4, 4)).requires_grad_(False)
+    frozen = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()).requires_grad_(False)
     convert(frozen, ZippedStore, keep_recomputed=True)
     checkpoint(frozen, torch.ones(2, 4, requires_grad=True), use_reentrant=False).sum().backward()
     assert all(w._recomputed is None for one in (model, first, frozen) for w in stored_weights(one).values())
