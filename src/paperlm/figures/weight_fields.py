@@ -48,9 +48,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         series = seeds[0].series["histogram"]
         for axis, color, field in zip(line, palette(), FIELDS, strict=False):
             points = [(value, share) for of, value, share in series.rows if of == field]
-            axis.bar(*zip(*points, strict=True), width=1.0, color=color)
+            axis.bar(*zip(*points, strict=True), width=1.0, color=color, linewidth=0)
             bits = seeds[0].metrics[field]
-            axis.set(title=f"{row}: {field}, {bits:.3f} bits", ylabel="share" if axis is line[0] else "")
+            axis.set(title=f"{field}, {bits:.3f} bits", xlabel="value" if row == list(found)[-1] else "")
+            axis.set_ylabel(f"{row}\nshare" if axis is line[0] else "")
             axis.grid(visible=False, axis="x")
         rows += [
             [row, seed, *values] for seed, record in enumerate(seeds) for values in record.series["histogram"].rows
