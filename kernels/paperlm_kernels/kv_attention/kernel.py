@@ -10,7 +10,6 @@ import triton.language as tl
 MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: see rmsnorm_quantize.kernel
 EPS = tl.constexpr(1e-5)
 INFINITY = tl.constexpr(float("inf"))
-NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -26,7 +25,7 @@ def codes_and_step(x, levels, zero, most, SYMMETRIC: tl.constexpr):
     else:
         u = ((v + zero) + MAGIC) - MAGIC
     u = tl.minimum(tl.maximum(u, 0.0), most)
-    return tl.where(finite, u, 0.0), tl.where(finite, tl.div_rn(top, levels), NAN)
+    return tl.where(finite, u, 0.0), tl.where(finite, tl.div_rn(top, levels), float("nan"))
 
 
 @triton.jit

@@ -10,7 +10,6 @@ import triton.language as tl
 MAGIC = tl.constexpr(12582912.0)
 EPS = tl.constexpr(1e-5)
 INFINITY = tl.constexpr(float("inf"))
-NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -57,7 +56,7 @@ def quantized(y, D, levels, low, high, multiple, MEAN: tl.constexpr, E2M1: tl.co
         v = ((v * inverse + MAGIC) - MAGIC) / inverse
     else:
         v = (v + MAGIC) - MAGIC
-    return tl.where(finite, v, 0.0), tl.where(finite, tl.div_rn(statistic, levels), NAN)
+    return tl.where(finite, v, 0.0), tl.where(finite, tl.div_rn(statistic, levels), float("nan"))
 
 
 @triton.jit
