@@ -92,8 +92,10 @@ class Costs:
     @functools.cached_property
     def _elsewhere(self) -> dict[str, list[tuple[str, float]]]:
         """Kind -> (scale, seconds per operation) of the records of other scales on such a device, of the largest models
-        of each: a small one does not fill a card."""
+        of each: a small one does not fill a card. Nothing for a scale of the CPU, which no card's rate speaks for."""
         found: dict[str, list[tuple[str, float, float]]] = {}
+        if self._project.scale.device != "gpu":
+            return {}
         for scale in self._project.scales:
             if scale == self._project.scale.scale or self._project.load_scale(scale).device != "gpu":
                 continue
