@@ -20,7 +20,7 @@ class LmEval(Job):
 
     Metrics: `<task>/acc`, `<task>/acc_norm` where the task has it (likelihood by the option's length in characters),
     `<task>/items`, and `<task>/cut`, the share of requests that did not fit into `max_length`. MMLU is the mean over
-    items of 57 subjects.
+    items of 57 subjects. The record keeps which items were right, so that two models can be compared in pairs.
     """
 
     kind: ClassVar[str] = "lm_eval"
@@ -119,6 +119,7 @@ def run(job: LmEval, inputs: Inputs, machine: Machine) -> Result:
         outcome="measured",
         metrics=metrics,
         standard_errors=found.standard_errors,
+        answers=found.answers,
         labels=labels,
         versions=found.versions,
     )
