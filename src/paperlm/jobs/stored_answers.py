@@ -1,4 +1,4 @@
-"""Perplexity of answers by an encoder-decoder whose weights are stored in fewer bits, and their bytes (NeuZip, Table 3b)."""
+"""Perplexity of answers by an encoder-decoder whose weights are stored in fewer bits (NeuZip, Table 3b)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StoredAnswers(StoredModel):
     """exp of the unweighted mean of batch losses, over the held-out questions that the model's own data set has.
 
     The protocol of the paper's program: batches in the order of the text, padded to their longest, a batch counts with
-    the mean loss of its target tokens, however many. Products are in bfloat16, losses in float32, their mean in float64.
+    the mean loss of its target tokens, however many. Products are in bfloat16, losses in float32, means in float64.
     """
 
     kind: ClassVar[str] = "stored_answers"
@@ -60,11 +60,11 @@ EXACT = ("losses_hash", "parameters", "weight_bytes", "bits_per_weight", "stored
 def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     """Metrics: perplexity and loss (nats a target token), losses_hash (48 bits of the hash of all batches' losses),
     tokens, questions, parameters, weight_bytes (all parameters, each once), bits_per_weight (of those stored; 16 where
-    none is), stored_weights. Series `batches`: mean loss and target tokens of each. Timed: iterations_per_second, by the
-    median of single passes, and peak_bytes, of a GPU.
+    none is), stored_weights. Series `batches`: mean loss and target tokens of each. Timed: iterations_per_second, by
+    the median of single passes, and peak_bytes, of a GPU.
 
-    `blocked` for a store that is not to be had here, for losses that are no finite numbers, and where speed is asked for
-    without a GPU. Raises DataError for altered items, JobError for an unusable model.
+    `blocked` for a store that is not to be had here, for losses that are no finite numbers, and where speed is asked
+    for without a GPU. Raises DataError for altered items, JobError for an unusable model.
     """
     import math
 
@@ -135,7 +135,8 @@ def mean_losses(
     with torch.no_grad():
         for given in tqdm(batches, desc=job.job_id, unit="batch", disable=not machine.progress):
             logits = model(**given, use_cache=False).logits.float()
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), given["labels"].flatten(), ignore_index=IGNORED)
+            labels = given["labels"].flatten()
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=IGNORED)
             losses.append(loss.item())
             tokens.append(int((given["labels"] != IGNORED).sum()))
     return losses, tokens
