@@ -117,6 +117,10 @@ BASE: dict[str, dict[str, Any]] = {
         "of": small("pretrain", hidden_size=192, intermediate_size=208), "store": "packed", "mant_bits": 1,
         "block_norm": 512, "text": "local:text_a", "documents": 30, "window": 20,
     },
+    "stored_answers": {
+        "of": small("text_to_sql", hidden_size=192, intermediate_size=208), "store": "packed", "mant_bits": 1,
+        "block_norm": 512, "batch": 3,
+    },
     "stored_speed": {"of": small("pretrain"), "store": "packed", "batch": 2, "window": 20},
     "weight_entropy": {"of": small("pretrain")},
     "normal_entropy": {"std": 0.03},
@@ -390,6 +394,18 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "text": Seen("local:text_b", "data,metrics.losses_hash"),
         "documents": Seen(29, "data,metrics.words"),
         "window": Seen(25, "metrics.windows", stays="data"),
+    },
+    "stored_answers": {
+        "of": Seen(small("text_to_sql", seed=6, **WIDE), "metrics.losses_hash", stays="metrics.tokens,data"),
+        "at": Elsewhere("its model has no other state: tests/test_stored_answers.py"),
+        "store": Seen("plain", "metrics.weight_bytes", given={"mant_bits": 7, "block_norm": None},
+                      stays="metrics.losses_hash"),
+        "mant_bits": Seen(3, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
+        "block_norm": Seen(32, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
+        "norm_semantics": Seen("authors_v1", "metrics.losses_hash", stays="metrics.tokens"),
+        "policy": Seen("all_linear", "metrics.stored_weights,metrics.losses_hash", stays="metrics.tokens"),
+        "batch": Seen(2, "series.batches,metrics.perplexity", stays="metrics.tokens"),
+        "timed": Elsewhere("tests/test_stored_answers.py: it is blocked without a GPU"),
     },
     "stored_speed": {
         name: Elsewhere("speed is measured on a GPU; tests/test_stored_jobs.py has what is timed")

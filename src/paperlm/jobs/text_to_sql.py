@@ -21,11 +21,12 @@ NO_ADAPTER = (
 class TextToSQL(Job):
     """A T5 with fresh weights, in bfloat16, trained on questions with their tables; judged by BLEU of what it writes.
 
-    The model stays where it is: no other job works on it. A job that is killed starts anew.
+    A job that is killed starts anew. A timed one leaves no model.
     """
 
     kind: ClassVar[str] = "text_to_sql"
     summary: ClassVar[str] = "train a T5 to write SQL, by descent with weights in stores, and judge it by BLEU"
+    leaves_model: ClassVar[bool] = True
 
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
@@ -86,6 +87,8 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     """Metrics bleu (SacreBLEU of stripped texts, 0 to 100), exact (share of answers that are right to the letter), loss
     (nats a target token), parameters, examples, and the weights' bytes and hash as of a pretrain job. Series `train`:
     the loss of each update. Timed: iterations_per_second and peak_bytes, of a GPU.
+
+    The trained model is left with plain weights and a tokenizer that adds no token.
 
     `blocked` for an adapter, and where speed is asked for without a GPU.
     """

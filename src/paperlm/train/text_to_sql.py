@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError
 from paperlm.jobs.base import Inputs, Machine, Result
 from paperlm.jobs.text_to_sql import PREFIX
+from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.train.language_model import of_weights, store_weights
 
 if TYPE_CHECKING:
@@ -60,8 +62,17 @@ def train(job: TextToSQL, inputs: Inputs, machine: Machine) -> dict[str, Any]:
             return {"outcome": "not_finite"}
         curve.append([update + 1, loss])
     metrics = {"parameters": parameters, "examples": job.steps * job.batch, **of_weights(job, model)}
+    if inputs.model is not None:
+        leave(job, model, inputs.model)
     held_out = read_items(inputs.data[0], "validation")
     return {"outcome": "trained", "curve": curve, "metrics": metrics | judged(job, model, tokenizer, held_out, device)}
+
+
+def leave(job: TextToSQL, model: Any, folder: Path) -> None:
+    """Write the model with plain weights, whatever stores they lie in, and its tokenizer into `folder`."""
+    plain = type(model)(model.config).bfloat16()
+    plain.load_state_dict(model.state_dict())
+    save_model(folder, plain, transformers_tokenizer(job.tokenizer, job.source_length))
 
 
 def updates(
