@@ -89,3 +89,8 @@ def test_quantizers_that_are_not_installed_and_speed_without_a_gpu_are_blocked_w
 def test_a_state_that_such_a_model_does_not_leave_is_refused():
     with pytest.raises(ValidationError, match="has no other state"):
         job("stored_answers", at=2)
+
+
+def test_the_head_of_a_t5_cannot_be_stored_apart_from_its_embedding():
+    with pytest.raises(ValidationError, match="say all to store both, or paper for neither"):
+        job("stored_answers", policy="all_linear")

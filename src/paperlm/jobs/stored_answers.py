@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paperlm.data.settings import DataSettings
 from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
@@ -34,6 +34,12 @@ class StoredAnswers(StoredModel):
     "questions of a batch; the last one may be smaller"
     timed: bool = False
     "time forward passes of the first batch on a GPU, in place of evaluating"
+
+    @model_validator(mode="after")
+    def head_is_the_embedding(self) -> StoredAnswers:
+        if self.policy == "all_linear":
+            raise ValueError("policy: the head of a T5 is its embedding: say all to store both, or paper for neither")
+        return self
 
     def data(self) -> list[DataSettings]:
         return self.of.data()
