@@ -175,10 +175,8 @@ class Codebook:
             self._on_devices[key] = torch.from_numpy(array.copy()).to(device)
         return self._on_devices[key]
 
-    def device_bytes(self, device: torch.device) -> int:
-        """Of the tables that are there; `stored` is a section of its own."""
-        return sum(
-            t.numel() * t.element_size()
-            for (where, which), t in self._on_devices.items()
-            if where == device and which != "stored"
-        )
+    @property
+    def table_bytes(self) -> int:
+        """Of the tables that a GPU keeps to unpack (`decoding`) and to pack (`codes`, `index`); `stored` is a section
+        of its own. They are counted on every device, and whether or not they were needed yet."""
+        return 4 * (1 << self.limit) + 4 * SYMBOLS + 256

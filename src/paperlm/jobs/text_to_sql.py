@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from paperlm.data.registry import DatasetName, TokenizerName, dataset_entry
 from paperlm.data.settings import DataSettings, ItemData
-from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, Series
+from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, Series, packed_bytes
 from paperlm.jobs.pretrain import OF_WEIGHTS
 
 PREFIX = "generate SQL from context: "
@@ -74,6 +74,9 @@ class TextToSQL(Job):
         if self.timed:
             return ("iterations_per_second", "peak_bytes")
         return ("bleu", "exact", "loss", "parameters", "examples", *OF_WEIGHTS)
+
+    def behaviours(self) -> dict[str, int]:
+        return super().behaviours() | (packed_bytes() if self.weights == "packed" else {})
 
     def series(self) -> dict[str, tuple[str, ...]]:
         return {} if self.timed else {"train": ("update", "loss")}
