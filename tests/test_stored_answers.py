@@ -28,7 +28,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("t5")
-    trained = train(T5, Inputs(data=(data,), work=folder.parent, model=folder), QUIET)
+    trained = train(T5, Inputs(data=(data,), work=folder.parent / "work", model=folder), QUIET)
     assert trained.outcome == "trained"
     return folder, trained
 
@@ -51,7 +51,7 @@ def test_packed_and_raw_weights_leave_the_same_model(data, tmp_path):
         folder = tmp_path / weights
         folder.mkdir()
         one = job("text_to_sql", **WIDE, weights=weights)
-        train(one, Inputs(data=(data,), work=tmp_path, model=folder), QUIET)
+        train(one, Inputs(data=(data,), work=tmp_path / f"{weights}-work", model=folder), QUIET)
         states.append(load_model(folder, head="own", dtype=torch.bfloat16).state_dict())
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from paperlm.data.registry import DatasetName, TokenizerName, dataset_entry
 from paperlm.data.settings import DataSettings, ItemData
-from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, Series, packed_bytes
+from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, packed_bytes
 from paperlm.jobs.pretrain import OF_WEIGHTS
 
 PREFIX = "generate SQL from context: "
@@ -21,7 +21,7 @@ NO_ADAPTER = (
 class TextToSQL(Job):
     """A T5 with fresh weights, in bfloat16, trained on questions with their tables; judged by BLEU of what it writes.
 
-    A job that is killed starts anew. A timed one leaves no model.
+    A timed job leaves no model.
     """
 
     kind: ClassVar[str] = "text_to_sql"
@@ -93,7 +93,8 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
 
     The trained model is left with plain weights and a tokenizer that adds no token.
 
-    `blocked` for an adapter, and where speed is asked for without a GPU.
+    A job that is killed goes on from its last checkpoint. `blocked` for an adapter, and where speed is asked for
+    without a GPU. Raises DataError for altered items and CheckpointError for a checkpoint that is damaged, or another job's.
     """
     from paperlm.train.text_to_sql import speed, train
 
@@ -103,12 +104,4 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
         return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
     if job.timed:
         return speed(job, inputs, machine)
-    trained: dict[str, Any] = train(job, inputs, machine)
-    if trained["outcome"] == "not_finite":
-        return Result(outcome="not_finite")
-    return Result(
-        outcome="trained",
-        metrics=trained["metrics"],
-        standard_errors=dict.fromkeys(OF_WEIGHTS, 0.0),
-        series={"train": Series(columns=["update", "loss"], rows=trained["curve"])},
-    )
+    return train(job, inputs, machine)
