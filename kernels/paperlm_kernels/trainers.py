@@ -3,9 +3,9 @@
     class Trainer(ModelLoss, trl.SFTTrainer): ...
     Trainer(use_fused_loss(model), args=SFTConfig(...), train_dataset=...).train()
 
-SFTTrainer of trl 1.16 computes its loss in tiles from the head's weight, and asks no model for one; for another loss it
-says to override `compute_loss`, which is what this does. The loss is that of transformers' Trainer then: the one that the
-model returns for its labels.
+SFTTrainer of trl 1.16 computes its loss in tiles from the head's weight, and asks no model for one; for another loss
+it says to override `compute_loss`, which is what this does. The loss is that of transformers' Trainer then: the one
+that the model returns for its labels.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ModelLoss:
         super().__init_subclass__(**kwargs)
         if not any(base.__name__ == "SFTTrainer" for base in cls.__mro__[cls.__mro__.index(ModelLoss) :]):
             raise TypeError(
-                f"{cls.__name__}: ModelLoss goes in front of trl's SFTTrainer, class {cls.__name__}(ModelLoss, SFTTrainer); "
-                "other trainers of trl have losses that no model returns"
+                f"ModelLoss goes in front of trl's SFTTrainer, class {cls.__name__}(ModelLoss, SFTTrainer); other "
+                "trainers of trl have losses that no model returns"
             )
 
     def __init__(self, *args: object, **kwargs: object) -> None:

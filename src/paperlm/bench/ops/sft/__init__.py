@@ -1,14 +1,14 @@
 """A step of trl's SFTTrainer with the losses that it can have: peak memory, time, and whether the loss is right.
 
-SFTTrainer has its default settings (float32 parameters under bfloat16 autocast, gradient checkpointing, fused AdamW) but
-for the lengths. All methods train the same random weights on the same ids; the loss of the first step is compared with
-float32's.
+SFTTrainer has its default settings (float32 parameters under bfloat16 autocast, gradient checkpointing, fused AdamW)
+but for the lengths. All methods train the same random weights on the same ids; the loss of the first step is compared
+with float32's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import Any
 
 from paperlm_kernels.bench.operation import Defaults, Operation, Row, Task
@@ -47,14 +47,16 @@ class Method:
 METHODS = {
     "transformers logits": Method("its loss, which holds all logits", "transformers", asks_model=True),
     "trl": Method("SFTTrainer as it is: its loss in tiles", "trl"),
-    "liger-kernel layers": Method("SFTTrainer(use_liger_kernel=True): its layers, trl's loss", "liger-kernel", liger="layers"),
+    "liger-kernel layers": Method(
+        "SFTTrainer(use_liger_kernel=True): its layers, trl's loss", "liger-kernel", liger="layers"
+    ),
     "liger-kernel loss": Method(
         "its fused linear cross-entropy as the model's loss", "liger-kernel", asks_model=True, liger="loss"
     ),
     "fused": Method("use_fused_loss as the model's loss", asks_model=True, fused=True),
     "ours": Method("our decoder, SFTTrainer as it is", ours=True),
     "ours fused": Method("our decoder, use_fused_loss as its loss", ours=True, asks_model=True, fused=True),
-}  # fmt: skip
+}
 
 
 def sized(task: Task) -> Case:
@@ -68,8 +70,8 @@ class SFT(Operation):
 
     summary = "memory and time of a step of trl's SFTTrainer, by loss"
     cases = {
-        name: f"LLaMA of width {case.size.hidden_size}, {case.size.n_layers} blocks; {case.batch} x {case.seq_len} tokens "
-        f"a step, {case.vocab} ids"
+        name: f"LLaMA of width {case.size.hidden_size}, {case.size.n_layers} blocks; {case.batch} x {case.seq_len} "
+        f"tokens a step, {case.vocab} ids"
         for name, case in CASES.items()
     }
     methods = {name: f"{'' if method.ours else 'LlamaForCausalLM, '}{method.about}" for name, method in METHODS.items()}
