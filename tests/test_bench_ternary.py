@@ -82,6 +82,20 @@ def test_a_run_on_a_cpu_gives_times_and_our_products_are_within_a_rounding_of_fl
     assert [row["outcome"] for row in found if row["name"] == "gemlite"] == ["absent: needs a CUDA GPU"]
 
 
+def test_a_peer_that_has_not_what_is_measured_says_so_before_it_tunes_itself():
+    from paperlm_kernels.bench.operation import Task
+    from paperlm_kernels.bench.ops.ternary_linear.task import rows_of
+
+    given = Task("ternary_linear", "tiny_cpu_m1", "gemlite", ("product", "error"), device="cpu")
+    (row,) = rows_of(ops.operation("ternary_linear"), given)  # gemlite is not installed: nothing of it was asked
+    assert row["outcome"].startswith("absent: it quantizes its input itself")
+
+
+def test_codes_for_quack_are_three_bits_of_magnitude_under_one_of_sign_even_columns_low():
+    packed = methods.sign_magnitude(torch.tensor([[1, -1, 0, 1], [-1, 0, -1, -1]], dtype=torch.int8))
+    assert packed.tolist() == [[0x91, 0x10], [0x09, 0x99]]
+
+
 def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path):
     out = tmp_path / "rows.jsonl"
     chosen = ["--measure", "decode,append,error", "--device", "cpu", "--repeats", "1", "--out", str(out)]

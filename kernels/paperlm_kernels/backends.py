@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 BACKENDS = ("auto", "triton", "reference")
+HAS_TRITON = find_spec("triton") is not None
+"Looked up once: torch.compile cannot trace the look-up."
 
 
 def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
@@ -33,7 +35,7 @@ def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
         why = "the tensors are on the CPU, where TRITON_INTERPRET=1 would interpret it"
     if why is None and not tensor.is_cuda and dtype == torch.bfloat16:
         why = "its interpreter rounds to bfloat16 wrongly; interpret it in float16 or float32"
-    if why is None and find_spec("triton") is None:
+    if why is None and not HAS_TRITON:
         why = "the package triton is not installed"
     if why is None:
         return "triton"
