@@ -100,6 +100,17 @@ def test_the_benchmark_has_a_row_for_each_measure_and_says_what_cannot_run(tmp_p
     assert "| ours fused | " in capsys.readouterr().out
 
 
+def test_what_was_not_measured_on_a_card_is_said_behind_the_tables():
+    common = {
+        "op": "sft", "case": "130M", "metric": "time", "unit": "ms", "value": 1.0, "low": 1.0, "high": 1.0,
+        "order": "natural", "scale": "full", "versions": {}, "date": "2030-01-01", "seed": 0, "shape": {},
+    }  # fmt: skip
+    found = [{**common, "name": name, "method": name, "device": "a card"} for name in METHODS if name != "trl"]
+    said = sft.tables(found).splitlines()[-1]
+    assert said == "Not measured on a card: 71M; 71M_128k; trl of 130M; 130M_128k."
+    assert "Not measured" not in sft.tables([{**row, "device": "cpu (one, 1 thread)"} for row in found])
+
+
 # -- ModelLoss --
 
 

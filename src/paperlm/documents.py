@@ -29,7 +29,6 @@ MARK = re.compile(r"<!-- (\w+: .+) -->")
 END = "<!-- end -->"
 SHOW = (["python", "-m", "paperlm", "bench", "show"], ["python", "-m", "paperlm_kernels.bench", "show"])
 "Commands whose output can be quoted."
-NOTHING = "Not measured: the file has no rows."
 
 
 def generated(project: Project) -> dict[Path, str]:
@@ -78,7 +77,7 @@ def _measured(root: Path, command: str) -> str:
         raise SpecError(f"<!-- measured: {command} -->: quote {' or '.join(map(' '.join, SHOW))} and a file of rows")
     with_ours()
     try:
-        whole = shown(read(root / path)) or NOTHING
+        whole = shown(read(root / path))
     except (ValueError, OSError) as error:
         raise RecordError(f"<!-- measured: {command} -->: {error}") from None
     if not command.endswith("# first table"):

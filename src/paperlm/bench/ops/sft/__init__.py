@@ -8,9 +8,10 @@ with float32's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
+from paperlm_kernels.bench import report
 from paperlm_kernels.bench.operation import Defaults, Operation, Row, Task
 from paperlm_kernels.bench.ops.pretrain import CASES as PRETRAIN
 from paperlm_kernels.bench.ops.pretrain import Case
@@ -110,6 +111,25 @@ class SFT(Operation):
         from paperlm_kernels.bench.ops.sft.steps import rows_of
 
         yield from rows_of(self, task)
+
+    def tables(self, found: Iterable[Row]) -> str:
+        """Rows as Markdown; on a GPU also which methods of the documented cases have none."""
+        found = list(found)
+        parts = [report.tables(found)]
+        for device in dict.fromkeys(row["device"] for row in found if not row["device"].startswith("cpu")):
+            there = {(row["case"], row["name"]) for row in found if row["device"] == device}
+            missing = {
+                case: [method for method in METHODS if (case, method) not in there]
+                for case in self.groups["documented"]
+            }
+            lost = [
+                case if len(methods) == len(METHODS) else f"{', '.join(methods)} of {case}"
+                for case, methods in missing.items()
+                if methods
+            ]
+            if lost:
+                parts.append(f"Not measured on {device}: {'; '.join(lost)}.")
+        return "\n\n".join(parts)
 
 
 OPERATION = SFT()
