@@ -104,8 +104,8 @@ def words_at(stream, word):
 
 @triton.jit
 def next_window(stream, position, word, low, high, ahead):
-    """The next 32 bits of a stream, which begin in the word `word` or in the one behind it; and the words that hold them,
-    and the one behind, which is read long before it is needed. So each word is read once."""
+    """The next 32 bits of a stream, which begin in the word `word` or in the one behind it; and the words that hold
+    them, and the one behind, which is read long before it is needed. So each word is read once."""
     now = position >> 5
     moved = now != word
     low = tl.where(moved, high, low)

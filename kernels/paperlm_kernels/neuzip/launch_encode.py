@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -28,8 +29,8 @@ _WRITE = Launcher(kernel_encode.write_kernel)
 _FIX4 = Launcher(kernel_encode.fix4_kernel)
 _PATCH = Launcher(kernel_encode.patch_kernel)
 
-COUNTING = 2048
-"Programs that count: as many as an H200 runs at once. With more, the counters that they share would be what limits."
+COUNTING = 8
+"Programs that count on a multiprocessor: as many as run at once, for each adds to the counters that all share."
 MOST_STEPS = 8184
 "Steps that one of them can count."
 SCANNED = 4096
@@ -111,26 +112,43 @@ def run_encode(
     return header, found.sections, found.book, found.lowest
 
 
-def _counts(job: _Job) -> tuple[Tensor, int]:
-    """How often each exponent occurs, on the device, and how many zeros too many."""
+@functools.cache
+def _at_once(device: torch.device) -> int:
+    """Programs that count."""
+    if device.type != "cuda":
+        return COUNTING
+    return COUNTING * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _counts(job: _Job) -> Tensor:
+    """How often each exponent but 0 occurs, on the device."""
     header, g = job.header, job.header.geometry
     counts = torch.zeros(256, dtype=torch.int64, device=job.device)
-    programs = max(min(header.blocks, COUNTING), -(-header.blocks * g.octets // MOST_STEPS))
+    programs = max(min(header.blocks, _at_once(job.device)), -(-header.blocks * g.octets // MOST_STEPS))
     numbers = (header.numel, header.blocks, programs)
     _COUNT(programs, (job.weights, job.norm, counts), numbers, job.constants)
-    return counts, header.blocks * g.block - header.numel
+    return counts
 
 
-def _new_book(job: _Job, stored: Tensor) -> dict[str, Tensor]:
-    """The tables of the codebook that is best for the weights; `stored` is written, the others are made."""
-    limit = job.header.geometry.limit
-    counts, lacking = _counts(job)
+def codebook_tables(counts: Tensor, numel: int, limit: int, stored: Tensor) -> dict[str, Tensor]:
+    """`Codebook.of_counts` on the device, as its tables by name. counts: of the exponents of so many weights but of 0,
+    which is what remains (256, int64). `stored` is written, the other tables are made."""
+    device = counts.device
     tables = {
-        "stored": stored, "index": job.new(256, torch.uint8), "packing": job.new(SYMBOLS),
-        "decoding": job.new(1 << limit),
+        "stored": stored, "index": _new(256, torch.uint8, device), "packing": _new(SYMBOLS, torch.int32, device),
+        "decoding": _new(1 << limit, torch.int32, device),
     }  # fmt: skip
-    _CODEBOOK(1, (counts, *tables.values(), job.new(1024)), (lacking,), {"LIMIT": limit})
+    scratch = torch.empty(1024, dtype=torch.int32, device=device)
+    _CODEBOOK(1, (counts, *tables.values(), scratch), (numel, limit, 8), {})
     return tables
+
+
+def lowest_of(counts: Tensor, numel: int, lowest: Tensor) -> Tensor:
+    """`fix4.lowest_exponent` on the device, of counts as `codebook_tables` takes them: written into `lowest` (one
+    uint8). Returns the index of the exponents (256, uint8), 15 for those that are patched."""
+    index = _new(256, torch.uint8, counts.device)
+    _LOWEST(1, (counts, lowest, index), (numel,), {})
+    return index
 
 
 def _scanned(job: _Job, totals: Tensor, patch_counts: Tensor, words: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +181,7 @@ def _pfx(job: _Job, book: Codebook | None) -> _Found:
     g, blocks, device = job.header.geometry, job.header.blocks, job.device
     note = torch.empty(TOTALS + aligned(STORED), dtype=torch.uint8, device=device)
     if book is None:
-        tables = _new_book(job, note[TOTALS : TOTALS + STORED])
+        tables = codebook_tables(_counts(job), job.header.numel, g.limit, note[TOTALS : TOTALS + STORED])
     else:
         tables = {which: book.table(device, which) for which in ("stored", "index", "packing")}
     stored, index, packing = tables["stored"], tables["index"], tables["packing"]
@@ -194,9 +212,8 @@ def _pfx(job: _Job, book: Codebook | None) -> _Found:
 def _fix4(job: _Job) -> _Found:
     header, device = job.header, job.device
     note = torch.empty(2 * TOTALS, dtype=torch.uint8, device=device)
-    lowest, index, escaping = note[TOTALS : TOTALS + 1], job.new(256, torch.uint8), _flags(job)
-    counts, lacking = _counts(job)
-    _LOWEST(1, (counts, lowest, index), (lacking,), {})
+    lowest, escaping = note[TOTALS : TOTALS + 1], _flags(job)
+    index = lowest_of(_counts(job), header.numel, lowest)
     payload, sums = job.new(-(-header.numel // OCTET)), job.new(header.blocks)
     plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
     (patch_counts,) = _per_block(job, 1)
