@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from importlib.util import find_spec
 
@@ -12,6 +13,11 @@ from torch import Tensor
 BACKENDS = ("auto", "triton", "reference")
 HAS_TRITON = find_spec("triton") is not None
 "Looked up once: torch.compile cannot trace the look-up."
+
+
+@functools.cache
+def _capable(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
@@ -27,8 +33,7 @@ def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
         return backend
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if tensor.is_cuda:
-        capable = torch.version.hip is None and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
-        why = None if capable else "this is no NVIDIA GPU of compute capability 8.0 or newer"
+        why = None if _capable(tensor.device) else "this is no NVIDIA GPU of compute capability 8.0 or newer"
     elif interpreted and backend == "triton":
         why = None
     else:
