@@ -6,7 +6,7 @@ import triton.language as tl
 from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "splits", "listed"])
 def gemv_kernel(
     x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, width, splits, listed,
     BM: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
