@@ -94,7 +94,8 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     The trained model is left with plain weights and a tokenizer that adds no token.
 
     A job that is killed goes on from its last checkpoint. `blocked` for an adapter, and where speed is asked for
-    without a GPU. Raises DataError for altered items and CheckpointError for a checkpoint that is damaged, or another job's.
+    without a GPU. Raises DataError for altered items and CheckpointError for a checkpoint that is damaged or of another
+    job.
     """
     from paperlm.train.text_to_sql import speed, train
 
