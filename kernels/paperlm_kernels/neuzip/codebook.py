@@ -188,10 +188,8 @@ class Codebook:
         """Tables that are on a device already."""
         self._on_devices.update({(device, which): table for which, table in tables.items()})
 
-    def device_bytes(self, device: torch.device) -> int:
-        """Of the tables that are there; `stored` is a section of its own."""
-        return sum(
-            t.numel() * t.element_size()
-            for (where, which), t in self._on_devices.items()
-            if where == device and which != "stored"
-        )
+    @property
+    def table_bytes(self) -> int:
+        """Of the tables that a GPU keeps to unpack (`decoding`) and to pack (`packing`, `index`); `stored` is a section
+        of its own. They are counted on every device, and whether or not they were needed yet."""
+        return 4 * (1 << self.limit) + 4 * SYMBOLS + 256

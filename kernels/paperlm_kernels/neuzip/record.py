@@ -128,9 +128,10 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device: sections, each a multiple of 64, and the codebook's tables that were needed so far."""
+        """Bytes that it takes on a GPU: sections, each a multiple of 64, and the codebook's tables. The same number on
+        every device, from the start."""
         own = sum(aligned(t.numel() * t.element_size()) for t in self.sections.values())
-        return own + (self.book.device_bytes(self.device) if self.book else 0)
+        return own + (self.book.table_bytes if self.book else 0)
 
     @property
     def bits_per_weight(self) -> float:

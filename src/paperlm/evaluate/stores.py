@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.jobs.base import At, Job, parent
+from paperlm.jobs.base import At, Job, packed_bytes, parent
 
 Store = Literal["plain", "packed", "int8", "fp4", "nf4", "fp4_double", "nf4_double"]
 """plain: bfloat16 as it is; packed: NeuZip's; the others are bitsandbytes' quantizers, double with scales that are
@@ -47,6 +47,10 @@ class StoredModel(Job):
             has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
             raise ValueError(f"at: {self.at}: {self.of.slug()} {has} beside its end")
         return self
+
+    def behaviours(self) -> dict[str, int]:
+        counts_bytes = self.store == "packed" and "weight_bytes" in (self.metrics() or ())
+        return super().behaviours() | (packed_bytes() if counts_bytes else {})
 
     def stored_as(self) -> str:
         """Short name of the store, for file names."""
