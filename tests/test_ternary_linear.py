@@ -100,6 +100,21 @@ def test_no_tile_reads_behind_the_rows_of_the_weights_or_the_activations(rows, s
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize(
+    "rows,width,right",
+    [
+        (22016, 4096, (128, 128, 1)),
+        (9600, 3200, (128, 128, 1)),
+        (4096, 4096, (64, 256, 1)),
+        (4096, 11008, (64, 128, 5)),
+    ],
+)
+def test_tiles_of_16_tokens_on_an_h200_are_those_that_were_the_fastest(spot, rows, width, right):
+    tiles = launch.tiles_of(16, rows, width // 4, 132)
+    assert (tiles.rows, tiles.step, tiles.splits) == right
+
+
+@compiled_or_interpreted
 @pytest.mark.parametrize("tokens,splits", [(1, 2), (1, 9), (4, 3)])
 def test_a_split_sum_of_few_tokens_is_the_same_to_the_bit(spot, tokens, splits):
     _, codes, scale, alpha, packed = case(spot, tokens, 70, 4300)
