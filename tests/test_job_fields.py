@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from support_fields import BASE, EFFECTS, Elsewhere, Seen, job
 from support_probe import file_entry, new_model, save
 from transformers import BertForQuestionAnswering
@@ -197,6 +198,16 @@ def test_a_record_has_the_metrics_and_series_that_its_kind_says_it_has(workshop,
         assert set(record.metrics) == set(made.metrics())
     if made.series() is not None:
         assert {name: tuple(series.columns) for name, series in record.series.items()} == made.series()
+
+
+@pytest.mark.usefixtures("workshop")
+@pytest.mark.parametrize("kind", sorted(kind for kind, cls in job_kinds().items() if "at" in cls.model_fields))
+def test_a_state_that_the_model_does_not_have_is_refused_by_every_kind_that_names_one(kind):
+    """The training of BASE has five updates: what goes on from it, or is read, is its state after 0 to 4 of them."""
+    assert job(kind, at=4).at == 4
+    for at in (5, -1):
+        with pytest.raises(ValidationError, match=r"states 0 to 4 beside its end|the trunk has 5 updates|than 0"):
+            job(kind, at=at)
 
 
 def cases() -> list[Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from paperlm.errors import JobError, SpecError, unknown
 from paperlm.frozen import Frozen, digest
@@ -132,6 +132,14 @@ class Job(Frozen):
         """Updates after which a child may ask for this job's model, the last one apart."""
         return range(0)
 
+    @model_validator(mode="after")
+    def is_of_a_state_that_there_is(self) -> Job:
+        of, update = self.parents().get("of"), self.snapshot("of")
+        if of is not None and isinstance(update, int) and update not in (there := of.snapshots()):
+            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
+            raise ValueError(f"at: {getattr(self, 'at', update)}: a job of kind {of.kind!r} {has} beside its end")
+        return self
+
     # -- the name --
 
     def __eq__(self, other: object) -> bool:
@@ -240,6 +248,20 @@ KVCacheOptions = Annotated[dict[str, Any] | None, AfterValidator(_in_full(lambda
 
 At = int | Literal["init", "end"]
 "Of which state of the parent: after so many updates, before the first (`init`), after the last (`end`)."
+
+
+class LooksAtModel(Job):
+    """Settings of a job that looks at a model, at one state of its training."""
+
+    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
+    "the model"
+    at: At = "end"
+    "of which state of it: after so many updates, before the first (`init`), after the last (`end`)"
+
+    def of_what(self) -> str:
+        """The model's part of the name, with the state behind it where that is not the end."""
+        return self.of.slug() + ("" if self.at == "end" else f"-at_{self.at}")
+
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

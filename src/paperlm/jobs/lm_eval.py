@@ -8,14 +8,14 @@ from pydantic import Field, field_validator, model_validator
 
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.evaluate.tasks import Source, TaskName, task_of
-from paperlm.jobs.base import At, Inputs, Job, KVCacheOptions, Machine, Result, Seed, parent
+from paperlm.jobs.base import Inputs, KVCacheOptions, LooksAtModel, Machine, Result, Seed
 from paperlm.jobs.hub_model import require_head
 
 BATCH = {"cpu": 16, "cuda": 64}
 "Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
 
 
-class LmEval(Job):
+class LmEval(LooksAtModel):
     """Accuracies of one model on tasks of lm-evaluation-harness, by the likelihood of each option.
 
     Metrics: `<task>/acc`, `<task>/acc_norm` where the task has it (likelihood by the option's length in characters),
@@ -26,10 +26,6 @@ class LmEval(Job):
     kind: ClassVar[str] = "lm_eval"
     summary: ClassVar[str] = "multiple-choice tasks through lm-evaluation-harness"
 
-    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
-    "the model"
-    at: At = "end"
-    "of which state of it"
     tasks: list[TaskName] = Field(min_length=1)
     "names of paperlm.evaluate.tasks"
     source: Source
