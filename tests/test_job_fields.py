@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support_fields import BASE, EFFECTS, Elsewhere, Seen, job
+from support_fields import EFFECTS, Elsewhere, Seen
 from support_probe import file_entry, new_model, save
+from support_small_jobs import BASE, job
 from transformers import BertForQuestionAnswering
 
 from paperlm.data import registry as registry_module
@@ -23,7 +24,7 @@ from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.run import Maker
 
-HERE = "tests/support_fields.py"
+HERE, JOBS = "tests/support_fields.py", "tests/support_small_jobs.py"
 OF_A_GPU = ("stored_speed",)
 "Kinds that are blocked on a CPU."
 KEPT = (0, 2)
@@ -177,7 +178,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 @pytest.mark.parametrize("kind", sorted(job_kinds()))
 def test_every_field_of_a_kind_has_an_entry_that_says_where_it_is_seen(kind):
     fields, entries = job_kinds()[kind].model_fields, EFFECTS.get(kind, {})
-    assert kind in BASE, f"jobs/{kind}.py: add the settings of a small {kind} job to BASE in {HERE}"
+    assert kind in BASE, f"jobs/{kind}.py: add the settings of a small {kind} job to BASE in {JOBS}"
     for name in fields:
         assert name in entries, (
             f"jobs/{kind}.py, field {name}: add it to EFFECTS[{kind!r}] in {HERE}: Seen(another value, where that "

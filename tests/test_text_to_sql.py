@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from paperlm_kernels.stored import LomoSgd
 from pydantic import ValidationError
-from support_fields import job
+from support_small_jobs import job
 
 from paperlm.data.items import prepare_items, read_items
 from paperlm.data.tokenizer import TextTokenizer
