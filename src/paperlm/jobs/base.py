@@ -62,6 +62,9 @@ def in_order(states: Iterable[Stage]) -> tuple[Stage, ...]:
     return tuple(sorted(set(states), key=lambda state: (update_of(state), folder_of(state))))
 
 
+Head = Literal["tokens", "spans"]
+"What a model predicts of a text: each next token, or where an answer in it begins and ends."
+
 SLUG = r"[a-z0-9][a-z0-9_.-]*"
 
 
@@ -132,10 +135,22 @@ class Job(Frozen):
         """Updates after which a child may ask for this job's model, the last one apart."""
         return range(0)
 
+    def needs_head(self) -> Head | None:
+        """What the model of `of` has to predict; None: nothing of the kind."""
+        return None
+
+    def lacks(self, head: Head) -> str:
+        """Why the model that it leaves does not predict this; empty: it does, or its own parent was asked."""
+        return ""
+
     @model_validator(mode="after")
-    def is_of_a_state_that_there_is(self) -> Job:
-        of, update = self.parents().get("of"), self.snapshot("of")
-        if of is not None and isinstance(update, int) and update not in (there := of.snapshots()):
+    def fits_the_model(self) -> Job:
+        if (of := self.parents().get("of")) is None:
+            return self
+        if (head := self.needs_head()) and (why := of.lacks(head)):
+            raise ValueError(f"of: {why}")
+        update = self.snapshot("of")
+        if isinstance(update, int) and update not in (there := of.snapshots()):
             has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
             raise ValueError(f"at: {getattr(self, 'at', update)}: a job of kind {of.kind!r} {has} beside its end")
         return self

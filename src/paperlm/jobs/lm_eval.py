@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.evaluate.tasks import Source, TaskName, task_of
-from paperlm.jobs.base import Inputs, KVCacheOptions, LooksAtModel, Machine, Result, Seed
-from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.base import Head, Inputs, KVCacheOptions, LooksAtModel, Machine, Result, Seed
 
 BATCH = {"cpu": 16, "cuda": 64}
 "Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
@@ -49,10 +48,8 @@ class LmEval(LooksAtModel):
             raise ValueError("a task is named twice")
         return tasks
 
-    @model_validator(mode="after")
-    def model_predicts_tokens(self) -> LmEval:
-        require_head(self.of, "tokens")
-        return self
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def data(self) -> list[DataSettings]:
         """One set a task, whole: `items` is applied later, so that jobs share what is prepared."""

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
-from paperlm.jobs.base import Inputs, LooksAtModel, Machine, Result, Seed, Series
+from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Result, Seed, Series
 
 Exponents = tuple[int | None, ...]
 "Powers of two; null: no noise of this kind."
@@ -51,6 +51,9 @@ class PerturbedPerplexity(LooksAtModel):
     def text_exists(self) -> PerturbedPerplexity:
         self.data()
         return self
+
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def data(self) -> list[DataSettings]:
         return [TextData(dataset=self.text, documents=self.documents)]

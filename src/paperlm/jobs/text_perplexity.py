@@ -12,8 +12,7 @@ from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
-from paperlm.jobs.base import Inputs, KVCacheOptions, LooksAtModel, Machine, Result, Series
-from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.base import Head, Inputs, KVCacheOptions, LooksAtModel, Machine, Result, Series
 
 
 class TextPerplexity(LooksAtModel):
@@ -39,10 +38,12 @@ class TextPerplexity(LooksAtModel):
     "numbers of queries, keys and values, as the model's configuration has it; null: as it was trained"
 
     @model_validator(mode="after")
-    def fits_the_model(self) -> TextPerplexity:
-        require_head(self.of, "tokens")
-        self.data()  # the text exists
+    def text_exists(self) -> TextPerplexity:
+        self.data()
         return self
+
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def data(self) -> list[DataSettings]:
         return [TextData(dataset=self.text, documents=self.documents)]
