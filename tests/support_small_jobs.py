@@ -84,6 +84,14 @@ BASE: dict[str, dict[str, Any]] = {
         "of": small("pretrain", hidden_size=192, intermediate_size=208), "store": "packed", "mant_bits": 1,
         "block_norm": 512, "text": "local:text_a", "documents": 30, "window": 20,
     },
+    "stored_answers": {
+        "of": small("text_to_sql", hidden_size=192, intermediate_size=208), "store": "packed", "mant_bits": 1,
+        "block_norm": 512, "batch": 3,
+    },
+    "stored_lm_eval": {
+        "of": small("pretrain", hidden_size=192, intermediate_size=208), "store": "packed", "mant_bits": 1,
+        "block_norm": 512, "tasks": ["arc_easy"], "source": "bundled", "items": 3, "few_shot": 1, "max_length": 23,
+    },
     "stored_speed": {"of": small("pretrain"), "store": "packed", "batch": 2, "window": 20},
     "weight_entropy": {"of": small("pretrain")},
     "normal_entropy": {"std": 0.03},

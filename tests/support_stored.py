@@ -10,6 +10,9 @@ from paperlm_kernels.stored import PackedStore, WeightStore
 from support_models import fresh
 from torch import Tensor
 
+TABLES = 4 * 2**12 + 4 * 256 + 256
+"Bytes of the tables of a codebook: 4,096 entries to decode with, codes of 256 pairs, indices of 256 exponents."
+
 
 class ZippedStore(WeightStore):
     """All bytes through zlib: what somebody else's store looks like."""

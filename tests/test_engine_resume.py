@@ -6,16 +6,13 @@ import json
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import job_environment, smoke_run
-from support_engine import numbers, task_of, trained
+from support import smoke_run
+from support_engine import numbers, start, task_of, trained, wait_for_update
 
 from paperlm.errors import CheckpointError, Interrupted, PaperLMError
 from paperlm.files import write_json
@@ -24,26 +21,6 @@ from paperlm.jobs.pretrain import Pretrain
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.train import checkpoint
-
-
-def start(job: Pretrain, root: Path, *more: str) -> subprocess.Popen:
-    """`paperlm run` of a job whose data is prepared, with everything below `root`."""
-    code = (
-        "import sys; from pathlib import Path; from paperlm.plan import project; root = sys.argv.pop(1); "
-        "project.ROOT = Path(root); from paperlm.cli import main; sys.exit(main())"
-    )
-    command = [
-        sys.executable, "-c", code, root, "run", "--job", json.dumps(job.canonical()), "--scale", "smoke",
-        "--device", "cpu", "--checkpoint-updates", "3", *more,
-    ]  # fmt: skip
-    return subprocess.Popen(list(map(str, command)), env=job_environment(), stderr=subprocess.PIPE, text=True)
-
-
-def wait_for_update(folder: Path, update: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while not any(int(p.name[5:]) >= update for p in checkpoint.steps(folder)):
-        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
-        time.sleep(0.005)
 
 
 def test_a_job_killed_twice_ends_in_the_same_record_and_weights_bit_for_bit(manifest, prepared, tmp_path):

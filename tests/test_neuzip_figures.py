@@ -1,4 +1,4 @@
-"""Noise on weights, Pareto-optimal rows and lifetimes of tensors: Figures 2, 3 and 7 of NeuZip."""
+"""Noise on weights, Pareto-optimal rows and lifetimes of tensors: Figures 2, 3, 7 and 9 of NeuZip."""
 
 from __future__ import annotations
 
@@ -90,6 +90,8 @@ def test_rows_on_the_frontier_are_those_that_no_other_one_beats():
             b for a, b in itertools.permutations(points, 2) if (a.x < b.x and a.y <= b.y) or (a.x <= b.x and a.y < b.y)
         }
         assert set(frontier(points)) == set(points) - beaten
+        mirrored = [Point(p.row, p.x, -p.y) for p in points]
+        assert [p.row for p in frontier(mirrored, "higher")] == [p.row for p in frontier(points)]
     assert frontier([Point("a", 1, 2), Point("b", 1, 2)]) == [Point("a", 1, 2), Point("b", 1, 2)]
 
 
@@ -143,3 +145,24 @@ def test_memory_against_perplexity_shows_the_rows_that_have_both_and_marks_those
     for _, panel in found.groupby("panel"):
         assert dict(zip(panel["row"], panel["pareto_optimal"], strict=True)) == rows
     assert len(found) == 3 * len(rows)
+
+
+def test_memory_against_accuracy_prefers_higher_numbers_and_its_claims_read_them(tmp_path):
+    project = Project({"scale": "tiny"})
+    files = []
+    for job in {job.job_id: job for job in project.jobs_of("neuzip_table3a")}.values():
+        if job.kind in ("stored_perplexity", "stored_lm_eval") and job.store in ("plain", "packed"):
+            bits = 16 if job.store == "plain" else BITS[job.mant_bits]
+            accuracy = 0.5 if bits == 16 else {0: 0.3, 1: 0.4, 3: 0.35, 7: 0.5}[job.mant_bits]
+            metrics = dict.fromkeys(job.metrics(), 1) | {"mmlu/acc": accuracy, "weight_bytes": int(bits * 1e7)}
+            if bits == 10.7 and job.of.size == "350M":
+                metrics["likelihoods_hash"] = 2
+            files.append(tmp_path / f"{job.job_id}.json")
+            write_record(files[-1], record_of(job, metrics, standard_errors={"likelihoods_hash": 0.0}))
+    write_figure(project, "neuzip_figure9", files, tmp_path / "neuzip_figure9.svg")
+    found = pandas.read_csv(tmp_path / "neuzip_figure9.csv")
+    best = {"NeuZip 0-bit": 30.0, "NeuZip 1-bit": 40.0, "NeuZip 7-bit (lossless)": 50.0}
+    for _, panel in found[found["pareto_optimal"]].groupby("panel"):
+        assert dict(zip(panel["row"], panel["accuracy on MMLU (%)"], strict=True)) == best
+    claims = pandas.read_csv(tmp_path / "neuzip_figure9.claims.csv").set_index(["claim", "part"])["verdict"]
+    assert claims["NEU-F9-2", "Llama-3 8B"] == "holds" and claims["NEU-F9-2", "Llama-2 13B"] == "fails"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 
 import torch
 import triton
@@ -11,11 +13,35 @@ from torch import Tensor
 from paperlm_kernels.kv_attention import kernel
 from paperlm_kernels.kv_attention.layout import KVLayout, levels_of, zero_of
 
-TOKENS = 32
-"Positions of a step of the decode kernel."
-DECODE_WARPS = {3: 8, 4: 4}
-"Two groups of planes and their sums need the registers of more threads."
+WARPS, STAGES = 4, 2
+"Of the decode kernel, and how many steps it reads ahead."
+AT_ONCE, GATHERED = 32, 8
+"Numbers of a row that a thread has, of the query and in its sums; where it reads them byte by byte."
 MOST_SPLITS = 64
+ASM = os.environ.get("TRITON_INTERPRET") != "1"
+"The interpreter has no inline assembly."
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """Of the decode kernel: positions a step; in what rows are read, how many of it they have, and how many words, or
+    single numbers where rows are read in bytes, are a block."""
+
+    tokens: int
+    unit: torch.dtype
+    row: int
+    block: int
+
+
+def tiles_of(layout: KVLayout, warps: int) -> Tiles:
+    """A thread has AT_ONCE numbers of a row in words, so that it reads 16 bytes of one with 4 bits."""
+    D, size = layout.head_dim, layout.row_bytes
+    if layout.bits == 3 and D % 32:
+        return Tiles(max(1, 32 * warps * GATHERED // _block(D)), torch.uint8, size, _block(D))
+    planes = 8 if layout.bits == 3 else 2
+    block = _block(-(-D // (4 * planes)))
+    unit = torch.int16 if size % 4 else torch.int32
+    return Tiles(max(1, 32 * warps * AT_ONCE // (block * 4 * planes)), unit, size // unit.itemsize, block)
 
 
 def _sizes(layout: KVLayout) -> tuple[int, int]:
@@ -48,28 +74,28 @@ def run_append(
         )  # fmt: skip
 
 
-def splits_of(programs: int, capacity: int, device: torch.device) -> int:
+def splits_of(programs: int, capacity: int, tokens: int, device: torch.device) -> int:
     """In how many parts positions are divided, so that every multiprocessor has several programs and no part is short.
 
     By the capacity, since the length is on the device.
     """
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     wanted = max(1, -(-4 * processors // programs))
-    return min(MOST_SPLITS, wanted, max(1, capacity // (4 * TOKENS)))
+    return min(MOST_SPLITS, wanted, max(1, capacity // (4 * tokens)))
 
 
 def run_decode(
     q: Tensor, k_data: Tensor, v_data: Tensor, k_steps: Tensor, v_steps: Tensor, k_first: Tensor | None,
     v_first: Tensor | None, lengths: Tensor, layout: KVLayout, q_bits: int, scale: float, splits: int | None = None,
+    warps: int = WARPS, stages: int = STAGES,
 ) -> Tensor:  # fmt: skip
-    """q (B, heads, D) contiguous; the result like q."""
+    """q (B, heads, D) contiguous; the result like q. `splits` forces what follows from the shapes otherwise."""
     B, heads, D = q.shape
     kv_heads, capacity = k_data.shape[1:3]
-    low, high = _sizes(layout)
-    splits = splits or splits_of(B * heads, capacity, q.device)
-    three = layout.bits == 3
-    parts = torch.empty(B * heads, splits, 2 if three else 1, D, dtype=torch.float32, device=q.device)
-    stats = torch.empty(B * heads, splits, 3, dtype=torch.float32, device=q.device)
+    tiles = tiles_of(layout, warps)
+    splits = splits or splits_of(B * heads, capacity, tiles.tokens, q.device)
+    parts = torch.empty(B * heads, splits, D, dtype=torch.float32, device=q.device)
+    stats = torch.empty(B * heads, splits, 2, dtype=torch.float32, device=q.device)
     out = torch.empty_like(q)
     if not q.numel():
         return out
@@ -77,17 +103,17 @@ def run_decode(
     q_levels, q_zero = (f(q_bits if quantize else 4, layout.mapping) for f in (levels_of, zero_of))
     of_query = {"QUANTIZE": quantize, "SYMMETRIC": layout.mapping == "symmetric"}
     scale = scale * math.log2(math.e)
-    count, bits = (4, 2) if three else (2, 4)
+    data = [rows.view(tiles.unit) for rows in (k_data, v_data)]
     with torch.cuda.device_of(q):
         kernel.decode_kernel[(B * heads, splits)](
-            q, k_data, v_data, k_steps, v_steps, lengths, parts, stats, heads, heads // kv_heads, D, capacity,
-            layout.row_bytes, low, high, layout.zero, scale, q_levels, q_zero, splits,
-            THREE=three, FIRST=layout.has_first, TOKENS=TOKENS, COUNT=count, BITS=bits, LOW=_block(low),
-            HIGH=_block(high), **of_query, num_warps=DECODE_WARPS[layout.bits],
+            q, *data, k_steps, v_steps, lengths, parts, stats, heads, heads // kv_heads, D, capacity, tiles.row,
+            layout.zero, scale, q_levels, q_zero, splits, THREE=layout.bits == 3, FIRST=layout.has_first,
+            TOKENS=tiles.tokens, WIDE=tiles.unit != torch.uint8, HALVES=tiles.unit == torch.int16, BLOCK=tiles.block,
+            STAGES=stages, ASM=ASM, **of_query, num_warps=warps,
         )  # fmt: skip
         kernel.merge_kernel[(B * heads,)](
             q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, heads // kv_heads, D, capacity,
-            layout.zero, layout.first.zero, scale, q_levels, q_zero, splits, THREE=three, FIRST=layout.has_first,
-            SPLITS=_block(splits), BLOCK=_block(D), **of_query, num_warps=4,
+            layout.first.zero, scale, q_levels, q_zero, splits, FIRST=layout.has_first, SPLITS=_block(splits),
+            BLOCK=_block(D), **of_query, num_warps=4,
         )  # fmt: skip
     return out

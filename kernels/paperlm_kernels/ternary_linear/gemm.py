@@ -6,7 +6,7 @@ import triton.language as tl
 from paperlm_kernels.ternary_linear.tiles import finish, plane_of_bytes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "splits", "n_tiles", "m_tiles"])
 def gemm_kernel(
     x, weight, scale, rowsum, alpha, y, work, arrived, M, N, width, splits, n_tiles, m_tiles,
     BM: tl.constexpr, BN: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,

@@ -35,6 +35,22 @@ class Tiles:
     swap: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
+class FewTiles:
+    """Of the dot products of four bytes: weight rows, words of a row a step, and steps that are read ahead."""
+
+    rows: int
+    words: int
+    warps: int
+    stages: int
+    splits: int | None = None
+
+
+def few_tiles_of(M: int) -> FewTiles:
+    """Tiles for M tokens (a power of 2) that share rows."""
+    return FewTiles(16 // M, 128, 4, 3)
+
+
 def processors(device: torch.device) -> int:
     """Multiprocessors; in the interpreter, where one program runs after the other, few."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -56,7 +72,7 @@ def tiles_of(M: int, N: int, width: int, programs: int) -> Tiles:
 
 def run_linear(
     codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
-    tiles: Tiles | None = None, splits: int | None = None,
+    tiles: Tiles | FewTiles | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
     """y (M, N). codes int8 (M, padded K), data as packed, or int8 (padded N, padded K) for weights in a byte each.
 
@@ -70,8 +86,8 @@ def run_linear(
     if M == 0:
         return y
     vectors = (scale, rowsum, alpha, y)
-    if M <= GEMV_TOKENS and tiles is None and not dense:
-        _run_gemv(codes, data, vectors, width, splits)
+    if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
+        _run_gemv(codes, data, vectors, width, tiles, splits)
         return y
     tiles = tiles or tiles_of(M, N, width, programs)
     splits = splits or tiles.splits
@@ -93,27 +109,27 @@ def run_rows(
     """y (M, N) in the listed rows of each token, zeros elsewhere."""
     y = torch.zeros(codes.shape[0], N, dtype=dtype, device=codes.device)
     if codes.shape[0]:
-        _run_gemv(codes, data, (scale, rowsum, alpha, y), codes.shape[1] // 4, splits, (places, counts))
+        _run_gemv(codes, data, (scale, rowsum, alpha, y), codes.shape[1] // 4, None, splits, (places, counts))
     return y
 
 
 def _run_gemv(
-    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], width: int, splits: int | None,
+    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], width: int, tiles: FewTiles | None, splits: int | None,
     listed: tuple[Tensor, Tensor] | None = None,
 ) -> None:  # fmt: skip
     M, N = vectors[3].shape
     BM = 1 if listed else triton.next_power_of_2(M)
-    BN, words = 16 // BM, 128
-    blocks, tokens = triton.cdiv(N, BN), M if listed else 1
-    steps = triton.cdiv(width // 4, words)
-    splits = splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
+    tiles = tiles or few_tiles_of(BM)
+    blocks, tokens = triton.cdiv(N, tiles.rows), M if listed else 1
+    steps = triton.cdiv(width // 4, tiles.words)
+    splits = splits or tiles.splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
     work, arrived = _shared(M * N, blocks * tokens, splits, codes.device)
     places, counts = listed or (None, None)
     with torch.cuda.device_of(codes):
         gemv.gemv_kernel[(blocks, splits, tokens)](
             codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 4,
-            splits, 0 if places is None else places.stride(0), BM=BM, BN=BN, WORDS=words, SPLIT=splits > 1,
-            GATHER=listed is not None, ASM=ASM, num_warps=4,
+            splits, 0 if places is None else places.stride(0), BM=BM, BN=tiles.rows, WORDS=tiles.words,
+            STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, ASM=ASM, num_warps=tiles.warps,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.jobs.base import Head, LooksAtModel
+from paperlm.jobs.base import Head, LooksAtModel, packed_bytes
 
 Store = Literal["plain", "packed", "int8", "fp4", "nf4", "fp4_double", "nf4_double"]
 """plain: bfloat16 as it is; packed: NeuZip's; the others are bitsandbytes' quantizers, double with scales that are
@@ -39,6 +39,10 @@ class StoredModel(LooksAtModel):
         if self.store == "plain" and self.policy != "paper":
             raise ValueError("policy says which weights are stored; plain ones are not: leave it out")
         return self
+
+    def behaviours(self) -> dict[str, int]:
+        counts_bytes = self.store == "packed" and "weight_bytes" in (self.metrics() or ())
+        return super().behaviours() | (packed_bytes() if counts_bytes else {})
 
     def needs_head(self) -> Head:
         return "tokens"

@@ -195,6 +195,13 @@ class Job(Frozen):
             yield from parent.ancestors()
 
 
+def packed_bytes() -> dict[str, int]:
+    """Behaviour of a job whose record counts the bytes of packed weights."""
+    from paperlm_kernels.behaviour import NEUZIP
+
+    return {"neuzip_nbytes": NEUZIP["nbytes"]}
+
+
 def kept_for(jobs: Iterable[Job]) -> dict[str, tuple[Stage, ...]]:
     """Id of a parent -> its states that these jobs need."""
     found: dict[str, set[Stage]] = {}

@@ -208,7 +208,7 @@ def _accuracy(job: BlockRemoval, inputs: Inputs, machine: Machine, device: Any) 
     if job.task is None:
         return lambda model: {"accuracy": None, "stderr": None, "labels": [], "versions": {}}
     from paperlm.evaluate.harness import evaluate
-    from paperlm.jobs.lm_eval import BATCH
+    from paperlm.evaluate.questions import BATCH
     from paperlm.models.folder import load_tokenizer
 
     tokenizer = load_tokenizer(inputs.models["of"])

@@ -174,10 +174,17 @@ class PaperSpec(Frozen):
         return [*(self.lineage(like) if like else []), name]
 
     def shape(self, case: str) -> tuple[int, int, int]:
-        """Tokens, vocabulary and width of a case."""
+        """Tokens, vocabulary and width of a case of a loss."""
         spec = self.cases[case]
         model = self.models.get(spec.model)
         return spec.tokens, spec.vocab or model.vocab, spec.width or model.width
+
+    def inputs(self, case: str) -> dict[str, float | None]:
+        """What the `shape` of a case's measurement rows has to say."""
+        if weights := self.cases[case].weights:
+            return {"weights": weights}
+        sizes = dict(zip(("tokens", "vocab", "width"), self.shape(case), strict=True))
+        return {**sizes, "counting": self.cases[case].counting, "softcap": self.softcap(case)}
 
     def softcap(self, case: str) -> float | None:
         """Cap of the case's logits; None: uncapped."""

@@ -161,11 +161,14 @@ class ArithmeticTable(PrintedTable):
 
 
 class CaseSpec(Frozen):
-    """Inputs of a measured loss: so many tokens, of which a share counts, against a vocabulary of a width."""
+    """Inputs of a measured operation: of a loss so many tokens, of which a share counts, against a vocabulary of a
+    width; of a codec so many weights."""
 
     model: str
     "one of the paper's models, which has vocabulary, width and softcap; or any title, with the sizes given here"
-    tokens: int = Field(gt=0)
+    weights: int | None = Field(None, gt=0)
+    "of a codec, and nothing else than this and `element_bytes`"
+    tokens: int | None = Field(None, gt=0)
     counting: float = Field(1.0, gt=0, le=1)
     "share of the tokens that enter the loss"
     vocab: int | None = Field(None, gt=0)
@@ -176,6 +179,14 @@ class CaseSpec(Frozen):
     on_cpu: str = ""
     "case that is measured in its place where there is no GPU; without one its cells say `not run` there"
     source: str
+
+    @model_validator(mode="after")
+    def of_one_operation(self) -> CaseSpec:
+        if (self.tokens is None) == (self.weights is None):
+            raise ValueError("give `tokens`, of a loss, or `weights`, of a codec")
+        if self.weights and self.model_fields_set & {"counting", "vocab", "width", "softcap"}:
+            raise ValueError("counting, vocab, width and softcap are of a loss: leave them out beside `weights`")
+        return self
 
 
 class MeasuredRow(Frozen):
@@ -202,6 +213,8 @@ class MeasuredColumn(Frozen):
     where: dict[str, str] = {}
     "fields of the measurement row and the values they must have"
     field: str = "value"
+    factor: float = Field(1.0, gt=0)
+    "printed number / field"
     case: str = ""
     "measured on this case instead of the table's"
     only: str = ""
