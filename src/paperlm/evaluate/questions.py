@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.evaluate.tasks import Source, TaskName, task_of
-from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Seed, parent
-from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Result, Seed
 
 BATCH = {"cpu": 16, "cuda": 64}
 "Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
 
 
-class AskedModel(Job):
+class AskedModel(LooksAtModel):
     """Settings of a job that asks one model tasks of lm-evaluation-harness, by the likelihood of each option.
 
     Metrics: `<task>/acc`, `<task>/acc_norm` where the task has it (likelihood by the option's length in characters),
@@ -23,10 +22,6 @@ class AskedModel(Job):
     items of 57 subjects.
     """
 
-    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
-    "the model"
-    at: At = "end"
-    "of which state of it"
     tasks: list[TaskName] = Field(min_length=1)
     "names of paperlm.evaluate.tasks"
     source: Source
@@ -48,10 +43,8 @@ class AskedModel(Job):
             raise ValueError("a task is named twice")
         return tasks
 
-    @model_validator(mode="after")
-    def model_predicts_tokens(self) -> AskedModel:
-        require_head(self.of, "tokens")
-        return self
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def data(self) -> list[DataSettings]:
         """One set a task, whole: `items` is applied later, so that jobs share what is prepared."""

@@ -16,10 +16,10 @@ from typing import Any
 from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
 from paperlm.errors import RecordError
-from paperlm.plan.exhibit import MeasuredColumn, MeasurementsTable
 from paperlm.plan.measured import Place, places, read_rows
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
+from paperlm.plan.table import MeasuredColumn, MeasurementsTable
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
