@@ -19,7 +19,8 @@ table: setup
 test: setup
 	$(BIN)/python -m pytest -n $(CORES) --dist loadscope -m "not slow"
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(CORES) --dist loadgroup -k triton tests/test_cross_entropy*.py \
-	  tests/test_ternary_*.py tests/test_rmsnorm_quantize.py tests/test_kv_attention.py tests/test_neuzip_*.py
+	  tests/test_ternary_*.py tests/test_rmsnorm_quantize.py tests/test_kv_attention.py tests/test_neuzip_*.py \
+	  tests/test_stored_training.py
 
 slow: setup
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m slow

@@ -73,6 +73,8 @@ def measured(job: Job) -> Record:
         case "weight_entropy" | "normal_entropy":
             found = fresh_weights()
             return record_of(job, found.metrics, series=found.series, standard_errors=found.standard_errors)
+        case "stored_speed":
+            return record_of(job, dict.fromkeys(job.metrics(), 1.0))
         case "perturbed_perplexity":
             # The larger of both sizes of noise counts, a relative one half.
             sizes = [(a, r) for a in job.absolute for r in job.relative]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from paperlm.errors import RecordError
 from paperlm.evidence import ranked
 from paperlm.plan.costs import Costs, like, write_costs
 from paperlm.plan.estimate import estimate, expectation, print_plan, stated_cores
-from paperlm.plan.project import ROOT, Project
+from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 from paperlm.record import calibration
 from paperlm.record.calibration import Calibration, calibrated, step_seconds, stored
@@ -26,14 +25,6 @@ from paperlm.tables.needs import Evidence
 
 OTHER = "a processor of another machine"
 TABLE = "mixln_table1"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The declarations alone, on which nothing has been made."""
-    for name in ("workflow", "paper_tables/published"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    return tmp_path
 
 
 def plan_of(root: Path, scale: str = "tiny") -> Workflow:

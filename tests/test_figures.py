@@ -300,6 +300,17 @@ def test_a_table_whose_methods_are_its_columns_has_curves_too(tmp_path):
     assert {row["column"] for row in rows} == set(project.table("mixln_table5")[1].columns)
 
 
+def test_jobs_without_a_curve_and_columns_of_the_same_runs_have_no_panel(tmp_path):
+    project = Project({"scale": "tiny"})
+    files = records_of(project, "neuzip_table1", tmp_path)
+    assert {job.kind for job in project.jobs_of("neuzip_table1")} == {"pretrain", "stored_speed"}
+    draw_curves(project, "neuzip_table1", files, tmp_path / "curves.svg")
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert {row["column"].rpartition(" ")[2] for row in rows} == {"Loss"}
+    assert {row["row"] for row in rows} == {"Vanilla", "LOMO", "+NeuZip Lossless"}
+    assert "not run" not in (tmp_path / "curves.svg").read_text()
+
+
 @pytest.mark.parametrize(("scale", "comparable"), [("tiny", False), ("paper", True)])
 def test_curves_say_what_their_table_says_of_its_numbers(tmp_path, scale, comparable):
     project = Project({"scale": scale})

@@ -15,6 +15,7 @@ import torch
 from lm_eval.api.model import LM
 from support import job_environment
 from support_items import bundled, needs_full_sets, prepared, rewrite, small_model, without
+from support_models import fresh
 
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError, SpecError
@@ -243,11 +244,10 @@ def test_a_tokenizer_that_appends_eos_gives_what_it_gives_without(model, tokeniz
 
 def test_another_architecture_whose_tokenizer_begins_a_text_with_a_token_keeps_it(items):
     from tokenizers.processors import TemplateProcessing
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
-    torch.manual_seed(0)
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 4096, "initializer_range": 0.5}
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=1024, **shape)).double().eval()
+    gpt2 = fresh(GPT2LMHeadModel, vocab_size=1024, **shape).double()
     begins = transformers_tokenizer("bpe1024", 128)
     begins.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
     found = evaluate(gpt2, begins, ["arc_easy"], items, few_shot=0, max_length=4096, batch_size=5, limit=30)

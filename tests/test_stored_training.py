@@ -20,6 +20,7 @@ from paperlm_kernels.stored import (
     weight_hashes,
 )
 from support_stored import MODELS, STORES, CodedStore, ZippedStore, batch, build
+from support_ternary import compiled_or_interpreted, normal
 from torch.utils.checkpoint import checkpoint
 
 LR = 0.3
@@ -140,6 +141,21 @@ def test_the_update_is_made_in_float32_and_rounded_once():
     assert w.item() == 0.99609375
     with pytest.raises(ValueError, match="contiguous"):
         sgd_update(torch.ones(3, 5).t(), torch.ones(5, 3), 0.1)
+
+
+@compiled_or_interpreted
+def test_the_kernel_of_an_update_gives_the_bits_of_pytorchs_products_and_differences(spot):
+    from paperlm_kernels.stored import sgd_update
+
+    # the interpreter rounds to bfloat16 wrongly, and is not asked to; float16 rounds the same way
+    narrow = torch.bfloat16 if spot.device == "cuda" else torch.float16
+    for dtype, count in ((narrow, 4099), (torch.float32, 1), (torch.float32, 2049)):
+        w, g = normal(count, seed=1, dtype=dtype), normal(count, seed=2, dtype=dtype)
+        for lr in (0.0, 0.1, 1.0 / 3.0):
+            right, mine = w.clone(), w.to(spot.device, copy=True)
+            sgd_update(right, g, lr, backend="reference")
+            sgd_update(mine, g.to(spot.device), lr, backend=spot.backend)
+            assert torch.equal(mine.cpu(), right), (dtype, count, lr)
 
 
 def test_gradients_of_two_backward_passes_are_refused_and_the_second_changes_nothing():

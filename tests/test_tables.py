@@ -13,6 +13,7 @@ from paperlm.errors import RecordError
 from paperlm.plan.project import ROOT, Project
 from paperlm.record.record import read_record, write_record
 from paperlm.tables.build import sibling, table_contents, write_table
+from paperlm.tables.contents import format_value
 from paperlm.tables.published import number, read_published
 from paperlm.tables.verdicts import Reading, claim_rows, fragile_in_print, holds_in_print
 
@@ -299,3 +300,15 @@ def test_hyper_parameters_of_table_seven_match_but_for_the_known_contradictions(
         ("1B", "Steps"): ("100K", "50K"),
         ("7B", "Data amount"): ("1.7B", "1.3B"),
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "printed", "shown"),
+    [
+        (0.00412, "11.22", "0.0041"), (0.0096, "11.22", "0.0096"), (-0.01, "0.02", "-0.01"), (0.126, "0.02", "0.13"),
+        (0.0, "1.50", "0.00"), (77467209204373.0, "", "77467209204373"), (1.5e9, "3", "1500000000"),
+        (33.0, "", "33.00"),
+    ],
+)  # fmt: skip
+def test_a_number_keeps_two_digits_where_the_printed_decimals_would_leave_less(value, printed, shown):
+    assert format_value(value, printed) == shown

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.neuzip import raise_decode_errors
 from paperlm_kernels.stored.layers import stored_weights
 from paperlm_kernels.stored.weight import StoredWeight
@@ -20,14 +21,19 @@ CHUNK = 1 << 20
 "Values of a weight that are in float32 at a time."
 
 
-def sgd_update(weight: Tensor, gradient: Tensor, lr: float) -> None:
+def sgd_update(weight: Tensor, gradient: Tensor, lr: float, *, backend: str = "auto") -> None:
     """weight <- weight - lr * gradient in place, in float32 and rounded once to the weight's dtype.
 
     Product and difference are rounded apart, never fused, so that every device gives the same bits. weight is
-    contiguous; ValueError otherwise.
+    contiguous; ValueError otherwise. backend: "triton", "reference" or "auto", which is Triton on a GPU, in one kernel.
     """
     if not weight.is_contiguous():
         raise ValueError("the weight is a view with gaps or turned axes; give weight.contiguous()")
+    if chosen_backend(backend, weight, weight.dtype) == "triton":
+        from paperlm_kernels.stored.kernel import run_sgd
+
+        run_sgd(weight, gradient.contiguous(), lr)
+        return
     parts = (t.reshape(-1).split(CHUNK) for t in (weight, gradient))
     for w, g in zip(*parts, strict=True):
         w.copy_(w.float() - g.float() * lr)

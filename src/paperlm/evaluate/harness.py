@@ -6,6 +6,7 @@ is replaced, by a definition that includes the packaged one. Nothing is fetched,
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -55,6 +56,8 @@ class Evaluation:
     "share of requests (an item with one of its options) that were cut on the left to the model's length"
     not_finite: dict[str, float] = field(default_factory=dict)
     "share of requests whose likelihood is no number; the harness then takes the first such option"
+    likelihoods: list[float] = field(default_factory=list)
+    "of every request, in nats, in the order of the harness"
 
 
 class CountingLM(HFLM):
@@ -77,12 +80,14 @@ class CountingLM(HFLM):
         )
         self.progress = progress
         self.requests, self.cut, self.not_finite = Counter(), Counter(), Counter()
+        self.likelihoods: list[float] = []
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Likelihood of each request's option after its context, and whether greedy decoding gives it."""
         self._tasks = [request.task_name for request in requests]
         found = super().loglikelihood(requests, disable_tqdm=disable_tqdm or not self.progress)
         self.requests.update(self._tasks)
+        self.likelihoods += [likelihood for likelihood, _ in found]
         pairs = zip(self._tasks, found, strict=True)
         self.not_finite.update(task for task, (likelihood, _) in pairs if not math.isfinite(likelihood))
         return found
@@ -118,8 +123,11 @@ def evaluate(
     """
     lm = CountingLM(model, tokenizer, max_length=max_length, batch_size=batch_size, progress=progress)
     found = evaluate_lm(lm, tasks, items, few_shot=few_shot, limit=limit, few_shot_seed=few_shot_seed)
-    return Evaluation(
-        **{**vars(found), "cut": _share(lm.cut, lm, tasks), "not_finite": _share(lm.not_finite, lm, tasks)}
+    return dataclasses.replace(
+        found,
+        cut=_share(lm.cut, lm, tasks),
+        not_finite=_share(lm.not_finite, lm, tasks),
+        likelihoods=lm.likelihoods,
     )
 
 

@@ -30,9 +30,13 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     if not any(job.has_curve for job in project.jobs_of(table_name)):
         raise SpecError(f"{table_name}: none of its jobs has a training curve")
     results = collect(project, table_name, records)
-    rows, counted = [], "tokens"
+    rows, counted, seen = [], "tokens", set()
     for (row, column), cell in results.cells.items():
         for record in cell.records:
+            # another kind of job has no curve; columns of the same runs, such as loss and memory, one between them
+            if "train" not in record.series or (row, record.job_id) in seen:
+                continue
+            seen.add((row, record.job_id))
             counted = record.series["train"].columns[1]
             for kind in ("train", "eval"):
                 for update, count, value, *_ in record.series[kind].rows:
@@ -68,7 +72,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods]
         if plateaus:
             lines.append(plt.Line2D([], [], color="0.4", linestyle=":", label="unigram plateau"))
-    missing = [c for c in table.columns if c not in shown]
+    missing = [c for c in table.columns if not any(cell.records for cell in results.column(c))]
     note = f" (not run: {', '.join(missing)})" if missing and shown else ""
     figure.suptitle(f"{table_name}, scale {project.scale.scale}{note}")
     if shown:

@@ -62,6 +62,9 @@ def in_order(states: Iterable[Stage]) -> tuple[Stage, ...]:
     return tuple(sorted(set(states), key=lambda state: (update_of(state), folder_of(state))))
 
 
+Head = Literal["tokens", "spans"]
+"What a model predicts of a text: each next token, or where an answer in it begins and ends."
+
 SLUG = r"[a-z0-9][a-z0-9_.-]*"
 
 
@@ -132,6 +135,26 @@ class Job(Frozen):
         """Updates after which a child may ask for this job's model, the last one apart."""
         return range(0)
 
+    def needs_head(self) -> Head | None:
+        """What the model of `of` has to predict; None: nothing of the kind."""
+        return None
+
+    def lacks(self, head: Head) -> str:
+        """Why the model that it leaves does not predict this; empty: it does, or its own parent was asked."""
+        return ""
+
+    @model_validator(mode="after")
+    def fits_the_model(self) -> Job:
+        if (of := self.parents().get("of")) is None:
+            return self
+        if (head := self.needs_head()) and (why := of.lacks(head)):
+            raise ValueError(f"of: {why}")
+        update = self.snapshot("of")
+        if isinstance(update, int) and update not in (there := of.snapshots()):
+            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
+            raise ValueError(f"at: {getattr(self, 'at', update)}: a job of kind {of.kind!r} {has} beside its end")
+        return self
+
     # -- the name --
 
     def __eq__(self, other: object) -> bool:
@@ -170,6 +193,13 @@ class Job(Frozen):
         for parent in self.parents().values():
             yield parent
             yield from parent.ancestors()
+
+
+def packed_bytes() -> dict[str, int]:
+    """Behaviour of a job whose record counts the bytes of packed weights."""
+    from paperlm_kernels.behaviour import NEUZIP
+
+    return {"neuzip_nbytes": NEUZIP["nbytes"]}
 
 
 def kept_for(jobs: Iterable[Job]) -> dict[str, tuple[Stage, ...]]:
@@ -240,6 +270,20 @@ KVCacheOptions = Annotated[dict[str, Any] | None, AfterValidator(_in_full(lambda
 
 At = int | Literal["init", "end"]
 "Of which state of the parent: after so many updates, before the first (`init`), after the last (`end`)."
+
+
+class LooksAtModel(Job):
+    """Settings of a job that looks at a model, at one state of its training."""
+
+    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
+    "the model"
+    at: At = "end"
+    "of which state of it: after so many updates, before the first (`init`), after the last (`end`)"
+
+    def of_what(self) -> str:
+        """The model's part of the name, with the state behind it where that is not the end."""
+        return self.of.slug() + ("" if self.at == "end" else f"-at_{self.at}")
+
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

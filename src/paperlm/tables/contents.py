@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from paperlm.errors import RecordError, SpecError, did_you_mean
-from paperlm.plan.exhibit import Printed
+from paperlm.plan.table import Printed
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.published import PublishedTable, read_cells
 from paperlm.tables.vocabulary import NOT_FOUND, NOT_PRINTED
@@ -158,11 +158,17 @@ def relative(difference: float, reference: float) -> str:
 
 
 def format_value(value: float, printed: str) -> str:
-    """A number with as many decimals as the printed cell, two if that is no decimal number."""
+    """A number with as many decimals as the printed cell, two if that is no decimal number; more where these leave less
+    than two digits of it, none for a whole number beyond 1e9 (a hash)."""
     if not math.isfinite(value):
         return "inf"
-    _, _, decimals = printed.partition(".")
-    return f"{value:.{len(decimals) if decimals.isdigit() else 2}f}"
+    if abs(value) >= 1e9 and value == int(value):
+        return f"{value:.0f}"
+    _, _, printed_decimals = printed.partition(".")
+    decimals = len(printed_decimals) if printed_decimals.isdigit() else 2
+    if abs(value) < 10 ** (1 - decimals) and abs(round(value, decimals) - value) > 0.01 * abs(value):
+        decimals = max(decimals, 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
 
 
 def format_count(value: float) -> str:

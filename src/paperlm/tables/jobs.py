@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.plan.exhibit import DivergedRule, JobCells, JobsTable
+from paperlm.plan.exhibit import DivergedRule, JobCells
 from paperlm.plan.project import Project
+from paperlm.plan.table import JobsTable
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, Key, check_labels, format_count, format_value, relative
 from paperlm.tables.published import PublishedTable, half_a_digit, number

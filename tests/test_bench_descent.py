@@ -1,0 +1,54 @@
+"""The benchmark of descent: its methods make the same updates, and it says what a CPU cannot measure."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from paperlm.bench import main, with_ours
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    out = tmp_path_factory.mktemp("descent") / "rows.jsonl"
+    arguments = ["descent", "--device", "cpu", "--scale", "small", "--cases", "gpt_neo_2.7b", "--repeats", "2"]
+    with_ours()
+    from paperlm_kernels.bench.ops.descent import METHODS
+
+    assert main([*arguments, "--methods", ",".join(METHODS), "--warmup", "1", "--out", str(out)]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_losses_of_packed_weights_are_those_of_lomo_to_the_last_bit_and_sgds_to_its_rounding(rows):
+    losses = {r["method"]: r["exact"] for r in rows if r["metric"] == "loss"}
+    assert losses["lomo"] == losses["neuzip"] == losses["neuzip keep"] == losses["neuzip fix4"]
+    vanilla, lomo = (torch.tensor(json.loads(losses[m])) for m in ("vanilla", "lomo"))
+    torch.testing.assert_close(vanilla, lomo, rtol=2e-3, atol=0)  # bfloat16 keeps 2^-8
+    assert len(set(lomo.tolist())) == 3  # it trains, on other text each time
+
+
+def test_memory_that_a_cpu_does_not_count_is_said_to_be_absent(rows):
+    assert {r["method"] for r in rows if r["metric"] == "memory"} == set()
+    said = [r for r in rows if r["metric"] == "outcome"]
+    assert len(said) == 5 and all("on a GPU only" in r["outcome"] for r in said)
+
+
+def test_cases_have_the_published_numbers_of_parameters():
+    """GPT-Neo 2.7B 2,651,307,520 (EleutherAI's card: 2.7B), Llama-3 8B 8,030,261,248, Llama-2 13B 13,015,864,320."""
+    import transformers
+
+    with_ours()
+    from paperlm_kernels.bench.ops.descent import CASES
+
+    sizes = {}
+    for name, case in CASES.items():
+        with torch.device("meta"):
+            config = getattr(transformers, f"{case.model}Config")(**case.config)
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        sizes[name] = sum(p.numel() for p in model.parameters())
+    assert sizes == {
+        "gpt_neo_2.7b": 2_651_307_520, "llama3_8b": 8_030_261_248, "llama2_13b": 13_015_864_320,
+        "llama3_8b_one": 8_030_261_248,
+    }  # fmt: skip
