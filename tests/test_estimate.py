@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from paperlm.errors import RecordError
 from paperlm.evidence import ranked
 from paperlm.plan.costs import Costs, like, write_costs
 from paperlm.plan.estimate import estimate, expectation, print_plan, stated_cores
-from paperlm.plan.project import Project
+from paperlm.plan.project import ROOT, Project
 from paperlm.plan.workflow import Workflow
 from paperlm.record import calibration
 from paperlm.record.calibration import Calibration, calibrated, step_seconds, stored
