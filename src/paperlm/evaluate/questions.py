@@ -19,7 +19,7 @@ class AskedModel(LooksAtModel):
 
     Metrics: `<task>/acc`, `<task>/acc_norm` where the task has it (likelihood by the option's length in characters),
     `<task>/items`, and `<task>/cut`, the share of requests that did not fit into `max_length`. MMLU is the mean over
-    items of 57 subjects.
+    items of 57 subjects. The record keeps which items were right, so that two models can be compared in pairs.
     """
 
     tasks: list[TaskName] = Field(min_length=1)
@@ -107,6 +107,7 @@ def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[
         outcome="measured",
         metrics=metrics,
         standard_errors=found.standard_errors,
+        answers=found.answers,
         labels=labels,
         versions=found.versions,
     )

@@ -347,6 +347,39 @@ class Series(Frozen):
         return [row[index] for row in self.rows]
 
 
+class Answers(Frozen):
+    """Which items of a set were answered rightly, in few characters: 2,512 for HellaSwag's 10,042 items."""
+
+    items: int = Field(gt=0)
+    digest: str = Field(pattern=r"^[0-9a-f]{16}$")
+    "of the items in their order: two sets of answers are compared in pairs where it is the same"
+    right: str
+    "hexadecimal, a bit for each item from the first on, filled up with zeros to whole bytes"
+
+    @model_validator(mode="after")
+    def has_a_bit_for_each_item(self) -> Answers:
+        size = -(-self.items // 8)
+        if not re.fullmatch(f"[0-9a-f]{{{2 * size}}}", self.right) or int(self.right, 16) % (
+            1 << 8 * size - self.items
+        ):
+            raise ValueError(
+                f"right: {self.items} items take {2 * size} hexadecimal digits, with zeros behind the last"
+            )
+        return self
+
+    @classmethod
+    def of(cls, flags: Iterable[bool], items: str) -> Answers:
+        """A flag for each item; `items`: their digest."""
+        bits = "".join("1" if flag else "0" for flag in flags)
+        size = -(-len(bits) // 8)
+        return cls(items=len(bits), digest=items, right=f"{int(bits.ljust(8 * size, '0') or '0', 2):0{2 * size}x}")
+
+    def flags(self) -> list[bool]:
+        """A flag for each item."""
+        bits = f"{int(self.right, 16):0{4 * len(self.right)}b}"
+        return [bit == "1" for bit in bits[: self.items]]
+
+
 class Cost(Frozen):
     """What a job took. With its environment the only part of a record that differs between equal jobs on a CPU."""
 
@@ -373,6 +406,8 @@ class Result:
     standard_errors: dict[str, float | None] = field(default_factory=dict)
     "metric -> its standard error, where the measurement has one; the record leaves out what is no finite number"
     series: dict[str, Series] = field(default_factory=dict)
+    answers: dict[str, Answers] = field(default_factory=dict)
+    "metric that is a share of right answers -> which items were right, for comparisons in pairs"
     cost: Cost | None = None
     "None: the caller's wall time"
     labels: list[str] = field(default_factory=list)

@@ -97,7 +97,7 @@ def print_plan(project: Project, names: Sequence[str], cores: int | None) -> Non
     console, plan = Console(), Workflow(project)
     found = estimate(plan, names, "measured")
     if not found.kinds:
-        console.print(f"nothing to make at scale {project.scale.scale}: every record is there, or needs a GPU")
+        console.print(_nothing(project))
         return
     grid = Table(title=f"jobs to make at scale {project.scale.scale}", title_justify="left")
     for column in ("kind", "jobs", "minutes, one after the other"):
@@ -118,11 +118,21 @@ def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: 
     damaged file of the reference.
     """
     found = estimate(plan, names, "stored")
+    if not found.kinds:
+        return _nothing(plan.project)
     side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, cores)
-    if found.gpus and found.kinds:
+    if found.gpus:
         return "\n".join([found.line(*side_by_side), *(f"  {found.asks(kind)}" for kind in found.kinds)])
     kinds = ", ".join(f"{len(each)} {kind}" for kind, each in found.kinds.items())
-    return found.line(*side_by_side) + (f" ({kinds})" if kinds else "")
+    return f"{found.line(*side_by_side)} ({kinds})"
+
+
+def _nothing(project: Project) -> str:
+    """What stands in the place of an estimate where no job is to be made, and what would change that."""
+    what = f"nothing to make at scale {project.scale.scale}: every record is there"
+    if project.scale.device != "gpu" or project.config.run_missing == "yes":
+        return what
+    return f"{what}, or needs a GPU; --config run_missing=yes plans those that are missing"
 
 
 def stated_cores(arguments: Sequence[str], cores: int | None) -> int | None:

@@ -50,7 +50,8 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
         values, diverged, seeds = tuple(result.values(metric)), tuple(result.diverged), result.seeds
         if (error := result.standard_error(metric)) is not None:
             # In the number's own unit: a reward or a gain may be near 0.
-            samples[key] = CellSamples(values, diverged, seeds, error, pool=metric)
+            scores = result.scores(metric)
+            samples[key] = CellSamples(values, diverged, seeds, error, pool=metric, scores=scores)
             continue
         mean = result.mean(metric)
         deviation = project.scale.seed_noise.value * abs(mean) if math.isfinite(mean) else 0.0
