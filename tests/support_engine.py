@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import torch
+from support import job_environment
 
+from paperlm.jobs import Job
 from paperlm.jobs.base import Inputs, Machine, Result
 from paperlm.jobs.pretrain import Pretrain, run
+from paperlm.train import checkpoint
 from paperlm.train.distributed import World
 from paperlm.train.language_model import LanguageModelling
 
@@ -29,3 +36,23 @@ def trained(job: Pretrain, manifest: Path, folder: Path, machine: Machine = QUIE
 
 def task_of(job: Pretrain, manifest: Path, micro_batch: int = 0) -> LanguageModelling:
     return LanguageModelling(job, manifest, micro_batch, ALONE)
+
+
+def start(job: Job, root: Path, *more: str) -> subprocess.Popen:
+    """`paperlm run` of a job whose data is prepared, with everything below `root`."""
+    code = (
+        "import sys; from pathlib import Path; from paperlm.plan import project; root = sys.argv.pop(1); "
+        "project.ROOT = Path(root); from paperlm.cli import main; sys.exit(main())"
+    )
+    command = [
+        sys.executable, "-c", code, root, "run", "--job", json.dumps(job.canonical()), "--scale", "smoke",
+        "--device", "cpu", "--checkpoint-updates", "3", *more,
+    ]  # fmt: skip
+    return subprocess.Popen(list(map(str, command)), env=job_environment(), stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_update(folder: Path, update: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not any(int(p.name[5:]) >= update for p in checkpoint.steps(folder)):
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+        time.sleep(0.005)

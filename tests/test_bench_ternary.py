@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 from paperlm_kernels.bench import cold, ops, rows
@@ -82,6 +85,20 @@ def test_a_run_on_a_cpu_gives_times_and_our_products_are_within_a_rounding_of_fl
     assert [row["outcome"] for row in found if row["name"] == "gemlite"] == ["absent: needs a CUDA GPU"]
 
 
+def test_a_peer_that_has_not_what_is_measured_says_so_before_it_tunes_itself():
+    from paperlm_kernels.bench.operation import Task
+    from paperlm_kernels.bench.ops.ternary_linear.task import rows_of
+
+    given = Task("ternary_linear", "tiny_cpu_m1", "gemlite", ("product", "error"), device="cpu")
+    (row,) = rows_of(ops.operation("ternary_linear"), given)  # gemlite is not installed: nothing of it was asked
+    assert row["outcome"].startswith("absent: it quantizes its input itself")
+
+
+def test_codes_for_quack_are_three_bits_of_magnitude_under_one_of_sign_even_columns_low():
+    packed = methods.sign_magnitude(torch.tensor([[1, -1, 0, 1], [-1, 0, -1, -1]], dtype=torch.int8))
+    assert packed.tolist() == [[0x91, 0x10], [0x09, 0x99]]
+
+
 def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path):
     out = tmp_path / "rows.jsonl"
     chosen = ["--measure", "decode,append,error", "--device", "cpu", "--repeats", "1", "--out", str(out)]
@@ -91,3 +108,53 @@ def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path):
     assert found["ours_3bit", "bytes_per_token", None] == 2 * 4 * (24 + 2)
     assert all(found[name, "error", None] < 2**-8 for name in ("ours_4bit", "ours_3bit", "ours_3bit_q4", "torch"))
     assert found["ours_4bit", "time", "append"] > 0
+
+
+def test_the_tiles_that_are_tried_fit_a_program_and_leave_no_split_of_a_sum_without_a_step():
+    sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
+    cases = sweep.cases_of([f"{size}_m{tokens}" for tokens in (16, 1, 4, 64, 256, 4096) for size in ("7b", "700m")])
+    assert [case.name for case in cases[:2]] == ["7b_qkv_m16", "7b_o_m16"] and cases[-1].name == "700m_down_m4096"
+    assert [case.tokens for case in sweep.cases_of(["3b_o_m5", "3b_o_m5"])] == [5]
+    with pytest.raises(SystemExit, match="did you mean '7b_gate_up_m8'"):
+        sweep.cases_of(["7b_gateup_m8"])
+    for case in cases:
+        tried, width = sweep.all_candidates(case, 132), -(-case.columns // 128) * 32
+        assert len(tried) == len(set(tried)) > 10
+        for tiles in tried:
+            step = 4 * tiles.words if isinstance(tiles, sweep.FewTiles) else tiles.step
+            assert 1 <= tiles.splits <= -(-width // step)
+            if isinstance(tiles, sweep.Tiles):
+                # packed weights and four times as many activations, in each buffer; H200: 227 KiB
+                assert tiles.stages * (tiles.rows * step + 4 * tiles.tokens * step) <= 227 * 1024
+                assert tiles.tokens * tiles.rows // (32 * tiles.warps) <= 128
+
+
+def test_a_summary_names_the_best_tiles_and_those_with_other_bits():
+    sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
+    about = {"case": "7b_o_m16", "floor_us": 1.0}
+    tiles = {"tokens": 16, "rows": 64, "step": 128, "warps": 4, "stages": 4, "splits": 1}
+    found = [
+        about | {"tiles": "bf16", "us": 8.0}, about | {"tiles": "chosen", "us": 4.0},
+        about | {"tiles": tiles, "kind": "Tiles", "us": 2.0, "same": True},
+        about | {"tiles": tiles | {"step": 64}, "kind": "Tiles", "us": 3.0, "same": False},
+        about | {"tiles": tiles | {"step": 32}, "kind": "Tiles", "failed": "OutOfResources: shared memory"},
+    ]  # fmt: skip
+    line = sweep.summary(sweep.cases_of(["7b_o_m16"])[0], found)
+    assert "chosen 4.00 (2.00x)" in line and "best of 2 (4.00x): 2.00 64x16 step 128 warps 4 stages 4 splits 1" in line
+    assert "FAILED: 1, the last 64x16 step 32 warps 4 stages 4 splits 1: OutOfResources: shared memory" in line
+    assert line.endswith("WRONG: ['64x16 step 64 warps 4 stages 4 splits 1']")
+
+
+def _send_two_and_die(case, end, into):
+    into.send({"tiles": "bf16", "us": 8.0})
+    into.send({"tiles": "chosen", "us": end, "case": case.name})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_rows_of_a_case_whose_process_dies_are_kept():
+    sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
+    case = sweep.cases_of(["7b_o_m16"])[0]
+    assert sweep.rows_apart(case, 4.0, _send_two_and_die) == [
+        {"tiles": "bf16", "us": 8.0}, {"tiles": "chosen", "us": 4.0, "case": "7b_o_m16"}
+    ]  # fmt: skip
+    assert "before the chosen tiles were timed" in sweep.summary(case, [])

@@ -49,7 +49,7 @@ SMALLER = {
 "Command -> how it is run here: at the scale of tests, on a CPU."
 FOR_REAL = "snakemake toy --cores 2 --config scale=smoke"
 "The one workflow that is run; of the others the plan is made."
-SLOW = (FOR_REAL, "paperlm run", "rows.jsonl", "rms_norm.jsonl", "bench pretrain --cases")
+SLOW = (FOR_REAL, "paperlm run", "rows.jsonl", "rms_norm.jsonl", "bench pretrain --cases", "bench sft --cases")
 "Parts of commands that train or measure, or show what was measured."
 
 
@@ -201,7 +201,7 @@ BENCH = "paper_tables/records/bench"
 MARKS = {
     "README.md": ["gpu: mixln_table1"],
     "docs/data.md": ["registry: bundled and local"],
-    "docs/speed.md": [f"measured: python -m paperlm bench show {BENCH}/pretrain.jsonl"],
+    "docs/speed.md": [f"measured: python -m paperlm bench show {BENCH}/{name}.jsonl" for name in ("pretrain", "sft")],
     "kernels/README.md": [f"measured: python -m paperlm_kernels.bench show {BENCH}/cross_entropy.jsonl # first table"],
     "kernels/MEASURED.md": [
         f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
@@ -239,20 +239,20 @@ def test_the_table_of_data_has_a_line_for_each_set_that_is_not_on_the_hub():
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Project:
+def copy(root: Path) -> Project:
     """The documents and what they are generated from."""
-    for name in ("workflow", "paper_tables/published", BENCH, "docs"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    (tmp_path / "kernels").mkdir()
+    for name in (BENCH, "docs"):
+        shutil.copytree(ROOT / name, root / name)
+    (root / "kernels").mkdir()
     for name in ("README.md", "kernels/README.md", "kernels/MEASURED.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    return Project({}, tmp_path)
+        shutil.copy(ROOT / name, root / name)
+    return Project({}, root)
 
 
 @pytest.mark.parametrize("document", MARKS)
 def test_a_number_that_was_edited_is_found_and_written_anew_and_words_around_it_stay(copy, document, capsys):
     path, text = copy.root / document, read(document)
-    inside, around = generated(document, MARKS[document][-1]), f"A word of mine.\n{text}"
+    inside, around = generated(document, MARKS[document][0]), f"A word of mine.\n{text}"
     path.write_text(around.replace(inside, inside.replace("1", "2")), encoding="utf-8")
     assert path.read_text() != around
     with pytest.raises(RecordError, match=rf"^{document}: a generated part is not .*documents --write"):

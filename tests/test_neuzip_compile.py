@@ -12,29 +12,32 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
-from paperlm_kernels.neuzip import kernel_decode, kernel_encode, kernel_product  # noqa: E402
+from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_product  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
-from paperlm_kernels.neuzip.launch import WARPS  # noqa: E402
+from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
 from support_compile import compile_for, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
 OCTET = {7: "*i64", 3: "*i32", 1: "*i16", 0: "*u8"}
 POINTERS = dict.fromkeys(
     ("payload", "directory", "table", "patches", "patch_directory", "found", "codes", "words", "most", "patch_counts",
-     "sums"), "*i32",
-) | {"units": "*u8", "norm": "*u8", "plane8": "*u8", "index": "*u8", "out": "*i16", "weights": "*i16",
-     "counts": "*i64"}  # fmt: skip
+     "sums", "totals", "packing", "decoding", "scratch"), "*i32",
+) | dict.fromkeys(("units", "norm", "plane8", "payload8", "index", "stored", "escaping"), "*u8") | {
+    "out": "*i16", "weights": "*i16", "counts": "*i64"
+}  # fmt: skip
 
 
-def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, **more):
+def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, warps=WARPS, **more):
+    """Compiled as a launch compiles it: no number is known to be a multiple of anything."""
     g = PROFILES[profile]
     known = {
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "UNIT": g.unit, "K": k, "LOG_NORM": log_norm,
-        "WHOLE": whole, "CHECK": True, "BLOCK": g.block, "STEP": 1024, "N": 512, "FIRST_WARP": True,
+        "WHOLE": whole, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
+        "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
     types = {**POINTERS, "plane": OCTET[k], **more}
-    return compile_for(kernel, types, constants, {"numel"}, architecture, WARPS, 3)
+    return compile_for(kernel, types, constants, set(), architecture, warps, 3)
 
 
 @both
@@ -61,23 +64,40 @@ def test_decoding_four_bits_stores_16_bytes_a_lane(architecture, k, log_norm, tm
 
 @both
 @pytest.mark.parametrize("k,log_norm", [(7, 0), (3, 9), (0, 0)])
-@pytest.mark.parametrize("name,payload", [("count", "*i32"), ("size", "*i32"), ("write", "*u8"), ("write", "*i16"),
-                                          ("fix4", "*i32"), ("patch", "*i32")])  # fmt: skip
-def test_encoding_reads_16_bytes_a_lane_and_spills_nothing(architecture, name, payload, k, log_norm, tmp_path):
-    profile = "dense" if payload == "*i16" else "default"
-    kernel = compiled(
-        getattr(kernel_encode, f"{name}_kernel"), architecture, k, log_norm, profile, payload=payload
-    )  # fmt: skip
+@pytest.mark.parametrize("name", ["size", "write", "fix4", "patch"])
+def test_encoding_reads_16_bytes_a_lane_and_spills_nothing(architecture, name, k, log_norm, tmp_path):
+    kernel = getattr(kernel_encode, f"{name}_kernel")
+    kernel = compiled(kernel, architecture, k, log_norm, lowest="*u8")
     assert name == "patch" or re.search(r"ld\.global\.v4\.b32", kernel.asm["ptx"])
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
 
 
 @both
+@pytest.mark.parametrize("k,log_norm", [(7, 0), (3, 9), (0, 0)])
+def test_counting_reads_16_bytes_a_lane_and_spills_nothing(architecture, k, log_norm, tmp_path):
+    kernel = compiled(kernel_codebook.count_kernel, architecture, k, log_norm)
+    assert re.search(r"ld\.global\.v4\.b32", kernel.asm["ptx"])
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0
+
+
+@both
+def test_what_one_program_does_for_all_compiles_and_spills_nothing(architecture, tmp_path):
+    scan = compiled(kernel_encode.scan_kernel, architecture, 7, 0, warps=8)
+    codebook = compiled(kernel_codebook.codebook_kernel, architecture, 7, 0)
+    lowest = compiled(kernel_codebook.lowest_kernel, architecture, 7, 0, lowest="*u8")
+    # straight-line code of all of its loops would have ten times the instructions, each of which is fetched
+    assert len(codebook.asm["cubin"]) < 120_000
+    if architecture == 90:
+        assert [spilled(kernel, tmp_path) for kernel in (scan, codebook, lowest)] == [0, 0, 0]
+
+
+@both
 def test_odd_sizes_and_normalizers_compile(architecture):
     for k in (7, 3, 1, 0):
         compiled(kernel_decode.decode_kernel, architecture, k, 0, whole=False)
-        compiled(kernel_encode.write_kernel, architecture, k, 0, whole=False, payload="*u8")
+        compiled(kernel_encode.write_kernel, architecture, k, 0, whole=False)
     compiled(kernel_encode.normalizer_kernel, architecture, 3, 0)
 
 

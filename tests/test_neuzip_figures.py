@@ -1,4 +1,4 @@
-"""Noise on weights, Pareto-optimal rows and lifetimes of tensors: Figures 2, 3 and 7 of NeuZip."""
+"""Noise on weights, Pareto-optimal rows and lifetimes of tensors: Figures 2, 3, 7 and 9 of NeuZip."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from support import smoke_run
 from support_figures import record_of
 
 from paperlm.figures.base import write_figure
-from paperlm.figures.noise_grid import called
+from paperlm.figures.noise_grid import COLUMNS, called
 from paperlm.figures.resident_tensors import BACKWARD, BLOCK, LAYER, LIFETIMES, METHODS, RUN, UPDATE
-from paperlm.figures.trade_off import Point, frontier
+from paperlm.figures.trade_off import Point, frontier, points_of
+from paperlm.jobs.base import Series
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
 from paperlm.plan.project import Project
 from paperlm.probe.noise import disturbed
 from paperlm.record.record import write_record
+from paperlm.tables.claims import CellSamples
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -88,7 +90,30 @@ def test_rows_on_the_frontier_are_those_that_no_other_one_beats():
             b for a, b in itertools.permutations(points, 2) if (a.x < b.x and a.y <= b.y) or (a.x <= b.x and a.y < b.y)
         }
         assert set(frontier(points)) == set(points) - beaten
+        mirrored = [Point(p.row, p.x, -p.y) for p in points]
+        assert [p.row for p in frontier(mirrored, "higher")] == [p.row for p in frontier(points)]
     assert frontier([Point("a", 1, 2), Point("b", 1, 2)]) == [Point("a", 1, 2), Point("b", 1, 2)]
+
+
+def test_a_row_of_which_a_seed_diverged_stands_where_the_others_are():
+    samples = {("a", "x"): CellSamples((2.0, 2.0)), ("a", "y"): CellSamples((10.0, 900.0), (False, True))}
+    samples |= {("b", "x"): CellSamples((1.0, 1.0)), ("b", "y"): CellSamples((900.0, 700.0), (True, True))}
+    assert points_of(samples, "x", "y") == [Point("a", 2, 10), Point("b", 1, 800)]
+
+
+def test_a_seed_that_noise_breaks_is_told_and_not_averaged(tmp_path):
+    project = Project({"scale": "tiny", "seeds": [0, 1]})
+    files = []
+    for seed, job in enumerate(dict.fromkeys(project.jobs_of("neuzip_figure7"))):
+        series = Series(columns=list(COLUMNS), rows=[[-2, None, *((None, None) if seed else (2.0, 7.0))]])
+        files.append(tmp_path / f"{job.job_id}.json")
+        write_record(files[-1], record_of(job, {"loss": 1.0, "perplexity": 2.5 + seed}, series={"grid": series}))
+    assert len(files) == 2
+    write_figure(project, "neuzip_figure7", files, tmp_path / "neuzip_figure7.svg")
+    found = pandas.read_csv(tmp_path / "neuzip_figure7.diff.csv").set_index("column")
+    broken, whole = found.loc["Absolute 2^-2"], found.loc["Without Noise"]
+    assert (broken["regenerated"], broken["judged_on"]) == ("7 (1 of 2 not finite)", 7)
+    assert whole["regenerated"] == "3" and whole["spread"] == pytest.approx(0.5**0.5, rel=1e-3)
 
 
 def test_what_lives_how_long_is_what_the_paper_says():
@@ -120,3 +145,24 @@ def test_memory_against_perplexity_shows_the_rows_that_have_both_and_marks_those
     for _, panel in found.groupby("panel"):
         assert dict(zip(panel["row"], panel["pareto_optimal"], strict=True)) == rows
     assert len(found) == 3 * len(rows)
+
+
+def test_memory_against_accuracy_prefers_higher_numbers_and_its_claims_read_them(tmp_path):
+    project = Project({"scale": "tiny"})
+    files = []
+    for job in {job.job_id: job for job in project.jobs_of("neuzip_table3a")}.values():
+        if job.kind in ("stored_perplexity", "stored_lm_eval") and job.store in ("plain", "packed"):
+            bits = 16 if job.store == "plain" else BITS[job.mant_bits]
+            accuracy = 0.5 if bits == 16 else {0: 0.3, 1: 0.4, 3: 0.35, 7: 0.5}[job.mant_bits]
+            metrics = dict.fromkeys(job.metrics(), 1) | {"mmlu/acc": accuracy, "weight_bytes": int(bits * 1e7)}
+            if bits == 10.7 and job.of.size == "350M":
+                metrics["likelihoods_hash"] = 2
+            files.append(tmp_path / f"{job.job_id}.json")
+            write_record(files[-1], record_of(job, metrics, standard_errors={"likelihoods_hash": 0.0}))
+    write_figure(project, "neuzip_figure9", files, tmp_path / "neuzip_figure9.svg")
+    found = pandas.read_csv(tmp_path / "neuzip_figure9.csv")
+    best = {"NeuZip 0-bit": 30.0, "NeuZip 1-bit": 40.0, "NeuZip 7-bit (lossless)": 50.0}
+    for _, panel in found[found["pareto_optimal"]].groupby("panel"):
+        assert dict(zip(panel["row"], panel["accuracy on MMLU (%)"], strict=True)) == best
+    claims = pandas.read_csv(tmp_path / "neuzip_figure9.claims.csv").set_index(["claim", "part"])["verdict"]
+    assert claims["NEU-F9-2", "Llama-3 8B"] == "holds" and claims["NEU-F9-2", "Llama-2 13B"] == "fails"

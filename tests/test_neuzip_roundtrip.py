@@ -117,12 +117,18 @@ def test_normalizers_are_those_of_their_weights_in_a_tensor_of_several_chunks():
     assert np.array_equal(bits_of(through(t, mant_bits=3, block_norm=512)), right)
 
 
-def test_bytes_are_those_of_sections_and_of_tables_that_were_needed():
-    packed = pack(gaussian(2**16))
-    sections = packed.nbytes
-    assert sections == sum(-(-s.nbytes // 64) * 64 for s in packed.sections.values())
-    packed.book.table(packed.device)
-    assert packed.nbytes == sections + 4 * 2**12
+@pytest.mark.parametrize("profile", ["default", "fast"])
+def test_bytes_are_those_of_sections_and_of_the_tables_that_a_gpu_keeps_whether_or_not_they_are_there(profile):
+    packed = pack(gaussian(2**16), profile=profile)
+    before = packed.nbytes
+    sections = sum(-(-s.nbytes // 64) * 64 for s in packed.sections.values())
+    tables = sum(packed.book.table(packed.device, which).nbytes for which in ("decoding", "packing", "index"))
+    assert before == packed.nbytes == from_bytes(packed.to_bytes()).nbytes == sections + tables
+
+
+def test_what_has_no_codebook_has_no_tables():
+    for packed in (pack(gaussian(2**16), profile="fix4"), pack(gaussian(1000))):
+        assert packed.nbytes == sum(-(-s.nbytes // 64) * 64 for s in packed.sections.values())
 
 
 def test_what_does_not_shrink_or_is_small_or_of_another_dtype_is_kept_as_it_is():

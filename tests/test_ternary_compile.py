@@ -7,6 +7,7 @@ import os
 import re
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 
@@ -14,13 +15,13 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
 from paperlm_kernels.kv_attention import kernel as kv  # noqa: E402
-from paperlm_kernels.kv_attention.launch import DECODE_WARPS, TOKENS  # noqa: E402
+from paperlm_kernels.kv_attention.launch import tiles_of as decode_tiles  # noqa: E402
 from paperlm_kernels.kv_attention.layout import KVLayout  # noqa: E402
 from paperlm_kernels.rmsnorm_quantize import kernel as norm  # noqa: E402
 from paperlm_kernels.rmsnorm_quantize.launch import _block  # noqa: E402
 from paperlm_kernels.rmsnorm_quantize.modes import MODES  # noqa: E402
 from paperlm_kernels.ternary_linear import gemm, gemv  # noqa: E402
-from paperlm_kernels.ternary_linear.launch import Tiles, tiles_of  # noqa: E402
+from paperlm_kernels.ternary_linear.launch import Tiles, few_tiles_of, tiles_of  # noqa: E402
 from support_compile import SHARED, compile_for, spare_buffers, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
@@ -55,9 +56,9 @@ def test_the_products_are_on_the_matrix_units_with_the_weights_in_registers(
     kernel = compile_for(gemm.gemm_kernel, LINEAR, constants, {"width", "N"}, architecture, warps, stages)
     ptx = kernel.asm["ptx"]
     assert kernel.metadata.shared <= SHARED[architecture]
-    # 16 bytes at a time: what is read ahead, and the rows that are stored
+    # 16 bytes at a time: what is read ahead, unless a thread has less of the activations, and the rows that are stored
     copies = re.findall(r"cp\.async\.\w+\.shared\.global .*?(0x\w+|\d+), ", ptx)
-    assert copies and all(int(size, 0) == 16 for size in copies)
+    assert {int(size, 0) for size in copies} == {16, min(16, tokens * step // (32 * warps))}
     assert not re.search(r"st\.global[.\w]*\.b(8|16)\b", ptx)
     if architecture == 90:
         assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8", ptx)
@@ -73,8 +74,12 @@ def test_the_products_are_on_the_matrix_units_with_the_weights_in_registers(
 def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     tokens, split, gather, architecture, tmp_path
 ):
-    constants = {"BM": tokens, "BN": 16 // tokens, "WORDS": 128, "SPLIT": split, "GATHER": gather, "ASM": True}
-    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, {"width"}, architecture, 4, 3)
+    few = few_tiles_of(tokens)
+    constants = {
+        "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": split, "GATHER": gather,
+        "ASM": True,
+    }  # fmt: skip
+    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, {"width"}, architecture, few.warps, 3)
     ptx = kernel.asm["ptx"]
     # a thread has 16 words of weights for each token, of four codes in each of their four planes
     assert ptx.count("dp4a") == 16 * 4
@@ -144,26 +149,42 @@ CACHE |= dict.fromkeys(
 heads = pytest.mark.parametrize("bits,head_dim", [(bits, d) for bits in (3, 4) for d in (64, 100, 128)])
 
 
-def blocks_of(layout):
-    sizes = [triton.next_power_of_2(planes.size) for planes in layout.planes]
-    return {"LOW": sizes[0], "HIGH": sizes[1] if layout.bits == 3 else 1}
-
-
 @heads
-def test_appending_attending_and_merging_compile_without_spills(bits, head_dim, tmp_path):
+def test_appending_and_merging_compile_without_spills(bits, head_dim, tmp_path):
     layout = KVLayout(head_dim, bits)
     sizes = [planes.size for planes in layout.planes]
-    common = {"THREE": bits == 3, "FIRST": bits == 3, "SYMMETRIC": True, "D": head_dim}
+    common = {"FIRST": bits == 3, "SYMMETRIC": True, "D": head_dim}
     rows = {"row_bytes": layout.row_bytes, "low_bytes": sizes[0], "high_bytes": sum(sizes[1:])}
     power = triton.next_power_of_2
-    append = rows | {"ROTATE": True, "HALF": power(head_dim // 2), "QUARTER": power(head_dim // 4)}
+    append = rows | {"THREE": bits == 3, "ROTATE": True, "HALF": power(head_dim // 2), "QUARTER": power(head_dim // 4)}
     append["EIGHTH"] = power(-(-head_dim // 8))
-    decode = rows | {"QUANTIZE": True, "TOKENS": TOKENS, "COUNT": 4 if bits == 3 else 2, "BITS": 2 if bits == 3 else 4}
     merge = {"QUANTIZE": True, "SPLITS": 16, "BLOCK": power(head_dim)}
     for function, constants, out, warps in (
         (kv.append_kernel, append, "*bf16", 1),
-        (kv.decode_kernel, decode | blocks_of(layout), "*fp32", DECODE_WARPS[bits]),
         (kv.merge_kernel, merge, "*bf16", 4),
     ):
         kernel = compile_for(function, CACHE | {"out": out}, common | constants, {"capacity"}, 90, warps, 3)
         assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0
+
+
+@heads
+@pytest.mark.parametrize("quantize", [False, True])
+def test_attending_reads_16_bytes_at_once_converts_nothing_and_spills_nothing(bits, head_dim, quantize, tmp_path):
+    layout = KVLayout(head_dim, bits)
+    tiles = decode_tiles(layout)
+    words = tiles.unit == torch.int32
+    constants = {
+        "D": head_dim, "row": tiles.row, "THREE": bits == 3, "FIRST": bits == 3, "QUANTIZE": quantize,
+        "SYMMETRIC": True, "TOKENS": tiles.tokens, "WIDE": tiles.unit != torch.uint8,
+        "HALVES": tiles.unit == torch.int16, "BLOCK": tiles.block, "STAGES": tiles.stages, "ASM": True,
+    }  # fmt: skip
+    unit = {torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}[tiles.unit]
+    types = CACHE | {"k_data": unit, "v_data": unit, "out": "*fp32"}
+    kernel = compile_for(kv.decode_kernel, types, constants, {"capacity"}, 90, tiles.warps, 3)
+    assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0
+    if words:
+        ptx = kernel.asm["ptx"]
+        # a thread has 32 numbers of a row: eight words in three digits of the query, and 32 values
+        assert ptx.count("dp4a") == 3 * 8 and ptx.count("prmt.b32") == 32
+        copies = re.findall(r"cp\.async\.\w+\.shared\.global .*?(0x\w+|\d+), ", ptx)
+        assert copies and all(int(size, 0) == (16 if bits == 4 else 4) for size in copies)

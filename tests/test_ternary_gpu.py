@@ -6,7 +6,7 @@ import pytest
 import torch
 from paperlm_kernels.kv_attention import QuantizedKV
 from paperlm_kernels.rmsnorm_quantize import MODES, rmsnorm_quantize
-from paperlm_kernels.ternary_linear import pack_ternary, sparse_columns_linear, ternary_linear
+from paperlm_kernels.ternary_linear import pack_ternary, sparse_columns_linear, ternary_linear, unpack_ternary
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICE = "cuda"
@@ -71,6 +71,15 @@ def test_decoding_at_every_length_is_the_references_attention(head_dim, batch, b
         assert torch.equal(cache.v_steps, other.v_steps)
         mine, right = (cache.decode(q, backend=backend) for backend in ("triton", "reference"))
         assert (mine - right).norm() < 1e-3 * right.norm()  # the reference's products may be in TF32
+
+
+def test_weights_are_unpacked_within_a_cuda_graph():
+    _, _, t, _ = problem(1, 256, 384)
+    packed, graph = pack_ternary(t), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        unpacked = unpack_ternary(packed)
+    graph.replay()
+    assert torch.equal(unpacked, t)
 
 
 def test_a_step_of_decoding_is_captured_and_replayed_in_a_cuda_graph():

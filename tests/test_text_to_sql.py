@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import pytest
+import torch
 from paperlm_kernels.stored import LomoSgd
 from pydantic import ValidationError
-from support_fields import job
+from safetensors.torch import load_file
+from support_engine import numbers, start, wait_for_update
+from support_fields import WIDE
+from support_small_jobs import job
+from support_stored import TABLES
 
 from paperlm.data.items import prepare_items, read_items
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.text_to_sql import PREFIX, run
+from paperlm.plan.project import ROOT
+from paperlm.record.places import Places
+from paperlm.record.record import read_record
 from paperlm.train.text_to_sql import batch
 
 QUIET = Machine(device="cpu", progress=False)
@@ -22,7 +34,8 @@ def data(tmp_path_factory):
 
 
 def made(data, **changes):
-    return run(job("text_to_sql", **changes), Inputs(data=(data,), work=data.parent), QUIET)
+    with tempfile.TemporaryDirectory() as work:
+        return run(job("text_to_sql", **changes), Inputs(data=(data,), work=Path(work)), QUIET)
 
 
 def test_packed_and_raw_weights_and_both_orders_of_update_end_in_the_same_bits(data):
@@ -36,7 +49,32 @@ def test_packed_and_raw_weights_and_both_orders_of_update_end_in_the_same_bits(d
         assert len({one.metrics[name] for one in runs}) == 1
     assert runs[0].series == runs[1].series == runs[2].series
     sizes = [one.metrics["state_bytes"] for one in runs]
-    assert sizes == sorted(set(sizes)) and 10.5 < runs[0].metrics["bits_per_weight"] < 12.5
+    tables = 8 * 16 * TABLES / (12 * 192**2 + 4 * 192 * 256)  # of the encoder's six matrices and the decoder's ten
+    assert sizes == sorted(set(sizes)) and 10.5 < runs[0].metrics["bits_per_weight"] - tables < 12.5
+
+
+@pytest.mark.parametrize("weights", ["raw", "packed"])
+def test_a_job_killed_twice_ends_in_the_same_record_and_weights_bit_for_bit(data, tmp_path, weights):
+    made_of = job("text_to_sql", **WIDE, steps=60, weights=weights)
+    unbroken, root = tmp_path / "unbroken", tmp_path / "root"
+    unbroken.mkdir()
+    whole = run(made_of, Inputs(data=(data,), work=tmp_path / "work", model=unbroken), QUIET)
+    places = Places(root, "smoke")
+    shutil.copytree(ROOT / "workflow/scales", root / "workflow/scales")
+    shutil.copytree(data.parent, (root / places.data(made_of.data()[0])).parent)
+    for update in (6, 27):
+        process = start(made_of, root)
+        wait_for_update(root / places.work(made_of), update, process)
+        process.kill()
+        process.wait()
+        assert not places.is_file(places.made(made_of)) and not places.is_file(places.manifest(made_of))
+    process = start(made_of, root)
+    assert process.wait(timeout=300) == 0, process.stderr.read()
+    resumed = read_record(root / places.made(made_of), made_of.job_id)
+    assert numbers(resumed) == numbers(whole) and len(resumed.series["train"].rows) == 60
+    assert len(resumed.cost.resumed_from) == 2
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (root / places.model(made_of), unbroken))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_the_rate_falls_along_a_line(data, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from importlib.util import find_spec
 
@@ -10,6 +11,13 @@ import torch
 from torch import Tensor
 
 BACKENDS = ("auto", "triton", "reference")
+HAS_TRITON = find_spec("triton") is not None
+"Looked up once: torch.compile cannot trace the look-up."
+
+
+@functools.cache
+def _capable(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
@@ -25,15 +33,14 @@ def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
         return backend
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if tensor.is_cuda:
-        capable = torch.version.hip is None and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
-        why = None if capable else "this is no NVIDIA GPU of compute capability 8.0 or newer"
+        why = None if _capable(tensor.device) else "this is no NVIDIA GPU of compute capability 8.0 or newer"
     elif interpreted and backend == "triton":
         why = None
     else:
         why = "the tensors are on the CPU, where TRITON_INTERPRET=1 would interpret it"
     if why is None and not tensor.is_cuda and dtype == torch.bfloat16:
         why = "its interpreter rounds to bfloat16 wrongly; interpret it in float16 or float32"
-    if why is None and find_spec("triton") is None:
+    if why is None and not HAS_TRITON:
         why = "the package triton is not installed"
     if why is None:
         return "triton"

@@ -37,8 +37,9 @@ kept logits."""
 BITNET = {"rmsnorm_quantize": 1, "ternary_linear": 1, "kv_attention": 1}
 """Operation for models in few bits -> its behaviour. 1: nothing of it has been recorded from a card yet."""
 
-NEUZIP = {"codec": 1}
-"""Packed weights -> their behaviour, which is that of the bytes and of the rounding; 1: nothing recorded yet."""
+NEUZIP = {"codec": 1, "nbytes": 2}
+"""Packed weights -> their behaviour. codec: that of the bytes and of the rounding; 1: nothing recorded yet. nbytes:
+what is counted as theirs; 2: a codebook's tables on every device, not on a GPU alone."""
 
 
 def loss_behaviour(variant: str) -> int:

@@ -18,7 +18,8 @@ model without any sign of it.
 
 `num_items_in_batch`, `shift_labels` and `ignore_index` mean what they mean to the stock loss, so the Trainer of
 transformers works unchanged. The trainers of trl 1.16 have a fused head of their own and never ask the model for a
-loss: a warning is logged where one puts its forward in place of this one.
+loss: a warning is logged where one puts its forward in place of this one. `paperlm_kernels.trainers.ModelLoss` lets
+SFTTrainer ask.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from paperlm_kernels.cross_entropy.dense import dense_logits
 from paperlm_kernels.cross_entropy.function import LinearCrossEntropyLoss, linear_cross_entropy
+from paperlm_kernels.trainers import ASKED
 
 log = logging.getLogger(__name__)
 
@@ -289,8 +291,11 @@ def _fused_class(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
 def _set_attribute(model: PreTrainedModel, name: str, value: object) -> None:
     """nn.Module's, with a word where a trainer of trl replaces the forward pass by one that computes its own loss."""
     code = getattr(getattr(value, "__func__", value), "__code__", None) if name == "forward" else None
-    if code is not None and "fused_lm_head" in code.co_varnames and "_fused_loss" in vars(model):
-        log.warning("trl computes the loss with a fused head of its own: use_fused_loss has no effect in its trainers")
+    if code is not None and "fused_lm_head" in code.co_varnames and "_fused_loss" in vars(model) and not ASKED.get():
+        log.warning(
+            "trl computes the loss with a fused head of its own: use_fused_loss has no effect in its trainers; for "
+            "SFTTrainer, put paperlm_kernels.trainers.ModelLoss in front of it"
+        )
     PreTrainedModel.__setattr__(model, name, value)
 
 

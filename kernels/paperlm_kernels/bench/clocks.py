@@ -6,6 +6,7 @@ the device.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -13,7 +14,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,24 +117,35 @@ def _short(kernel: str) -> str:
 def peak_memory(step: Step, device: torch.device) -> float:
     """Peak of allocated memory while the step runs, in MiB above that at its start."""
     gc.collect()
-    if device.type != "cuda":
-        return _cpu_peak(step)
-    torch.cuda.empty_cache()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     state = step.prepare()
+    with peak_within(device) as peak:
+        step.run(state)
+    return peak[0]
+
+
+@contextlib.contextmanager
+def peak_within(device: torch.device) -> Iterator[list[float]]:
+    """Peak of allocated memory within the block, in MiB above that at its start: behind it, the one number of the list
+    that it gives."""
+    found: list[float] = []
+    if device.type != "cuda":
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            yield found
+        found.append(_cpu_peak(profile))
+        return
     synchronize(device)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    step.run(state)
+    yield found
     synchronize(device)
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    found.append((torch.cuda.max_memory_allocated() - before) / 2**20)
 
 
-def _cpu_peak(step: Step) -> float:
+def _cpu_peak(profile: torch.profiler.profile) -> float:
     """The same from the profiler's record of every allocation on the CPU, those inside operators included."""
-    state = step.prepare()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        step.run(state)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))

@@ -1,22 +1,28 @@
 """Triton kernels: rotate, quantize and pack new keys and values; attend over the cache; merge what parts of it gave.
 
-Codes stay in their planes: a plane's codes meet the part of the query that they belong to, and of the three bits the
-lower two and the highest are summed apart. No number is put together from two bytes.
+Attention takes four codes of a plane at once, as the bytes of a word. Keys are multiplied as integers, with the query
+in three digits of seven bits; values become floats without a conversion.
 """
 
 import triton
 import triton.language as tl
 
+from paperlm_kernels.ternary_linear.tiles import add_dot_of_four
+
 MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: see rmsnorm_quantize.kernel
 EPS = tl.constexpr(1e-5)
 INFINITY = tl.constexpr(float("inf"))
+FOUR_FLOATS = tl.constexpr(
+    "prmt.b32 $0, $4, 0x43000000, 0x7044; prmt.b32 $1, $4, 0x43000000, 0x7144; "
+    "prmt.b32 $2, $4, 0x43000000, 0x7244; prmt.b32 $3, $4, 0x43000000, 0x7344;"
+)
 
 
 @triton.jit
 def codes_and_step(x, levels, zero, most, SYMMETRIC: tl.constexpr):
     """Unsigned codes (float32, whole) of a row x in any shape, zeros outside of it, and its step."""
-    top = tl.max(tl.max(tl.abs(x), 1), 0)
-    finite = tl.sum(tl.sum(tl.abs(x), 1), 0) < INFINITY
+    top = tl.max(tl.abs(x))
+    finite = tl.sum(tl.abs(x)) < INFINITY
     top = tl.maximum(top, EPS)
     # clipped first, so that neither product nor sum becomes one operation with the next
     v = tl.minimum(tl.maximum(x * (tl.div_rn(1.0, top) * levels), -zero), zero)
@@ -124,7 +130,7 @@ def append_row(
 
 @triton.jit
 def query(q, d, inside, levels, zero, most, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr):
-    """Numbers d of the query as float32, in its planes; QUANTIZE: rounded to the values of its codes."""
+    """Numbers d of the query as float32, in the shape of d; QUANTIZE: rounded to the values of its codes."""
     x = tl.load(q + d, mask=inside, other=0.0).to(tl.float32)
     if QUANTIZE:
         u, step = codes_and_step(x, levels, zero, most, SYMMETRIC)
@@ -133,31 +139,119 @@ def query(q, d, inside, levels, zero, most, QUANTIZE: tl.constexpr, SYMMETRIC: t
 
 
 @triton.jit
-def load_planes(data, rows, there, size, BLOCK: tl.constexpr):
-    """Bytes of some rows, (rows, BLOCK); data points to the planes of the first row."""
-    byte = tl.arange(0, BLOCK)
-    return tl.load(data + rows[:, None] + byte[None, :], mask=there[:, None] & (byte < size)[None, :], other=0)
+def digit_words(x):
+    """Whole numbers from -127 to 127, four in the bytes of a word: (.., .., 4) -> (.., ..)."""
+    return tl.sum((x.to(tl.int32) & 255) << (8 * tl.arange(0, 4))[None, None, :], 2)
 
 
 @triton.jit
-def plane_codes(packed, BITS: tl.constexpr, COUNT: tl.constexpr):
-    """Codes of bytes as float32 (rows, COUNT, BLOCK)."""
-    shift = BITS * tl.arange(0, COUNT)
-    return ((packed.to(tl.int32)[:, None, :] >> shift[None, :, None]) & ((1 << BITS) - 1)).to(tl.float32)
+def digits_of(x):
+    """x (BLOCK, planes, 4) as unit * (a + b / 254 + c / 254^2): words of a, b and c, (1, BLOCK, planes), and unit."""
+    unit = tl.maximum(tl.max(tl.abs(x)), 1e-30) / 127.0
+    x = x / unit
+    a = (x + MAGIC) - MAGIC
+    x = (x - a) * 254.0
+    b = (x + MAGIC) - MAGIC
+    x = (x - b) * 254.0
+    c = (x + MAGIC) - MAGIC
+    return digit_words(a)[None], digit_words(b)[None], digit_words(c)[None], unit
 
 
 @triton.jit
+def codes_in_words(data, rows, there, D: tl.constexpr, THREE: tl.constexpr, HALVES: tl.constexpr, WORDS: tl.constexpr):
+    """The codes of rows, four in the bytes of a word: (rows, WORDS, planes). HALVES: rows begin at even bytes."""
+    word = tl.arange(0, WORDS)
+    if THREE:
+        # planes 2s and 2s + 1 have their low bits at 2s, in two words, and their high bits side by side in a third
+        size: tl.constexpr = D // 32
+        at, mask = data + rows[:, None] + word[None, :], there[:, None] & (word < size)[None, :]
+        even = tl.load(at, mask=mask, other=0)
+        odd = tl.load(at + size, mask=mask, other=0)
+        high = tl.load(at + 2 * size, mask=mask, other=0)
+        p0 = (even & 0x03030303) | ((high << 2) & 0x04040404)
+        p1 = (odd & 0x03030303) | ((high << 1) & 0x04040404)
+        p2 = ((even >> 2) & 0x03030303) | (high & 0x04040404)
+        p3 = ((odd >> 2) & 0x03030303) | ((high >> 1) & 0x04040404)
+        p4 = ((even >> 4) & 0x03030303) | ((high >> 2) & 0x04040404)
+        p5 = ((odd >> 4) & 0x03030303) | ((high >> 3) & 0x04040404)
+        p6 = ((even >> 6) & 0x03030303) | ((high >> 4) & 0x04040404)
+        p7 = ((odd >> 6) & 0x03030303) | ((high >> 5) & 0x04040404)
+        evens = tl.join(tl.join(p0, p4), tl.join(p2, p6))
+        odds = tl.join(tl.join(p1, p5), tl.join(p3, p7))
+        return tl.reshape(tl.join(evens, odds), [even.shape[0], even.shape[1], 8])
+    else:
+        if HALVES:
+            at, half = data + rows[:, None] + 2 * word[None, :], 2 * word
+            packed = tl.load(at, mask=there[:, None] & (half < D // 4)[None, :], other=0).to(tl.int32) & 65535
+            above = tl.load(at + 1, mask=there[:, None] & (half + 1 < D // 4)[None, :], other=0).to(tl.int32)
+            packed |= above << 16
+        else:
+            packed = tl.load(
+                data + rows[:, None] + word[None, :], mask=there[:, None] & (word < D // 8)[None, :], other=0
+            )
+        return tl.join(packed & 0x0F0F0F0F, (packed >> 4) & 0x0F0F0F0F)
+
+
+@triton.jit
+def bytes_as_floats(words, ASM: tl.constexpr):
+    """128 + the bytes, below 16, of words (.., .., ..), as (.., .., .., 4) floats. A byte is put among the bits of 128,
+    where a conversion would take four times as long."""
+    if ASM:
+        a, b, c, d = tl.inline_asm_elementwise(
+            FOUR_FLOATS, "=r,=r,=r,=r,r", [words], (tl.int32, tl.int32, tl.int32, tl.int32), True, 1
+        )
+    else:
+        a, b = ((words & 255) << 16) | 0x43000000, ((words & 65280) << 8) | 0x43000000
+        c, d = (words & 16711680) | 0x43000000, ((words >> 8) & 16711680) | 0x43000000
+    four = tl.join(tl.join(a, c), tl.join(b, d))
+    return tl.reshape(four, [a.shape[0], a.shape[1], a.shape[2], 4]).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def codes_in_bytes(data, rows, there, d, D: tl.constexpr):
+    """The codes of numbers d (BLOCK, 1, 1) of rows with three bits whose planes are no whole words, as floats
+    (rows, BLOCK, 1, 1)."""
+    at, d = data + rows[:, None, None, None], d[None]
+    mask = there[:, None, None, None] & (d < D)
+    low: tl.constexpr = D // 4
+    high: tl.constexpr = (D + 7) // 8
+    codes = (tl.load(at + d % low, mask=mask, other=0).to(tl.int32) >> (2 * (d // low))) & 3
+    codes |= ((tl.load(at + low + d % high, mask=mask, other=0).to(tl.int32) >> (d // high)) & 1) << 2
+    return codes.to(tl.float32)
+
+
+@triton.jit
+def numbers(D: tl.constexpr, THREE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Which numbers of a row there are at (BLOCK, planes, 4) where rows are read in words, else at (BLOCK, 1, 1); and
+    whether there is such a one."""
+    if WIDE:
+        planes: tl.constexpr = 8 if THREE else 2
+        byte = 4 * tl.arange(0, BLOCK)[:, None, None] + tl.arange(0, 4)[None, None, :]
+        return D // planes * tl.arange(0, planes)[None, :, None] + byte, byte < D // planes
+    else:
+        d = tl.arange(0, BLOCK)[:, None, None]
+        return d, d < D
+
+
+@triton.jit
+def sum_of_row(x):
+    """Over the last three axes."""
+    return tl.sum(tl.sum(tl.sum(x, 3), 2), 1)
+
+
+@triton.jit(do_not_specialize=["splits"])
 def decode_kernel(
     q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D: tl.constexpr, capacity,
-    row_bytes: tl.constexpr, low_bytes: tl.constexpr, high_bytes: tl.constexpr, zero, scale, q_levels, q_zero, splits,
-    THREE: tl.constexpr, FIRST: tl.constexpr, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr, TOKENS: tl.constexpr,
-    COUNT: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    row: tl.constexpr, zero, scale, q_levels, q_zero, splits, THREE: tl.constexpr, FIRST: tl.constexpr,
+    QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr, HALVES: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Program (batch and query head, split). Writes, of its positions, the weighted codes of v, unnormalized, to `out`
-    (program, 1 or 2 groups of planes, D), and the largest score, the sum of weights and that of weights times steps to
-    `stats` (program, 3).
+    """Program (batch and query head, split). Writes, of its positions, the weighted v, unnormalized, to `out` (program,
+    D), and the largest score and the sum of weights to `stats` (program, 2).
 
-    scale: of the scores, times log2 e. FIRST: position 0 is left to `merge_kernel`.
+    Each of TOKENS positions a step has sums of its own, which meet at the end: within the loop only the numbers of a
+    row are summed across threads. row: its size in what k_data and v_data point to: words (WIDE), halves of them
+    (HALVES), else bytes. scale: of the scores, times log2 e. FIRST: position 0 is left to `merge_kernel`.
     """
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
@@ -165,54 +259,49 @@ def decode_kernel(
     share = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, length)
-    row = q + tl.program_id(0).to(tl.int64) * D
-    d, inside = places_of(D, low_bytes, COUNT, LOW)
-    x = query(row, d, inside, q_levels, q_zero, 15.0, QUANTIZE, SYMMETRIC)
-    total = tl.sum(tl.sum(x, 1), 0)
-    acc = tl.zeros([COUNT, LOW], dtype=tl.float32)
-    if THREE:
-        d_high, inside_high = places_of(D, high_bytes, 8, HIGH)
-        x_high = query(row, d_high, inside_high, q_levels, q_zero, 15.0, QUANTIZE, SYMMETRIC) * 4.0
-        acc_high = tl.zeros([8, HIGH], dtype=tl.float32)
-    top = -INFINITY
-    weight = 0.0
-    stepped = 0.0
-    for start in tl.range(begin, end, TOKENS, num_stages=2):
+    d, inside = numbers(D, THREE, WIDE, BLOCK)
+    x = query(q + tl.program_id(0).to(tl.int64) * D, d, inside, q_levels, q_zero, 15.0, QUANTIZE, SYMMETRIC)
+    total = tl.sum(x)
+    if WIDE:
+        x_a, x_b, x_c, unit = digits_of(x)
+    acc = tl.zeros([TOKENS, d.shape[0], d.shape[1], d.shape[2]], dtype=tl.float32)
+    top = tl.full([TOKENS], -INFINITY, dtype=tl.float32)
+    weight = tl.zeros([TOKENS], dtype=tl.float32)
+    for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
         position = start + tl.arange(0, TOKENS)
         there = position < end
         if FIRST:
             there = there & (position > 0)
-        rows = (kv + position) * row_bytes
-        keys = load_planes(k_data, rows, there, low_bytes, LOW)
-        values = load_planes(v_data, rows, there, low_bytes, LOW)
+        rows = (kv + position) * row
         step = tl.load(k_steps + kv + position, mask=there, other=0.0).to(tl.float32)
         v_step = tl.load(v_steps + kv + position, mask=there, other=0.0).to(tl.float32)
-        score = tl.sum(tl.sum(plane_codes(keys, BITS, COUNT) * x[None, :, :], 2), 1)
-        if THREE:
-            keys = load_planes(k_data + low_bytes, rows, there, high_bytes, HIGH)
-            values_high = load_planes(v_data + low_bytes, rows, there, high_bytes, HIGH)
-            score += tl.sum(tl.sum(plane_codes(keys, 1, 8) * x_high[None, :, :], 2), 1)
+        if WIDE:
+            keys = codes_in_words(k_data, rows, there, D, THREE, HALVES, BLOCK)
+            values = codes_in_words(v_data, rows, there, D, THREE, HALVES, BLOCK)
+            none = tl.zeros_like(keys)
+            score = tl.sum(tl.sum(add_dot_of_four(none, keys, x_c, ASM), 2), 1).to(tl.float32)
+            score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, keys, x_b, ASM), 2), 1).to(tl.float32)
+            score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, keys, x_a, ASM), 2), 1).to(tl.float32)
+            score = score * unit
+            values = bytes_as_floats(values, ASM) - (128.0 + zero)
+        else:
+            score = sum_of_row(codes_in_bytes(k_data, rows, there, d, D) * x[None])
+            values = codes_in_bytes(v_data, rows, there, d, D) - zero
         score = tl.where(there, scale * step * (score - zero * total), -INFINITY)
-        highest = tl.maximum(top, tl.max(score, 0))
+        highest = tl.maximum(top, score)
         # nothing seen yet is -inf, and -inf less itself no number
         base = tl.where(highest == -INFINITY, 0.0, highest)
         p = tl.exp2(score - base)
         rescale = tl.exp2(top - base)
         top = highest
-        ps = p * v_step
-        weight = weight * rescale + tl.sum(p, 0)
-        stepped = stepped * rescale + tl.sum(ps, 0)
-        acc = acc * rescale + tl.sum(plane_codes(values, BITS, COUNT) * ps[:, None, None], 0)
-        if THREE:
-            acc_high = acc_high * rescale + tl.sum(plane_codes(values_high, 1, 8) * ps[:, None, None], 0)
+        weight = weight * rescale + p
+        acc = acc * rescale[:, None, None, None] + values * (p * v_step)[:, None, None, None]
+    highest = tl.max(top, 0)
+    share_of = tl.exp2(top - tl.where(highest == -INFINITY, 0.0, highest))
     program = tl.program_id(0).to(tl.int64) * splits + tl.program_id(1)
-    groups: tl.constexpr = 2 if THREE else 1
-    tl.store(out + program * groups * D + d, acc, mask=inside)
-    if THREE:
-        tl.store(out + (program * 2 + 1) * D + d_high, acc_high, mask=inside_high)
-    tl.store(stats + program * 3, top)
-    tl.store(stats + program * 3 + 1, weight)
-    tl.store(stats + program * 3 + 2, stepped)
+    tl.store(out + program * D + d, tl.sum(acc * share_of[:, None, None, None], 0), mask=inside)
+    tl.store(stats + program * 2, highest)
+    tl.store(stats + program * 2 + 1, tl.sum(weight * share_of, 0))
 
 
 @triton.jit
@@ -224,21 +313,19 @@ def first_row(data, step, D, zero, BLOCK: tl.constexpr):
     return tl.where(d < D, (((byte >> (4 * (d // half))) & 15).to(tl.float32) - zero) * step, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge_kernel(
     q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, shared_by, D: tl.constexpr, capacity,
-    zero, first_zero, scale, q_levels, q_zero, splits,
-    THREE: tl.constexpr, FIRST: tl.constexpr, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    first_zero, scale, q_levels, q_zero, splits, FIRST: tl.constexpr, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (batch and query head): the parts of `decode_kernel`, and position 0 where it lies apart, as one."""
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64)
     split = tl.arange(0, SPLITS)
     part = tl.program_id(0).to(tl.int64) * splits + split
-    top = tl.load(stats + part * 3, mask=split < splits, other=-INFINITY)
-    weight = tl.load(stats + part * 3 + 1, mask=split < splits, other=0.0)
-    stepped = tl.load(stats + part * 3 + 2, mask=split < splits, other=0.0)
+    top = tl.load(stats + part * 2, mask=split < splits, other=-INFINITY)
+    weight = tl.load(stats + part * 2 + 1, mask=split < splits, other=0.0)
     highest = tl.max(top, 0)
     d = tl.arange(0, BLOCK)
     if FIRST:
@@ -253,13 +340,10 @@ def merge_kernel(
         highest = tl.maximum(highest, score)
     base = tl.where(highest == -INFINITY, 0.0, highest)
     p = tl.exp2(top - base)
-    groups: tl.constexpr = 2 if THREE else 1
-    at = parts + (part * groups * D)[:, None] + d[None, :]
+    at = parts + (part * D)[:, None] + d[None, :]
     inside = (split < splits)[:, None] & (d < D)[None, :]
     total = tl.load(at, mask=inside, other=0.0)
-    if THREE:
-        total += 4.0 * tl.load(at + D, mask=inside, other=0.0)
-    value = tl.sum(total * p[:, None], 0) - zero * tl.sum(stepped * p, 0)
+    value = tl.sum(total * p[:, None], 0)
     whole = tl.sum(weight * p, 0)
     if FIRST:
         own = tl.exp2(score - base)

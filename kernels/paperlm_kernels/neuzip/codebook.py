@@ -27,6 +27,8 @@ EXPONENTS = 0x7F807F80
 "Where the exponents of two bfloat16 numbers stand in a word."
 ESCAPES = 1 << 24
 "In an entry to encode with: one of the two exponents is to be patched."
+_ESCAPED = 30
+"Bits of an entry that the kernels encode with: from this one on, how many of the two exponents are to be patched."
 
 
 def package_merge(weights: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
@@ -136,6 +138,13 @@ class Codebook:
         return (canonical_codes(lengths) | lengths << 16).astype(np.uint32)
 
     @functools.cached_property
+    def packing(self) -> NDArray[np.uint32]:
+        """The same with the number of escapes from bit 30 on."""
+        pair = np.arange(SYMBOLS, dtype=np.uint32)
+        escapes = (pair >> np.uint32(4) == ESCAPE).astype(np.uint32) + (pair & np.uint32(15) == ESCAPE)
+        return self.codes | escapes << np.uint32(_ESCAPED)
+
+    @functools.cached_property
     def encoding(self) -> NDArray[np.uint32]:
         """Two exponents as they lie in memory (first + 256 second) -> code | length << 16 | ESCAPES."""
         index = self.index.astype(np.int64)
@@ -167,7 +176,7 @@ class Codebook:
         return {}
 
     def table(self, device: torch.device, which: str = "decoding") -> Tensor:
-        """`decoding`, `codes`, `index` or `stored` on a device, int32 (the last two uint8)."""
+        """`decoding`, `packing`, `index` or `stored` on a device, int32 (the last two uint8)."""
         key = (device, which)
         if key not in self._on_devices:
             array = getattr(self, which)
@@ -175,10 +184,12 @@ class Codebook:
             self._on_devices[key] = torch.from_numpy(array.copy()).to(device)
         return self._on_devices[key]
 
-    def device_bytes(self, device: torch.device) -> int:
-        """Of the tables that are there; `stored` is a section of its own."""
-        return sum(
-            t.numel() * t.element_size()
-            for (where, which), t in self._on_devices.items()
-            if where == device and which != "stored"
-        )
+    def keep(self, device: torch.device, tables: dict[str, Tensor]) -> None:
+        """Tables that are on a device already."""
+        self._on_devices.update({(device, which): table for which, table in tables.items()})
+
+    @property
+    def table_bytes(self) -> int:
+        """Of the tables that a GPU keeps to unpack (`decoding`) and to pack (`packing`, `index`); `stored` is a section
+        of its own. They are counted on every device, and whether or not they were needed yet."""
+        return 4 * (1 << self.limit) + 4 * SYMBOLS + 256

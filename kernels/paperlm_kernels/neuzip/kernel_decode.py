@@ -74,85 +74,126 @@ def store_octet(out, octet, inside, w0, w1, w2, w3, numel, LANES: tl.constexpr, 
 
 
 @triton.jit
+def store_decoded(
+    out, octet, inside, entries0, entries1, entries2, entries3, low, high, scales, count, LANES: tl.constexpr,
+    WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+):  # fmt: skip
+    """Eight weights of each lane, of which the exponents stand in four words and the rest in items."""
+    w0, w1 = pair_word(entries0, low, 0, K), pair_word(entries1, low, 2, K)
+    w2, w3 = pair_word(entries2, high, 0, K), pair_word(entries3, high, 2, K)
+    if LOG_NORM > 0:
+        scale = scale_of(scales, octet * 8, LOG_NORM, inside)
+        w0, w1 = normed_word(w0, scale), normed_word(w1, scale)
+        w2, w3 = normed_word(w2, scale), normed_word(w3, scale)
+    store_octet(out, octet, inside, w0, w1, w2, w3, count, LANES, WHOLE)
+
+
+@triton.jit
 def within_block(weights, plane, norm, block, numel, BLOCK: tl.constexpr, LOG_NORM: tl.constexpr):
     """Pointers to where a block begins, and how many of its weights there are: in a block 32 bits do to count."""
-    first = block.to(tl.int64) * BLOCK
-    count = tl.minimum(numel - first, BLOCK).to(tl.int32)
-    return weights + first, plane + block.to(tl.int64) * (BLOCK // 8), norm + (first >> LOG_NORM), count
+    number = tl.cast(block, tl.int64)
+    count = tl.minimum(numel - number * BLOCK, BLOCK).to(tl.int32)
+    return weights + number * BLOCK, plane + number * (BLOCK // 8), norm + (number * BLOCK >> LOG_NORM), count
 
 
 @triton.jit
-def window_of(stream, position):
-    """The next 32 bits of a stream that begins at the word `stream`."""
-    word = position >> 5
-    low = tl.load(stream + word).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(stream + word + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
-    return ((low | high << 32) >> (position & 31).to(tl.uint64)).to(tl.uint32)
+def words_at(stream, word):
+    """The word of a stream and the two behind it."""
+    return tl.load(stream + word), tl.load(stream + word + 1), tl.load(stream + word + 2)
 
 
 @triton.jit
-def apply_patches(
-    out, plane8, norm, patches, patch_directory, block, numel, BLOCK: tl.constexpr, K: tl.constexpr,
-    LOG_NORM: tl.constexpr, STEP: tl.constexpr,
+def next_window(stream, position, word, low, high, ahead):
+    """The next 32 bits of a stream, which begin in the word `word` or in the one behind it; and the words that hold
+    them, and the one behind, which is read long before it is needed. So each word is read once."""
+    now = position >> 5
+    moved = now != word
+    low = tl.where(moved, high, low)
+    high = tl.where(moved, ahead, high)
+    ahead = tl.load(stream + now + 2, mask=moved, other=ahead)
+    both = low.to(tl.uint32, bitcast=True).to(tl.uint64) | high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32
+    return (both >> (position & 31).to(tl.uint64)).to(tl.uint32), now, low, high, ahead
+
+
+@triton.jit
+def two_entries(table, window, LIMIT: tl.constexpr):
+    """Of the two code words that a window begins with, and their bits."""
+    first = tl.load(table + (window & ((1 << LIMIT) - 1)).to(tl.int32))
+    length = first & 127
+    second = tl.load(table + ((window >> length.to(tl.uint32)) & ((1 << LIMIT) - 1)).to(tl.int32))
+    return first, second, length + (second & 127)
+
+
+@triton.jit
+def patches_of(items, scales, patches, index, end, count, K: tl.constexpr, LOG_NORM: tl.constexpr):
+    """Places in a block and patterns of some of its patches, and which of them there are."""
+    inside = index < end
+    patch = tl.load(patches + index, mask=inside, other=0)
+    place = patch & 0xFFFFFF
+    inside &= place < count
+    # K + 1 divides 8: an item lies in one byte
+    item = tl.load(items + ((place * (K + 1)) >> 3), mask=inside, other=0).to(tl.int32)
+    item = item >> ((place * (K + 1)) & 7)
+    pattern = sign_and_mantissa(item, 0, K) | ((patch >> 24) & 0xFF) << 7
+    if LOG_NORM > 0:
+        scale = scale_of(scales, place, LOG_NORM, inside)
+        pattern = bfloat16_of((pattern << 16).to(tl.float32, bitcast=True) * scale)
+    return place, pattern.to(tl.int16), inside
+
+
+@triton.jit
+def store_patches(
+    mine, items, scales, patches, place, pattern, inside, begin, end, count, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
-    """Writes the weights of a block whose exponents escape the code, after a barrier."""
-    start = tl.load(patch_directory + block)
-    end = tl.load(patch_directory + block + 1)
-    if end > start:
+    """Writes the weights of a block whose exponents escape the code: the first STEP, already read, and the rest."""
+    if end > begin:
         tl.debug_barrier()  # the same places were written with another exponent, by other threads
-        for i in range(start, end, STEP):
+        tl.store(mine + place, pattern, mask=inside)
+        for i in range(begin + STEP, end, STEP):
             index = i + tl.arange(0, STEP)
-            inside = index < end
-            patch = tl.load(patches + index, mask=inside, other=0)
-            place = block.to(tl.int64) * BLOCK + (patch & 0xFFFFFF)
-            inside &= place < numel
-            # K + 1 divides 8: an item lies in one byte
-            item = tl.load(plane8 + ((place * (K + 1)) >> 3), mask=inside, other=0).to(tl.int32)
-            item = item >> ((place * (K + 1)) & 7).to(tl.int32)
-            pattern = sign_and_mantissa(item, 0, K) | ((patch >> 24) & 0xFF) << 7
-            if LOG_NORM > 0:
-                scale = scale_of(norm, place, LOG_NORM, inside)
-                pattern = bfloat16_of((pattern << 16).to(tl.float32, bitcast=True) * scale)
-            tl.store(out + place, pattern.to(tl.int16), mask=inside)
+            place, pattern, inside = patches_of(items, scales, patches, index, end, count, K, LOG_NORM)
+            tl.store(mine + place, pattern, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def decode_kernel(
-    payload, directory, units, table, plane, plane8, norm, patches, patch_directory, out, found, numel,
+    payload, directory, units, table, plane, plane8, norm, patches, patch_directory, found, out, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, LIMIT: tl.constexpr, UNIT: tl.constexpr, K: tl.constexpr,
     LOG_NORM: tl.constexpr, WHOLE: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
     """Prefix codes. payload, directory, patches int32 (bits of uint32); plane in integers of an octet's size."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
+    BLOCK: tl.constexpr = OCTETS * LANES * 8
     size = tl.load(units + block.to(tl.int64) * LANES + lane).to(tl.int32)
-    start = (tl.cumsum(size, 0) - size) * UNIT
+    begin, end = tl.load(patch_directory + block), tl.load(patch_directory + block + 1)
     stream = payload + tl.load(directory + block)
-    position = start
-    mine, items, scales, count = within_block(out, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
+    mine, items, scales, count = within_block(out, plane, norm, block, numel, BLOCK, LOG_NORM)
+    items8 = plane8 + block.to(tl.int64) * (BLOCK // 8 * (K + 1))
+    # what is needed last is asked for first, and so is what the next step needs: memory answers late
+    place, pattern, patched = patches_of(items8, scales, patches, begin + lane, end, count, K, LOG_NORM)
+    low, high = load_items(items, lane, lane * 8 < count, K)
+    start = (tl.cumsum(size, 0) - size) * UNIT
+    position, word = start, start >> 5
+    w_low, w_high, w_ahead = words_at(stream, word)
     for t in range(OCTETS):
         octet = t * LANES + lane
         inside = octet * 8 < count
-        low, high = load_items(items, octet, inside, K)
-        window = window_of(stream, position)
-        entry0 = tl.load(table + (window & ((1 << LIMIT) - 1)).to(tl.int32))
-        length0 = entry0 & 127
-        entry1 = tl.load(table + ((window >> length0.to(tl.uint32)) & ((1 << LIMIT) - 1)).to(tl.int32))
-        position += length0 + (entry1 & 127)
-        window = window_of(stream, position)
-        entry2 = tl.load(table + (window & ((1 << LIMIT) - 1)).to(tl.int32))
-        length2 = entry2 & 127
-        entry3 = tl.load(table + ((window >> length2.to(tl.uint32)) & ((1 << LIMIT) - 1)).to(tl.int32))
-        position += length2 + (entry3 & 127)
-        w0, w1 = pair_word(entry0, low, 0, K), pair_word(entry1, low, 2, K)
-        w2, w3 = pair_word(entry2, high, 0, K), pair_word(entry3, high, 2, K)
-        if LOG_NORM > 0:
-            scale = scale_of(scales, octet * 8, LOG_NORM, inside)
-            w0, w1 = normed_word(w0, scale), normed_word(w1, scale)
-            w2, w3 = normed_word(w2, scale), normed_word(w3, scale)
-        store_octet(mine, octet, inside, w0, w1, w2, w3, count, LANES, WHOLE)
-    apply_patches(
-        out, plane8, norm, patches, patch_directory, block, numel, OCTETS * LANES * 8, K, LOG_NORM, LANES
+        after = octet + LANES
+        low_after, high_after = load_items(items, after, after * 8 < count, K)
+        window, word, w_low, w_high, w_ahead = next_window(stream, position, word, w_low, w_high, w_ahead)
+        entry0, entry1, bits = two_entries(table, window, LIMIT)
+        position += bits
+        window, word, w_low, w_high, w_ahead = next_window(stream, position, word, w_low, w_high, w_ahead)
+        entry2, entry3, bits = two_entries(table, window, LIMIT)
+        position += bits
+        store_decoded(
+            mine, octet, inside, entry0, entry1, entry2, entry3, low, high, scales, count, LANES, WHOLE, K, LOG_NORM
+        )  # fmt: skip
+        low, high = low_after, high_after
+    store_patches(
+        mine, items8, scales, patches, place, pattern, patched, begin, end, count, K, LOG_NORM, LANES
     )  # fmt: skip
     if CHECK:
         wrong = (position - start + (UNIT - 1)) // UNIT != size
@@ -165,7 +206,7 @@ def fix4_entry(codes, lowest):
     return (((codes & 15) + lowest - 1) & 255) << 7 | ((((codes >> 4) & 15) + lowest - 1) & 255) << 23
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel", "lowest"])
 def decode_fix4_kernel(
     payload, plane, plane8, norm, patches, patch_directory, out, numel, lowest,
     OCTETS: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr, WHOLE: tl.constexpr,
@@ -173,21 +214,26 @@ def decode_fix4_kernel(
     """Exponents in four bits: lowest + code - 1."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
-    mine, items, scales, count = within_block(out, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
+    BLOCK: tl.constexpr = OCTETS * LANES * 8
+    begin, end = tl.load(patch_directory + block), tl.load(patch_directory + block + 1)
+    mine, items, scales, count = within_block(out, plane, norm, block, numel, BLOCK, LOG_NORM)
+    items8 = plane8 + block.to(tl.int64) * (BLOCK // 8 * (K + 1))
+    words = payload + block.to(tl.int64) * (OCTETS * LANES)
+    place, pattern, patched = patches_of(items8, scales, patches, begin + lane, end, count, K, LOG_NORM)
+    low, high = load_items(items, lane, lane * 8 < count, K)
+    codes = tl.load(words + lane, mask=lane * 8 < count, other=0)
     for t in range(OCTETS):
         octet = t * LANES + lane
         inside = octet * 8 < count
-        low, high = load_items(items, octet, inside, K)
-        codes = tl.load(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, mask=inside, other=0x11111111)
-        w0 = pair_word(fix4_entry(codes, lowest), low, 0, K)
-        w1 = pair_word(fix4_entry(codes >> 8, lowest), low, 2, K)
-        w2 = pair_word(fix4_entry(codes >> 16, lowest), high, 0, K)
-        w3 = pair_word(fix4_entry(codes >> 24, lowest), high, 2, K)
-        if LOG_NORM > 0:
-            scale = scale_of(scales, octet * 8, LOG_NORM, inside)
-            w0, w1 = normed_word(w0, scale), normed_word(w1, scale)
-            w2, w3 = normed_word(w2, scale), normed_word(w3, scale)
-        store_octet(mine, octet, inside, w0, w1, w2, w3, count, LANES, WHOLE)
-    apply_patches(
-        out, plane8, norm, patches, patch_directory, block, numel, OCTETS * LANES * 8, K, LOG_NORM, LANES
+        after = octet + LANES
+        low_after, high_after = load_items(items, after, after * 8 < count, K)
+        codes_after = tl.load(words + after, mask=after * 8 < count, other=0)
+        store_decoded(
+            mine, octet, inside, fix4_entry(codes, lowest), fix4_entry(codes >> 8, lowest),
+            fix4_entry(codes >> 16, lowest), fix4_entry(codes >> 24, lowest), low, high, scales, count, LANES, WHOLE,
+            K, LOG_NORM,
+        )  # fmt: skip
+        low, high, codes = low_after, high_after, codes_after
+    store_patches(
+        mine, items8, scales, patches, place, pattern, patched, begin, end, count, K, LOG_NORM, LANES
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Triton kernels that encode: counts, normalizers, sizes of the lanes, then streams, planes and patches.
+"""Triton kernels that encode: normalizers, sizes of the lanes, where blocks begin, then streams, planes and patches.
 
 What a lane writes begins and ends on a unit of its own, so that nothing is shared and the bytes are the same each time.
 """
@@ -92,20 +92,29 @@ def store_plane(plane, octet, inside, w0, w1, w2, w3, K: tl.constexpr):
 
 
 @triton.jit
-def indices_of(word, place, index, numel):
-    """Indices of two exponents in the palette, as a pair; behind the last weight, of the palette's first."""
+def padded(word, place, count, pad, WHOLE: tl.constexpr):
+    """A word of two patterns, with `pad` in place of those behind the last. WHOLE: both are there, or none."""
+    if WHOLE:
+        return tl.where(place < count, word, pad)
+    return tl.where(place + 1 < count, word, tl.where(place < count, (word & 0xFFFF) | (pad & (-65536)), pad))
+
+
+@triton.jit
+def padding(stored):
+    """Two patterns with the palette's first exponent, of a stored codebook."""
+    exponent = tl.load(stored).to(tl.int32)
+    return exponent << 7 | exponent << 23
+
+
+@triton.jit
+def entry_of(word, index, codes):
+    """What two exponents become (`Codebook.packing`)."""
     first = tl.load(index + ((word >> 7) & 0xFF)).to(tl.int32)
     second = tl.load(index + ((word >> 23) & 0xFF)).to(tl.int32)
-    return tl.where(place < numel, first, 0) * 16 + tl.where(place + 1 < numel, second, 0)
+    return tl.load(codes + first * 16 + second).to(tl.uint32, bitcast=True)
 
 
-@triton.jit
-def escapes_in(pair):
-    """How many of a pair escape."""
-    return ((pair >> 4) == 15).to(tl.int32) + ((pair & 15) == 15).to(tl.int32)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def normalizer_kernel(weights, norm, numel, N: tl.constexpr, FIRST_WARP: tl.constexpr, STEP: tl.constexpr):
     """The fraction of the largest magnitude of each N weights. FIRST_WARP: of their first 32 but in the first block of
     each STEP = 1024 weights (`fields.normalizers`, authors_v1)."""
@@ -120,153 +129,183 @@ def normalizer_kernel(weights, norm, numel, N: tl.constexpr, FIRST_WARP: tl.cons
     tl.store(norm + where, (top << 1).to(tl.uint8), mask=where * N < numel)
 
 
-@triton.jit
-def count_kernel(
-    weights, norm, counts, numel, OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr,
-    LOG_NORM: tl.constexpr,
-):  # fmt: skip
-    """How often each exponent occurs (256, int64); what the last block lacks is counted as zeros."""
-    lane = tl.arange(0, LANES)
-    total = tl.zeros([256], dtype=tl.int32)
-    mine, _plane, scales, count = within_block(
-        weights, norm, norm, tl.program_id(0), numel, OCTETS * LANES * 8, LOG_NORM
-    )
-    for t in range(OCTETS):
-        octet = t * LANES + lane
-        w0, w1, w2, w3, _ = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
-        words = tl.reshape(tl.join(tl.join(w0, w1), tl.join(w2, w3)), [LANES * 4])
-        total += tl.histogram((words >> 7) & 0xFF, 256) + tl.histogram((words >> 23) & 0xFF, 256)
-    tl.atomic_add(counts + tl.arange(0, 256), total.to(tl.int64))
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def size_kernel(
-    weights, norm, index, codes, units, words, most, patch_counts, sums, numel,
+    weights, norm, stored, index, codes, units, words, most, patch_counts, escaping, sums, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr,
     LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Units of each lane; words, largest units, patches and sum of each block."""
+    """Units of each lane; words, largest units, patches and sum of each block; which steps have patches (bytes, zeros
+    before)."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
-    bits = tl.zeros([LANES], dtype=tl.int32)
-    escapes = tl.zeros([LANES], dtype=tl.int32)
+    pad = padding(stored)
+    both = tl.zeros([LANES], dtype=tl.uint32)  # bits, below 2^14, and 2^14 times the escapes
     total = tl.zeros([LANES], dtype=tl.uint32)
-    mine, _plane, scales, count = within_block(
-        weights, norm, norm, tl.program_id(0), numel, OCTETS * LANES * 8, LOG_NORM
-    )
+    mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
     for t in range(OCTETS):
         octet = t * LANES + lane
         w0, w1, w2, w3, scale = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+        flags = tl.zeros([LANES], dtype=tl.uint32)
         for j in tl.static_range(4):
             word = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
-            pair = indices_of(word, octet * 8 + 2 * j, index, count)
-            bits += tl.load(codes + pair) >> 16
-            escapes += escapes_in(pair)
-            total += block_sum_of(word, (t * LANES + lane) * 4 + j, scale, LOG_NORM)
-    size = (bits + (UNIT - 1)) // UNIT
+            total += block_sum_of(word, octet * 4 + j, scale, LOG_NORM)
+            entry = entry_of(padded(word, octet * 8 + 2 * j, count, pad, WHOLE), index, codes)
+            both += entry >> 16
+            flags |= entry
+        escapes = flags >= 1 << 30
+        tl.store(escaping + block.to(tl.int64) * OCTETS + t + lane * 0, escapes.to(tl.uint8), mask=escapes)
+    size = ((both & 0x3FFF).to(tl.int32) + (UNIT - 1)) // UNIT
     tl.store(units + block.to(tl.int64) * LANES + lane, size.to(tl.uint8))
     tl.store(words + block, (tl.sum(size, 0) * UNIT + 31) // 32)
     tl.store(most + block, tl.max(size, 0))
-    tl.store(patch_counts + block, tl.sum(escapes, 0))
+    tl.store(patch_counts + block, tl.sum((both >> 14).to(tl.int32), 0))
     tl.store(sums + block, tl.sum(total, 0).to(tl.int32, bitcast=True))
 
 
 @triton.jit
+def directory_of(sizes, directory, at, carried, count):
+    """Writes exclusive sums of some sizes, and gives the sum of all so far."""
+    size = tl.load(sizes + at, mask=at < count, other=0)
+    tl.store(directory + at, carried + tl.cumsum(size, 0) - size, mask=at < count)
+    return carried + tl.sum(size, 0)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def scan_kernel(words, most, patch_counts, directory, patch_directory, totals, blocks, STREAMS: tl.constexpr,
+                STEP: tl.constexpr):  # fmt: skip
+    """Where blocks begin, and the end (directories, blocks + 1), in one program. totals: words, patches, largest units.
+    STREAMS: there are words and units, not patches alone."""
+    all_words = 0
+    all_patches = 0
+    largest = 0
+    for first in range(0, blocks, STEP):
+        at = first + tl.arange(0, STEP)
+        all_patches = directory_of(patch_counts, patch_directory, at, all_patches, blocks)
+        if STREAMS:
+            all_words = directory_of(words, directory, at, all_words, blocks)
+            largest = tl.maximum(largest, tl.max(tl.load(most + at, mask=at < blocks, other=0), 0))
+    tl.store(patch_directory + blocks, all_patches)
+    tl.store(totals + 1, all_patches)
+    if STREAMS:
+        tl.store(directory + blocks, all_words)
+        tl.store(totals, all_words)
+        tl.store(totals + 2, largest)
+
+
+@triton.jit
+def store_bytes(stream8, word, bits, first, end):
+    """The bytes first to end - 1 of a word of each lane, where its neighbours own the others."""
+    for b in tl.static_range(4):
+        tl.store(stream8 + word * 4 + b, (bits >> (8 * b)).to(tl.uint8), mask=(first <= b) & (b < end))
+
+
+@triton.jit(do_not_specialize=["numel"])
 def write_kernel(
-    weights, norm, index, codes, units, directory, payload, plane, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, LIMIT: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr,
-    K: tl.constexpr, LOG_NORM: tl.constexpr,
+    weights, norm, stored, index, codes, units, directory, payload, payload8, plane, numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr,
+    LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Streams (payload in integers of a unit, zeros before) and plane."""
+    """Streams (payload in words, and the same in bytes) and plane. Every byte of the payload is written once: a lane's
+    whole words at once, the words that it shares with its neighbours by byte."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
+    pad = padding(stored)
     size = tl.load(units + block.to(tl.int64) * LANES + lane).to(tl.int32)
-    begin = tl.load(directory + block).to(tl.int64) * (32 // UNIT)
-    place = tl.cumsum(size, 0) - size
-    stream = payload + begin
+    begin = tl.load(directory + block).to(tl.int64)
+    stream, stream8 = payload + begin, payload8 + begin * 4
+    start = (tl.cumsum(size, 0) - size) * UNIT
+    head = start >> 5
+    word = head
+    filled = start & 31
+    of_head = tl.zeros([LANES], dtype=tl.uint32)
     window = tl.zeros([LANES], dtype=tl.uint64)
-    filled = tl.zeros([LANES], dtype=tl.int32)
-    mine, items, scales, count = within_block(
-        weights, plane, norm, tl.program_id(0), numel, OCTETS * LANES * 8, LOG_NORM
-    )
+    mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
     for t in range(OCTETS):
         octet = t * LANES + lane
         w0, w1, w2, w3, _ = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
         store_plane(items, octet, octet * 8 < count, w0, w1, w2, w3, K)
         for half in tl.static_range(2):
-            first = indices_of(w0 if half == 0 else w2, octet * 8 + 4 * half, index, count)
-            second = indices_of(w1 if half == 0 else w3, octet * 8 + 4 * half + 2, index, count)
-            entry0, entry1 = tl.load(codes + first), tl.load(codes + second)
-            length0 = entry0 >> 16
-            code = (entry0 & 0xFFFF) | (entry1 & 0xFFFF) << length0
+            place = octet * 8 + 4 * half
+            entry0 = entry_of(padded(w0 if half == 0 else w2, place, count, pad, WHOLE), index, codes)
+            entry1 = entry_of(padded(w1 if half == 0 else w3, place + 2, count, pad, WHOLE), index, codes)
+            length = (entry0 >> 16) & 31
+            code = (entry0 & 0xFFFF) | (entry1 & 0xFFFF) << length
             window = window | code.to(tl.uint64) << filled.to(tl.uint64)
-            filled += length0 + (entry1 >> 16)
-            for _ in tl.static_range((UNIT - 1 + 2 * LIMIT) // UNIT):
-                full = filled >= UNIT
-                tl.store(stream + place, window.to(payload.dtype.element_ty), mask=full)
-                window = tl.where(full, window >> UNIT, window)
-                filled = tl.where(full, filled - UNIT, filled)
-                place += full.to(tl.int32)
-    tl.store(stream + place, window.to(payload.dtype.element_ty), mask=filled > 0)
+            filled += (length + ((entry1 >> 16) & 31)).to(tl.int32)
+            full = filled >= 32
+            bits = window.to(tl.uint32)
+            tl.store(stream + word, bits.to(tl.int32, bitcast=True), mask=full & (word != head))
+            of_head = tl.where(full & (word == head), bits, of_head)
+            window = tl.where(full, window >> 32, window)
+            filled = filled & 31
+            word += full.to(tl.int32)
+    first = (start & 31) >> 3
+    store_bytes(stream8, head, of_head, tl.where(word == head, 4, first), 4)
+    # a block ends on a word: what its last lane leaves of one is zeros
+    end = tl.where((lane == LANES - 1) & (filled > 0), 4, (filled + (UNIT - 1)) // UNIT * (UNIT // 8))
+    store_bytes(stream8, word, window.to(tl.uint32), tl.where(word == head, first, 0), end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def fix4_kernel(
-    weights, norm, payload, plane, patch_counts, sums, numel, lowest,
+    weights, norm, lowest, payload, plane, patch_counts, escaping, sums, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Codes of four bits (`fix4.encode`), plane, number of patches and sum of each block."""
+    """Codes of four bits (`fix4.encode`), plane, number of patches and sum of each block; which steps have patches
+    (bytes, zeros before)."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
+    before = tl.load(lowest).to(tl.int32) - 1
     escapes = tl.zeros([LANES], dtype=tl.int32)
     total = tl.zeros([LANES], dtype=tl.uint32)
-    mine, items, scales, count = within_block(
-        weights, plane, norm, tl.program_id(0), numel, OCTETS * LANES * 8, LOG_NORM
-    )
+    mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
     for t in range(OCTETS):
         octet = t * LANES + lane
         inside = octet * 8 < count
         w0, w1, w2, w3, scale = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
         store_plane(items, octet, inside, w0, w1, w2, w3, K)
         codes = tl.zeros([LANES], dtype=tl.int32)
+        here = tl.zeros([LANES], dtype=tl.int32)
         for j in tl.static_range(8):
             word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
-            exponent = (word >> (7 + 16 * (j % 2))) & 0xFF
-            code = exponent - lowest + 1
-            there = octet * 8 + j < count
+            code = ((word >> (7 + 16 * (j % 2))) & 0xFF) - before
             known = (code > 0) & (code < 16)
+            there = inside if WHOLE else octet * 8 + j < count
             codes = codes | tl.where(known & there, code, 0) << (4 * j)
-            escapes += (there & (known == 0)).to(tl.int32)
+            here += (there & (known == 0)).to(tl.int32)
             if j % 2 == 0:
-                total += block_sum_of(word, (t * LANES + lane) * 4 + j // 2, scale, LOG_NORM)
+                total += block_sum_of(word, octet * 4 + j // 2, scale, LOG_NORM)
         tl.store(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, codes, mask=inside)
+        tl.store(escaping + block.to(tl.int64) * OCTETS + t + lane * 0, (here > 0).to(tl.uint8), mask=here > 0)
+        escapes += here
     tl.store(patch_counts + block, tl.sum(escapes, 0))
     tl.store(sums + block, tl.sum(total, 0).to(tl.int32, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numel"])
 def patch_kernel(
-    weights, norm, index, patches, patch_directory, numel, BLOCK: tl.constexpr, K: tl.constexpr,
-    LOG_NORM: tl.constexpr, STEP: tl.constexpr,
+    weights, norm, index, escaping, patches, patch_directory, numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Places and exponents of the weights of a block whose index is 15, in order."""
+    """Places and exponents of the weights of a block whose index is 15, in order; steps without any are not read."""
     block = tl.program_id(0)
+    STEP: tl.constexpr = LANES * 8
     done = tl.load(patch_directory + block)
-    end = tl.load(patch_directory + block + 1)
-    t = 0
-    while done < end:
-        inner = t * STEP + tl.arange(0, STEP)
-        place = block.to(tl.int64) * BLOCK + inner
-        inside = place < numel
-        pattern = tl.load(weights + place, mask=inside, other=0).to(tl.int32) & 0xFFFF
-        scale = tl.full([STEP], 1.0, tl.float32)
-        if LOG_NORM > 0:
-            scale = scale_of(norm, place, LOG_NORM, inside)
-        if K < 7:
-            pattern = rounded_pattern(pattern, scale, K, LOG_NORM > 0)
-        exponent = (pattern >> 7) & 0xFF
-        escape = (inside & (tl.load(index + exponent) == 15)).to(tl.int32)
-        where = done + tl.cumsum(escape, 0) - escape
-        tl.store(patches + where, inner | exponent << 24, mask=escape == 1)
-        done += tl.sum(escape, 0)
-        t += 1
+    if tl.load(patch_directory + block + 1) > done:
+        for t in range(OCTETS):
+            if tl.load(escaping + block.to(tl.int64) * OCTETS + t) != 0:
+                inner = t * STEP + tl.arange(0, STEP)
+                place = block.to(tl.int64) * (OCTETS * STEP) + inner
+                inside = place < numel
+                pattern = tl.load(weights + place, mask=inside, other=0).to(tl.int32) & 0xFFFF
+                scale = tl.full([STEP], 1.0, tl.float32)
+                if LOG_NORM > 0:
+                    scale = scale_of(norm, place, LOG_NORM, inside)
+                if K < 7:
+                    pattern = rounded_pattern(pattern, scale, K, LOG_NORM > 0)
+                exponent = (pattern >> 7) & 0xFF
+                escape = (inside & (tl.load(index + exponent) == 15)).to(tl.int32)
+                where = done + tl.cumsum(escape, 0) - escape
+                tl.store(patches + where, inner | exponent << 24, mask=escape == 1)
+                done += tl.sum(escape, 0)

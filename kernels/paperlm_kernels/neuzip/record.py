@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from paperlm_kernels.neuzip.errors import BlockSumError
 from paperlm_kernels.neuzip.geometry import profile_of
 from paperlm_kernels.neuzip.header import DTYPES, MOST, Codec, Header, Section
 from paperlm_kernels.neuzip.streams import TooLongError
+
+if TYPE_CHECKING:
+    from paperlm_kernels.neuzip.launch import Decoding
 
 FEWEST_BLOCKS = 2
 "Below, a tensor is kept as it is: its codebook and padding would eat what is saved."
@@ -87,11 +91,19 @@ def from_bytes(data: bytes | bytearray | memoryview, check: str = "full") -> Pac
 class Packed:
     """A packed tensor. `pack` and `from_bytes` make it; header and sections are not to be changed."""
 
-    def __init__(self, header: Header, sections: dict[Section, Tensor], book: Codebook | None) -> None:
+    def __init__(
+        self, header: Header, sections: dict[Section, Tensor], book: Codebook | None, lowest: int | None = None
+    ) -> None:
         self.header, self.sections, self.book = header, sections, book
         self._updates = 0
         # of FIX4, the exponent of code 1: on the host, for a launch must not wait for the device
-        self.lowest = int(sections[Section.CODEBOOK][0]) if header.codec == Codec.FIX4 else 0
+        if lowest is None:
+            lowest = int(sections[Section.CODEBOOK][0]) if header.codec == Codec.FIX4 else 0
+        self.lowest = lowest
+        self.decoding: Decoding | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"decoding": None}  # a copy's sections are elsewhere
 
     def __repr__(self) -> str:
         return (
@@ -116,9 +128,10 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device: sections, each a multiple of 64, and the codebook's tables that were needed so far."""
+        """Bytes that it takes on a GPU: sections, each a multiple of 64, and the codebook's tables. The same number on
+        every device, from the start."""
         own = sum(aligned(t.numel() * t.element_size()) for t in self.sections.values())
-        return own + (self.book.device_bytes(self.device) if self.book else 0)
+        return own + (self.book.table_bytes if self.book else 0)
 
     @property
     def bits_per_weight(self) -> float:
@@ -214,7 +227,7 @@ class Packed:
 
     def _take(self, other: Packed) -> None:
         self.header, self.sections, self.book = other.header, other.sections, other.book
-        self.lowest = other.lowest
+        self.lowest, self.decoding = other.lowest, None
         self._updates, self._template, self._raw, self._nonfinite = 0, other._template, other._raw, other._nonfinite
 
     def _fits(self, t: Tensor) -> None:
@@ -282,7 +295,7 @@ def _packed(t: Tensor, header: Header, book: Codebook | None, raw: str, nonfinit
     if coded:
         try:
             if chosen_backend(backend, t, torch.int32) == "triton":
-                from paperlm_kernels.neuzip.launch import run_encode
+                from paperlm_kernels.neuzip.launch_encode import run_encode
 
                 made = Packed(*run_encode(t, header, book))
             else:

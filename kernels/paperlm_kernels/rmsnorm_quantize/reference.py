@@ -15,15 +15,18 @@ def quantize_rows(y: Tensor, mode: Mode, multiple: float = 1.0) -> tuple[Tensor,
     """
     y = y.float()
     magnitude = y.abs()
-    finite = magnitude.sum(-1) < torch.inf
-    statistic = multiple * magnitude.mean(-1) if mode.mean else magnitude.amax(-1)
+    total = magnitude.sum(-1)
+    finite = total < torch.inf
+    # tensors, for by a number PyTorch does not divide on a GPU: it multiplies by the reciprocal
+    width, levels = (total.new_full((), number) for number in (y.shape[-1], mode.levels))
+    statistic = multiple * (total / width) if mode.mean else magnitude.amax(-1)
     statistic = statistic.clamp(min=EPS)
     v = (y * (mode.levels * statistic.reciprocal())[..., None]).clamp(mode.low, mode.high)
     if mode.e2m1:
         step = torch.where(v.abs() < 4, 1.0, torch.where(v.abs() < 8, 2.0, 4.0))
         v = (v / step).round() * step
     codes = torch.where(finite[..., None], v.round(), 0.0)
-    return codes, torch.where(finite, statistic / mode.levels, torch.nan)
+    return codes, torch.where(finite, statistic / levels, torch.nan)
 
 
 def keep_largest(y: Tensor, k: int) -> Tensor:

@@ -168,10 +168,9 @@ class Nf4Store(WeightStore):
 
     @property
     def nbytes(self) -> int:
-        scales = [self.state.absmax]
-        if self.double:
-            scales.append(self.state.state2.absmax)
-        return self.codes.nbytes + sum(t.nbytes for t in scales)
+        states = filter(None, (self.state, self.state.state2))
+        kept = [t for state in states for t in vars(state).values() if isinstance(t, Tensor)]
+        return self.codes.nbytes + sum(t.nbytes for t in kept)  # scales, their offset, the values of the codes
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         if (device := self._same_dtype(fn)) != self.device:

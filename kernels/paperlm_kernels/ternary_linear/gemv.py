@@ -6,11 +6,11 @@ import triton.language as tl
 from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "splits", "listed"])
 def gemv_kernel(
     x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, width, splits, listed,
-    BM: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr, SPLIT: tl.constexpr, GATHER: tl.constexpr,
-    ASM: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
+    GATHER: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) of x and packed weights read as int32: (M, 4 * width) and (rows padded to 128, width) words.
 
@@ -31,7 +31,7 @@ def gemv_kernel(
     acc = tl.zeros([BM, BN, WORDS], dtype=tl.int32)
     steps = tl.cdiv(width, WORDS)
     share = tl.cdiv(steps, splits)
-    for step in tl.range(split * share, tl.minimum((split + 1) * share, steps), num_stages=3):
+    for step in tl.range(split * share, tl.minimum((split + 1) * share, steps), num_stages=STAGES):
         w = step * WORDS + word
         at = weight + n.to(tl.int64)[:, None] * width + w[None, :]
         packed = tl.load(at, mask=asked[:, None] & (w < width)[None, :], other=0)[None, :, :]

@@ -1,6 +1,7 @@
 """Host side of the kernels: tiles, grids and buffers. Nothing here waits for the device.
 
-Tiles follow from shapes by arithmetic; they have not been measured.
+Tiles of up to 16 tokens are the best of `bench.ops.ternary_linear.sweep` on an H200, at matrices of 7B and 3B; those
+of other numbers of tokens follow from shapes by arithmetic and have not been measured.
 """
 
 from __future__ import annotations
@@ -35,6 +36,22 @@ class Tiles:
     swap: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
+class FewTiles:
+    """Of the dot products of four bytes: weight rows, words of a row a step, and steps that are read ahead."""
+
+    rows: int
+    words: int
+    warps: int
+    stages: int
+    splits: int | None = None
+
+
+def few_tiles_of(M: int) -> FewTiles:
+    """Tiles for M tokens (a power of 2) that share rows."""
+    return FewTiles(16 // M, 128, 4, 3)
+
+
 def processors(device: torch.device) -> int:
     """Multiprocessors; in the interpreter, where one program runs after the other, few."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -47,6 +64,8 @@ def tiles_of(M: int, N: int, width: int, programs: int) -> Tiles:
     split where tiles alone would leave multiprocessors without work, but no finer than four steps.
     """
     tokens = min(128, max(16, triton.next_power_of_2(M)))
+    if tokens == 16:
+        return _tiles_of_16(N, width, programs)
     rows = 128 if tokens == 128 and triton.cdiv(M, 128) * triton.cdiv(N, 128) >= programs else 64
     step = 64 if tokens == 128 else 128
     tiles = triton.cdiv(M, tokens) * triton.cdiv(N, rows)
@@ -54,9 +73,23 @@ def tiles_of(M: int, N: int, width: int, programs: int) -> Tiles:
     return Tiles(tokens, rows, step, 8 if rows == 128 else 4, 3 if tokens == 128 else 4, splits)
 
 
+def _tiles_of_16(N: int, width: int, programs: int) -> Tiles:
+    """Of up to 16 tokens: as many rows as leave work for every other multiprocessor.
+
+    Microseconds at 16 tokens, H200, as (rows, step, splits): 9600 x 3200 takes 9.4 in (128, 128, 1), 10.0 in
+    (64, 128, 1); 22016 x 4096 takes 14.6 and 18.5. 4096 x 4096 takes 9.2 in (128, 128, 1), 7.2 in (64, 256, 1) and 8.0
+    in (64, 128, 4): 8 steps are not worth a split; 4096 x 11008 takes 14.9 in (64, 256, 1), 11.8 in (64, 128, 5).
+    """
+    if 2 * triton.cdiv(N, 128) >= programs:
+        return Tiles(16, 128, 128, 8, 3)
+    steps = width // 128
+    splits = min(triton.cdiv(2 * programs, triton.cdiv(N, 64)), steps // 4) if steps >= 16 else 1
+    return Tiles(16, 64, 128 if splits > 1 else 256, 4, 3, splits)
+
+
 def run_linear(
     codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
-    tiles: Tiles | None = None, splits: int | None = None,
+    tiles: Tiles | FewTiles | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
     """y (M, N). codes int8 (M, padded K), data as packed, or int8 (padded N, padded K) for weights in a byte each.
 
@@ -70,8 +103,8 @@ def run_linear(
     if M == 0:
         return y
     vectors = (scale, rowsum, alpha, y)
-    if M <= GEMV_TOKENS and tiles is None and not dense:
-        _run_gemv(codes, data, vectors, width, splits)
+    if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
+        _run_gemv(codes, data, vectors, width, tiles, splits)
         return y
     tiles = tiles or tiles_of(M, N, width, programs)
     splits = splits or tiles.splits
@@ -93,27 +126,27 @@ def run_rows(
     """y (M, N) in the listed rows of each token, zeros elsewhere."""
     y = torch.zeros(codes.shape[0], N, dtype=dtype, device=codes.device)
     if codes.shape[0]:
-        _run_gemv(codes, data, (scale, rowsum, alpha, y), codes.shape[1] // 4, splits, (places, counts))
+        _run_gemv(codes, data, (scale, rowsum, alpha, y), codes.shape[1] // 4, None, splits, (places, counts))
     return y
 
 
 def _run_gemv(
-    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], width: int, splits: int | None,
+    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], width: int, tiles: FewTiles | None, splits: int | None,
     listed: tuple[Tensor, Tensor] | None = None,
 ) -> None:  # fmt: skip
     M, N = vectors[3].shape
     BM = 1 if listed else triton.next_power_of_2(M)
-    BN, words = 16 // BM, 128
-    blocks, tokens = triton.cdiv(N, BN), M if listed else 1
-    steps = triton.cdiv(width // 4, words)
-    splits = splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
+    tiles = tiles or few_tiles_of(BM)
+    blocks, tokens = triton.cdiv(N, tiles.rows), M if listed else 1
+    steps = triton.cdiv(width // 4, tiles.words)
+    splits = splits or tiles.splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
     work, arrived = _shared(M * N, blocks * tokens, splits, codes.device)
     places, counts = listed or (None, None)
     with torch.cuda.device_of(codes):
         gemv.gemv_kernel[(blocks, splits, tokens)](
             codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 4,
-            splits, 0 if places is None else places.stride(0), BM=BM, BN=BN, WORDS=words, SPLIT=splits > 1,
-            GATHER=listed is not None, ASM=ASM, num_warps=4,
+            splits, 0 if places is None else places.stride(0), BM=BM, BN=tiles.rows, WORDS=tiles.words,
+            STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, ASM=ASM, num_warps=tiles.warps,
         )  # fmt: skip
 
 

@@ -33,12 +33,12 @@ def plane_of_bytes(packed, S: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def add_dot_of_four(total, codes, x, ASM: tl.constexpr):
-    """total + the products of four bytes of `codes` (0 to 2) with four of x (signed), all int32; broadcast."""
+    """total + the products of four bytes of `codes` (0 to 15) with four of x (signed), all int32; broadcast."""
     if ASM:
         return tl.inline_asm_elementwise(DOT_OF_FOUR, "=r,r,r,r", [codes, x, total], tl.int32, True, 1)
     else:
         for b in tl.static_range(4):
-            total += ((codes >> (8 * b)) & 3) * ((x << (24 - 8 * b)) >> 24)
+            total += ((codes >> (8 * b)) & 15) * ((x << (24 - 8 * b)) >> 24)
         return total
 
 

@@ -78,12 +78,18 @@ class DatasetEntry(Frozen):
     hub: HubEntry | None = None
     validation_share: int | None = Field(None, gt=1)
     "one document in so many, chosen by the hash of its text, is validation; None: there is a validation split"
+    text_field: str = "text"
+    "of a text: what its lines or rows call a document"
+    held_out: str = "validation"
+    "of a hub's text: the split that is read as validation"
     deviations: list[str] = []
 
     @model_validator(mode="after")
     def complete(self) -> DatasetEntry:
         if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
             raise ValueError("a hub dataset has `hub`, the others have `files`")
+        if (self.images or self.fields) and {"text_field", "held_out"} & self.model_fields_set:
+            raise ValueError("text_field and held_out are of a text")
         if self.images:
             if self.fields or self.splits or self.parts or self.validation_share:
                 raise ValueError("a set of images has the splits train and validation, and no `fields`")
@@ -105,6 +111,11 @@ class DatasetEntry(Frozen):
         if self.files and (self.validation_share is None) == ("validation" not in self.files):
             raise ValueError("give either files.validation or validation_share")
         return self
+
+    @property
+    def trains(self) -> bool:
+        """Of a text: whether it has documents to train on."""
+        return self.source == "hub" or "train" in self.files
 
     @property
     def form(self) -> str:
@@ -306,6 +317,10 @@ def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, An
     found = {"files": files, "hub": hub, "share": share}
     if entry.parts:
         found["parts"] = {split: part.model_dump(mode="json") for split, part in entry.parts.items()}
+    if entry.text_field != "text":
+        found["text_field"] = entry.text_field
+    if entry.held_out != "validation":
+        found["held_out"] = entry.held_out
     if entry.images:
         found["images"] = entry.images.model_dump(mode="json")
     return found if tokenizer is None else found | {"tokenizer": tokenizer_entry(tokenizer).file.sha256}

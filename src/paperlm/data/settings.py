@@ -50,6 +50,8 @@ class TokenData(Frozen):
         size = tokenizer_entry(self.tokenizer).vocab_size
         if entry.form != "a text":
             raise ValueError(f"dataset {self.dataset!r} is {entry.form}, no text to make rows of tokens of")
+        if not entry.trains:
+            raise ValueError(f"dataset {self.dataset!r} has validation documents alone, none to train on")
         if size != self.vocab_size:
             raise ValueError(
                 f"tokenizer {self.tokenizer!r} has {size} ids, the model vocab_size {self.vocab_size}: set vocab_size "

@@ -52,7 +52,7 @@ def file_paths(dataset: str, split: str, local_data: str) -> list[tuple[Path, Fi
         below = next(iter(entry.files.values()))[0].path.split("/")[0]
         raise DataError(f"dataset {dataset!r} needs a folder: snakemake … --config local_data=<folder with {below}/>")
     folder = HERE if entry.source == "bundled" else Path(local_data)
-    found = entry.files[split] if entry.fields else entry.files.get(split, entry.files["train"])
+    found = entry.files[split if entry.fields or split in entry.files else "train"]
     return [(folder / f.path, f) for f in found]
 
 
@@ -88,7 +88,7 @@ def documents(dataset: str, split: Split, local_data: str = "", skip: int = 0) -
     if entry.form != "a text":
         raise SpecError(f"dataset {dataset!r} is {entry.form}, no text to train on; name a text")
     texts = (
-        (row["text"] for row in hub_rows(entry, split, skip))
+        (row[entry.text_field] for row in hub_rows(entry, entry.held_out if split == "validation" else split, skip))
         if entry.hub
         else _file_documents(entry, dataset, split, local_data, skip)
     )
@@ -139,10 +139,12 @@ def _file_documents(entry: DatasetEntry, dataset: str, split: Split, local_data:
         with _open(path) as lines:
             for number, line in enumerate(lines, start=1):
                 try:
-                    text = json.loads(line)["text"]
+                    text = json.loads(line)[entry.text_field]
                     text_hash = hashlib.sha256(text.encode()).hexdigest()
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise DataError(f"{path}, line {number}: no JSON object with a text field ({error})") from None
+                    raise DataError(
+                        f"{path}, line {number}: no JSON object with a {entry.text_field} field ({error})"
+                    ) from None
                 if entry.validation_share is not None:
                     held_out = int(text_hash, 16) % entry.validation_share == 0
                     if held_out != (split == "validation"):

@@ -1,5 +1,5 @@
 """Two columns of a table against each other, a panel each pair, the Pareto-optimal rows on a line (NeuZip, Figures 3
-and 9). The lower left is better."""
+and 9). The lower left is better, or the upper left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -34,6 +34,8 @@ class Options(FigureOptions):
     x: str
     y: str
     "what the axes say"
+    better: Literal["lower", "higher"] = "lower"
+    "which numbers on the y axis are; on the x axis lower ones are"
     groups: dict[str, str] = {}
     "how a row's label begins -> name of its colour in the legend"
 
@@ -63,7 +65,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     rows = []
     for axis, (title, pair) in zip(axes[0], panels.items(), strict=True):
         points = points_of(contents.samples, pair["x"], pair["y"])
-        best = frontier(points)
+        best = frontier(points, options["better"])
         axis.plot([p.x for p in best], [p.y for p in best], color="0.6", linewidth=0.9, zorder=1)
         for p in points:
             group = next((called for begin, called in groups.items() if p.row.startswith(begin)), "")
@@ -82,20 +84,23 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
 
 
 def points_of(samples: Mapping, x: str, y: str) -> list[Point]:
-    """Rows that have finite numbers in both columns."""
+    """Rows that have finite numbers in both columns. Means are the table's: of the seeds that trained, or of all if
+    none did."""
     rows = dict.fromkeys(row for row, _ in samples)
-    means = {key: statistics.fmean(sample.values) for key, sample in samples.items()}
+    alike = {key: sample.ended(False) or sample.ended(True) for key, sample in samples.items()}
+    means = {key: statistics.fmean(values.values()) for key, values in alike.items()}
     found = [Point(row, means.get((row, x), math.nan), means.get((row, y), math.nan)) for row in rows]
     return [point for point in found if math.isfinite(point.x) and math.isfinite(point.y)]
 
 
-def frontier(points: Iterable[Point]) -> list[Point]:
-    """Those that no other one beats on one axis without being worse on the other; by x."""
-    points = sorted(points, key=lambda p: (p.x, p.y))
-    worse = {
-        b for a in points for b in points if a.x <= b.x and a.y <= b.y and (a.x < b.x or a.y < b.y)
-    }  # of two equal ones both stay
-    return [point for point in points if point not in worse]
+def frontier(points: Iterable[Point], better: Literal["lower", "higher"] = "lower") -> list[Point]:
+    """Those that no other one beats on one axis without being worse on the other; by x. `better`: which y are."""
+    sign = 1 if better == "lower" else -1
+    at = {point: (point.x, sign * point.y) for point in sorted(points, key=lambda p: (p.x, p.y))}
+    # of two equal ones both stay
+    return [
+        point for point, (x, y) in at.items() if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in at.values())
+    ]
 
 
 def _labels(contents) -> Iterable[str]:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from paperlm.data.registry import DatasetName, TokenizerName
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
-from paperlm.jobs.base import Beta, Inputs, Job, Machine, Norm, Quantizers, Seed
+from paperlm.jobs.base import Beta, Inputs, Job, Machine, Norm, Quantizers, Seed, packed_bytes
 from paperlm.models.sizes import VIT_SIZES, flops_per_token
 from paperlm.norms import ModelShape, NormMethod, build_method
 from paperlm.quantizers.presets import preset_name
@@ -276,7 +276,7 @@ class Pretrain(Job):
             from paperlm_kernels.behaviour import loss_behaviour
 
             own["linear_cross_entropy"] = loss_behaviour(self.loss)
-        return own
+        return own | (packed_bytes() if self.weights == "packed" else {})
 
     def snapshots(self) -> range:
         return range(self.steps)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from paperlm.data.registry import DatasetName, TokenizerName, dataset_entry
 from paperlm.data.settings import DataSettings, ItemData
-from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, Series
+from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, packed_bytes
 from paperlm.jobs.pretrain import OF_WEIGHTS
 
 PREFIX = "generate SQL from context: "
@@ -21,11 +21,12 @@ NO_ADAPTER = (
 class TextToSQL(Job):
     """A T5 with fresh weights, in bfloat16, trained on questions with their tables; judged by BLEU of what it writes.
 
-    The model stays where it is: no other job works on it. A job that is killed starts anew.
+    A timed job leaves no model.
     """
 
     kind: ClassVar[str] = "text_to_sql"
     summary: ClassVar[str] = "train a T5 to write SQL, by descent with weights in stores, and judge it by BLEU"
+    leaves_model: ClassVar[bool] = True
 
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
@@ -74,6 +75,9 @@ class TextToSQL(Job):
             return ("iterations_per_second", "peak_bytes")
         return ("bleu", "exact", "loss", "parameters", "examples", *OF_WEIGHTS)
 
+    def behaviours(self) -> dict[str, int]:
+        return super().behaviours() | (packed_bytes() if self.weights == "packed" else {})
+
     def series(self) -> dict[str, tuple[str, ...]]:
         return {} if self.timed else {"train": ("update", "loss")}
 
@@ -87,7 +91,11 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     (nats a target token), parameters, examples, and the weights' bytes and hash as of a pretrain job. Series `train`:
     the loss of each update. Timed: iterations_per_second and peak_bytes, of a GPU.
 
-    `blocked` for an adapter, and where speed is asked for without a GPU.
+    The trained model is left with plain weights and a tokenizer that adds no token.
+
+    A job that is killed goes on from its last checkpoint. `blocked` for an adapter, and where speed is asked for
+    without a GPU. Raises DataError for altered items and CheckpointError for a checkpoint that is damaged or of another
+    job.
     """
     from paperlm.train.text_to_sql import speed, train
 
@@ -97,12 +105,4 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
         return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
     if job.timed:
         return speed(job, inputs, machine)
-    trained: dict[str, Any] = train(job, inputs, machine)
-    if trained["outcome"] == "not_finite":
-        return Result(outcome="not_finite")
-    return Result(
-        outcome="trained",
-        metrics=trained["metrics"],
-        standard_errors=dict.fromkeys(OF_WEIGHTS, 0.0),
-        series={"train": Series(columns=["update", "loss"], rows=trained["curve"])},
-    )
+    return train(job, inputs, machine)

@@ -6,6 +6,7 @@ the card is another one. They count as ratios inside the table, which is what it
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from typing import Any
 from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
 from paperlm.errors import RecordError
-from paperlm.plan.exhibit import MeasuredColumn, MeasurementsTable
 from paperlm.plan.measured import Place, places, read_rows
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
+from paperlm.plan.table import MeasuredColumn, MeasurementsTable
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
@@ -26,12 +27,15 @@ from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, MISPRINT, NOT_COMPARABL
 
 LOWER_BOUND = "lower_bound"
 UNITS = {"peak_memory": "MiB", "time": "ms"}
+"Of what a table prints as it was measured."
+OF_TIME = ("value", "over_floor", "gb_per_s")
+"Fields of a time that vary as it does."
 DEVIATIONS_BETWEEN_PERCENTILES = 2 * 0.8416
 "Standard deviations between the 20th and the 80th percentile of a normal distribution."
 
 Row = dict[str, Any]
-Shape = tuple[int, int, int]
-"Tokens, vocabulary, width."
+Shape = dict[str, Any]
+"Sizes of the inputs by name."
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,15 @@ class Measured:
     "the method was measured on this case, but has no such quantity"
     computed: float | None = None
     field: str = "value"
-    shape: Shape = (0, 0, 0)
+    factor: float = 1.0
+    shape: Shape = dataclasses.field(default_factory=dict)
 
     @property
     def values(self) -> tuple[float, ...]:
         """The value per seed."""
-        return (self.computed,) if self.computed is not None else tuple(float(row[self.field]) for row in self.rows)
+        if self.computed is not None:
+            return (self.computed,)
+        return tuple(self.factor * float(row[self.field]) for row in self.rows)
 
     @property
     def noise(self) -> float:
@@ -57,7 +64,7 @@ class Measured:
         spreads = [
             (row["high"] - row["low"]) / DEVIATIONS_BETWEEN_PERCENTILES / row["value"]
             for row in self.rows
-            if row["value"] and row["metric"] == "time" and self.field in ("value", "over_floor")
+            if row["value"] and row["metric"] == "time" and self.field in OF_TIME
         ]
         if len(self.values) > 1 and (mean := statistics.fmean(self.values)):
             spreads.append(statistics.stdev(self.values) / abs(mean))
@@ -75,7 +82,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
     for place in places(project, name):
         measured = found.of(place)
         if measured.values and place.measured != place.case:
-            proxies[place.row] = "on a CPU, {} tokens, {} ids, width {}".format(*measured.shape)
+            proxies[place.row] = "on a CPU, {tokens} tokens, {vocab} ids, width {width}".format(**measured.shape)
         printed = published.cell(place.row, place.column)
         diff.append(_diff_row(project, name, place, measured, printed))
         if measured.values:
@@ -121,27 +128,24 @@ class Rows:
         mine = [r for r in self._rows if r["case"] == place.measured and r["name"] == method]
         chosen = {r["seed"]: r for r in mine if _fits(r, quantity)}
         for row in chosen.values():
-            if UNITS.get(row["metric"], row["unit"]) != row["unit"]:
+            if quantity.field == "value" and UNITS.get(row["metric"], row["unit"]) != row["unit"]:
                 raise RecordError(
                     f"{method}, {row['case']}: {row['metric']} in {row['unit']}, not in {UNITS[row['metric']]}"
                 )
         if chosen:
             rows = tuple(chosen[seed] for seed in sorted(chosen))
-            return Measured(rows, field=quantity.field, shape=_shape(rows[-1]))
+            return Measured(rows, field=quantity.field, factor=quantity.factor, shape=rows[-1]["shape"])
         outcomes = [r["outcome"] for r in mine if r["metric"] == "outcome"]
         measured = any(r["metric"] != "outcome" for r in mine)
         return Measured(outcome=outcomes[-1] if outcomes else "", other=measured and not outcomes)
 
     def _bound(self, case: str, measure: str) -> Measured:
         """MiB that a measured part of the loss cannot do without: its outputs."""
-        shape = next((_shape(r) for r in self._rows if r["case"] == case), self._paper.shape(case))
+        shape = next((r["shape"] for r in self._rows if r["case"] == case), self._paper.inputs(case))
         element = self._paper.cases[case].element_bytes
-        size = loss_bytes() if measure == "loss" else gradient_bytes(*shape, element)
+        sizes = (shape[key] for key in ("tokens", "vocab", "width"))
+        size = loss_bytes() if measure == "loss" else gradient_bytes(*sizes, element)
         return Measured(computed=size / MIB, shape=shape)
-
-
-def _shape(row: Row) -> Shape:
-    return tuple(row["shape"][key] for key in ("tokens", "vocab", "width"))
 
 
 def _fits(row: Row, quantity: MeasuredColumn) -> bool:
@@ -154,14 +158,17 @@ def _fits(row: Row, quantity: MeasuredColumn) -> bool:
 
 def _check_shape(row: Row, paper: PaperSpec) -> None:
     """RecordError if a row was measured on other inputs than its case declares."""
-    case, shape = paper.cases[row["case"]], row["shape"]
-    declared = (*paper.shape(row["case"]), case.counting, paper.softcap(row["case"]))
-    measured = tuple(shape[key] for key in ("tokens", "vocab", "width", "counting", "softcap"))
+    declared = paper.inputs(row["case"])
+    measured = {name: row["shape"].get(name) for name in declared}
     if declared != measured:
         raise RecordError(
-            f"case {row['case']}: measured as tokens, vocabulary, width, counting share, softcap = {measured}, "
-            f"declared as {declared}: measure it again, or mend the case in the paper file"
+            f"case {row['case']}: measured as {_listed(measured)}, declared as {_listed(declared)}: measure it again, "
+            "or mend the case in the paper file"
         )
+
+
+def _listed(sizes: Shape) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sizes.items())
 
 
 # -- the diff ---------------------------------------------------------------------------------------------------------
@@ -243,7 +250,10 @@ def _spread(measured: Measured) -> str:
 
 def _circumstances(measured: Measured) -> str:
     """Card, versions, commit and date of a measurement, and the shape it was made at."""
-    sizes = "N={}, V={}, D={}".format(*measured.shape)
+    if "weights" in measured.shape:
+        sizes = f"{measured.shape['weights']} weights"
+    else:
+        sizes = "N={tokens}, V={vocab}, D={width}".format(**measured.shape)
     if not measured.rows:
         return f"computed; {sizes}"
     row = measured.rows[-1]

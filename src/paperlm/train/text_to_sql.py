@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from paperlm_kernels.stored import LomoSgd
-from tqdm import tqdm
+from paperlm_kernels.stored import LomoSgd, stored_weights
 
 from paperlm.data.items import read_items
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError
-from paperlm.jobs.base import Inputs, Machine, Result
+from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.pretrain import OF_WEIGHTS
 from paperlm.jobs.text_to_sql import PREFIX
+from paperlm.models.folder import save_model, transformers_tokenizer
+from paperlm.train.distributed import start_world
+from paperlm.train.engine import Batch, Engine
 from paperlm.train.language_model import of_weights, store_weights
 
 if TYPE_CHECKING:
@@ -44,43 +47,95 @@ def build(job: TextToSQL, tokenizer: TextTokenizer, device: torch.device) -> Any
     return model
 
 
-def train(job: TextToSQL, inputs: Inputs, machine: Machine) -> dict[str, Any]:
-    """Train and evaluate: outcome, metrics, curve."""
-    device, tokenizer = machine.torch_device(), TextTokenizer(job.tokenizer)
-    items = read_items(inputs.data[0], "train")
-    model = build(job, tokenizer, device)
-    parameters = sum(weight.store.shape.numel() for weight in _stored(model)) + sum(
-        p.numel() for p in model.parameters()
+class Answering(torch.nn.Module):
+    """forward(input_ids, attention_mask, labels) -> the mean loss of the target tokens: what the engine calls."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, attention_mask=mask, labels=labels).loss
+
+
+class WritingSQL:
+    """The task of the engine. An update is one batch in one backward pass; order and batches follow from the seed."""
+
+    compiles = False  # a stored weight is decoded, by code that is not traced
+
+    def __init__(self, job: TextToSQL, manifest: Path, device: torch.device) -> None:
+        self.job, self.device, self.tokenizer = job, device, TextTokenizer(job.tokenizer)
+        self.items, self.held_out = read_items(manifest, "train"), read_items(manifest, "validation")
+        self.model = build(job, self.tokenizer, device)
+        stored = stored_weights(self.model).values()
+        self.parameters = sum(weight.store.shape.numel() for weight in stored) + sum(
+            p.numel() for p in self.model.parameters()
+        )
+        self.loss_module = Answering(self.model)
+        self.optimizer = LomoSgd(self.model, job.peak_lr, fused=job.optimizer == "lomo")
+        self.updates, self.evaluate_every = job.steps, job.steps
+        self.micro_batch = self.slots_per_update = job.batch
+        order, epochs = np.random.default_rng(job.seed), -(-job.steps * job.batch // len(self.items))
+        self.rows = np.concatenate([order.permutation(len(self.items)) for _ in range(epochs)])
+        self.final: dict[str, Any] = {}
+
+    def trunk(self) -> None:
+        return None
+
+    def begin(self, update: int) -> Mapping[str, float]:
+        rate = self.job.peak_lr * (1 - update / self.job.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return {"lr": rate}
+
+    def batch(self, update: int) -> Batch:
+        size = self.job.batch
+        chosen = [self.items[row] for row in self.rows[update * size : (update + 1) * size]]
+        return Batch([(tuple(batch(self.job, self.tokenizer, chosen, self.device).values()), 1.0)], size)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def clip(self) -> None:
+        """Gradients stay as they are: in a fused update they are gone."""
+
+    def evaluate(self) -> Mapping[str, float | None]:
+        """Called once, behind the last update; `final` has the metrics."""
+        found = judged(self.job, self.model, self.tokenizer, self.held_out, self.device)
+        self.final = {"parameters": self.parameters, **of_weights(self.job, self.model), **found}
+        return found
+
+    def save(self, folder: Path) -> None:
+        leave(self.job, self.model, folder)
+
+
+def train(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
+    """Train and evaluate, from the newest checkpoint of the job if there is one."""
+    world = start_world(machine.device)
+    engine = Engine(WritingSQL(job, inputs.data[0], world.device), inputs.work, machine, world)
+    try:
+        ended = engine.train()
+    except torch.cuda.OutOfMemoryError:
+        return Result(outcome="out_of_memory")
+    if ended == "not_finite":
+        return Result(outcome=ended, cost=engine.cost())
+    if inputs.model is not None:
+        engine.hand_over(inputs.model)
+    curve = [[row["update"], row["loss"]] for row in engine.curve.rows if "loss" in row]
+    return Result(
+        outcome=ended,
+        metrics=engine.task.final | {"examples": engine.at.counted},
+        standard_errors=dict.fromkeys(OF_WEIGHTS, 0.0),  # counted, not sampled
+        series={"train": Series(columns=["update", "loss"], rows=curve)},
+        cost=engine.cost(),
     )
-    step = updates(job, model, tokenizer, items, device)
-    curve: list[list[float]] = []
-    for update in tqdm(range(job.steps), desc=job.job_id, unit="update", disable=not machine.progress):
-        loss = step(update)
-        if not math.isfinite(loss):
-            return {"outcome": "not_finite"}
-        curve.append([update + 1, loss])
-    metrics = {"parameters": parameters, "examples": job.steps * job.batch, **of_weights(job, model)}
-    held_out = read_items(inputs.data[0], "validation")
-    return {"outcome": "trained", "curve": curve, "metrics": metrics | judged(job, model, tokenizer, held_out, device)}
 
 
-def updates(
-    job: TextToSQL, model: Any, tokenizer: TextTokenizer, items: list[dict[str, Any]], device: torch.device
-) -> Callable[[int], float]:
-    """update (from 0) -> its loss; makes it. Order and batch follow from the seed."""
-    optimizer = LomoSgd(model, lambda step: job.peak_lr * (1 - step / job.steps), fused=job.optimizer == "lomo")
-    order = np.random.default_rng(job.seed)
-    rows = np.concatenate([order.permutation(len(items)) for _ in range(-(-job.steps * job.batch // len(items)))])
-
-    def step(update: int) -> float:
-        chosen = [items[row] for row in rows[update * job.batch : (update + 1) * job.batch]]
-        loss = model(**batch(job, tokenizer, chosen, device)).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step
+def leave(job: TextToSQL, model: Any, folder: Path) -> None:
+    """Write the model with plain weights, whatever stores they lie in, and its tokenizer into `folder`."""
+    plain = type(model)(model.config).bfloat16()
+    plain.load_state_dict(model.state_dict())
+    save_model(folder, plain, transformers_tokenizer(job.tokenizer, job.source_length))
 
 
 def batch(
@@ -138,21 +193,19 @@ def speed(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     """Updates a second, on a GPU."""
     from paperlm.jobs.stored_speed import timed
 
-    device, tokenizer = machine.torch_device(), TextTokenizer(job.tokenizer)
-    step = updates(job, build(job, tokenizer, device), tokenizer, read_items(inputs.data[0], "train"), device)
-    torch.cuda.reset_peak_memory_stats(device)
-    numbers = itertools.cycle(range(job.steps))
-    seconds = timed(lambda: step(next(numbers)), 20, lambda: torch.cuda.synchronize(device))
+    world = start_world(machine.device)
+    engine = Engine(WritingSQL(job, inputs.data[0], world.device), inputs.work, machine, world)
+
+    def step() -> None:
+        engine.at.update %= job.steps
+        engine.step()
+
+    torch.cuda.reset_peak_memory_stats(world.device)
+    seconds = timed(step, 20, lambda: torch.cuda.synchronize(world.device))
     return Result(
         outcome="measured",
         metrics={
             "iterations_per_second": 1 / sorted(seconds)[len(seconds) // 2],
-            "peak_bytes": torch.cuda.max_memory_allocated(device),
+            "peak_bytes": torch.cuda.max_memory_allocated(world.device),
         },
     )
-
-
-def _stored(model: Any) -> list[Any]:
-    from paperlm_kernels.stored import stored_weights
-
-    return list(stored_weights(model).values())

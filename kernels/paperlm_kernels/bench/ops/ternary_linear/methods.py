@@ -15,7 +15,7 @@ from paperlm_kernels.bench.ops.ternary_linear.declared import Case
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.rmsnorm_quantize import Quantized, rmsnorm_quantize
 from paperlm_kernels.ternary_linear import pack_ternary, sparse_columns_linear, ternary_linear, unpack_ternary
-from paperlm_kernels.ternary_linear.packing import padded
+from paperlm_kernels.ternary_linear.packing import CHUNK, padded
 
 Call = Callable[[], Tensor]
 EPS = 1e-5
@@ -191,39 +191,82 @@ class TorchAO(Ours):
     bits = 8
 
     def operand(self) -> Callable[[Quantized], Tensor]:
-        from torchao.prototype.quantized_training.int8_mm import scaled_int8_mm
+        import torchao.prototype.quantized_training.int8_mm  # noqa: F401 - defines the operator
 
         weight, alpha, K = self.inputs.weight.clone(), self.inputs.alpha.clone(), self.case.columns
-        return lambda q: scaled_int8_mm(q.codes[:, :K].contiguous(), weight.T, q.scale, alpha)
+        # the operator and not scaled_int8_mm, whose check of shapes takes a single token for none
+        multiply = torch.ops.torchao.scaled_int8_mm
+        return lambda q: multiply(q.codes[:, :K].contiguous(), weight.T, q.scale, alpha)
 
 
-class Untried(Product):
-    """A peer for which nothing has been written that has run: said so where it is asked for."""
+class Quack(Product):
+    """e4m3 activations, 4-bit weights with a scale for every 128, which the matrix units read from registers."""
 
+    package = "quack-kernels"
     needs_gpu = True
-    why: ClassVar[str]
+    bits = 4
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs)
-        raise AbsentError(self.why)
+        if self.case.columns % CHUNK:
+            raise AbsentError(f"its weights have a scale for every {CHUNK} columns, and {self.case.columns} are no "
+                              "multiple")  # fmt: skip
+
+    def quantized(self, gain: Tensor | None) -> tuple[Tensor, Tensor]:
+        from quack.gemm_w4 import quantize_act_per_token_fp8
+
+        x = self.inputs.x
+        return quantize_act_per_token_fp8(x if gain is None else F.rms_norm(x, x.shape[-1:], gain, EPS))
 
     def call(self, part: str) -> Call:
-        raise AbsentError(self.why)
+        from quack.gemm_w4 import gemm_w4a8, prepare_w4_weight
+
+        N, K = self.inputs.weight.shape
+        codes = sign_magnitude(self.inputs.weight)
+        scales = self.inputs.alpha.bfloat16()[:, None].expand(N, K // CHUNK).contiguous()
+        blob, strip = prepare_w4_weight(codes, scales, "int4sm")
+
+        def multiply(given: tuple[Tensor, Tensor]) -> Tensor:
+            return gemm_w4a8(given[0], blob, strip, act_scale=given[1], n_out=N)
+
+        if part == "layer":
+            return lambda: multiply(self.quantized(self.inputs.gain))
+        given = self.quantized(None)
+        return lambda: multiply(given)
+
+    def truth(self) -> Tensor:
+        i, (codes, scale) = self.inputs, self.quantized(None)
+        alpha = i.alpha.bfloat16().double()
+        return (codes.double() * scale.double()[:, None]) @ i.weight.double().T * alpha
 
 
-class Quack(Untried):
-    """4-bit weights with a scale for every 128, e4m3 activations."""
-
-    package = "quack-kernels"
-    bits = 4
-    why = "the preparation of its 4-bit weights has not been tried on a card"
+def sign_magnitude(weight: Tensor) -> Tensor:
+    """Two codes a byte, uint8 (N, K / 2), the even column in the low bits: 3 bits of magnitude under one of sign."""
+    code = weight.abs().to(torch.uint8) | ((weight < 0).to(torch.uint8) << 3)
+    return code[:, 0::2] | (code[:, 1::2] << 4)
 
 
-class BitBLAS(Untried):
-    """Tested by its authors up to compute capability 8.9."""
+class BitBLAS(Ours):
+    """int8 x int2 into int32, scaled by PyTorch. Its authors tested it up to compute capability 8.9."""
 
     package = "bitblas"
-    why = "its authors tested it up to compute capability 8.9; not tried on Hopper"
+    needs_gpu = True
+
+    def operand(self) -> Callable[[Quantized], Tensor]:
+        import bitblas
+
+        (N, K), M = self.inputs.weight.shape, self.case.tokens
+        config = bitblas.MatmulConfig(
+            M=M, N=N, K=K, A_dtype="int8", W_dtype="int2", accum_dtype="int32", out_dtype="int32", layout="nt"
+        )
+        product, alpha = bitblas.Matmul(config, enable_tuning=True), self.inputs.alpha.clone()
+        weight = product.transform_weight(self.inputs.weight)
+
+        def multiply(q: Quantized) -> Tensor:
+            y = product(q.codes[:, :K].contiguous(), weight)
+            return (y * q.scale[:, None] * alpha).bfloat16()
+
+        return multiply
 
 
 METHODS: dict[str, type[Contender]] = {

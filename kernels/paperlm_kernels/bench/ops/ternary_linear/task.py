@@ -16,16 +16,17 @@ from paperlm_kernels.bench.ops.ternary_linear.methods import METHODS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
 
-GRAPH_TOKENS = 16
-"Up to so many tokens a round is one CUDA graph."
-
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     """Rows of a task."""
     device, case = torch.device(task.device), sized(task)
-    name = clocks.device_name(device)
+    name, method = clocks.device_name(device), METHODS[task.method]
+    able = {*method.parts, "determinism", "kernels", *(("error",) if "product" in method.parts else ())}
+    if not able & set(task.measures):  # said before it tunes itself, which takes some a minute
+        yield operation.outcome(task, name, "absent: it quantizes its input itself, so it has a layer, and no product")
+        return
     try:
-        contender = METHODS[task.method](Inputs(case, device, task.seed))
+        contender = method(Inputs(case, device, task.seed))
         first = contender.call(contender.parts[0])
         y = first()
     except (AbsentError, ImportError) as reason:
@@ -52,7 +53,7 @@ def _time(operation: Operation, task: Task, contender: Contender, part: str, nam
     device, case = contender.inputs.device, contender.case
     weight_bytes = case.rows * case.columns * contender.bits / 8
     calls = [contender.call(part) for _ in range(copies_of(int(weight_bytes), device))]
-    graph = device.type == "cuda" and case.tokens <= GRAPH_TOKENS
+    graph = device.type == "cuda"  # also where calls take longer than their launch: what is timed is the card
     before = clocks.clock_and_power() if device.type == "cuda" else None
     taken = cold_times(
         calls, device, graph=graph, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds

@@ -27,7 +27,8 @@ STORES: dict[str, dict] = {"neuzip": {}, "neuzip keep": {}, "neuzip fix4": {"pro
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     """Rows of a task: `warmup` updates that are not timed, then `repeats` that are. On a GPU under the cap."""
-    device, case = torch.device(task.device), sized(task)
+    # a GPU with its index, which the allocator's functions ask for
+    device, case = torch.device("cuda:0" if task.device == "cuda" else task.device), sized(task)
     name = clocks.device_name(device)
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory

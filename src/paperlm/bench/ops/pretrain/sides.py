@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import time
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 import torch
 from paperlm_kernels.bench import clocks
@@ -16,6 +17,9 @@ from paperlm_kernels.bench.rows import percentiles, short
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.models.losses import MATERIALISED
 from paperlm.models.sizes import flops_per_token
+
+if TYPE_CHECKING:
+    import transformers
 
 UPDATES = 2
 "timed in a turn"
@@ -48,23 +52,18 @@ class _Summed(torch.nn.Module):
         return self.model.summed_loss(ids, ids, self.loss)
 
 
-def ours(case: Case, micro: int, device: torch.device, loss: str) -> Side:
-    """The project's decoder (Pre-LN, the wiring LlamaForCausalLM has) with one of its training losses."""
+def our_model(case: Case) -> PaperLlamaForCausalLM:
+    """The project's decoder (Pre-LN, the wiring LlamaForCausalLM has) in the shape of a case, float32."""
     size = case.size
     config = PaperLlamaConfig(
         vocab_size=case.vocab, hidden_size=size.hidden_size, intermediate_size=size.intermediate_size,
         num_hidden_layers=size.n_layers, num_attention_heads=size.n_heads, norm={"name": "pre_ln"},
     )  # fmt: skip
-    model = PaperLlamaForCausalLM(config).to(device).train()
-    for parameter in model.parameters():  # buffers keep theirs
-        parameter.data = parameter.data.to(getattr(torch, case.dtype))
-    summed = torch.compile(_Summed(model, loss), dynamic=False) if case.compiled else _Summed(model, loss)
-    scale = 1.0 / (case.batch * (case.seq_len - 1))
-    return Side(lambda ids: summed(ids) * scale, torch.optim.Adam(model.parameters(), lr=1e-4, fused=True), micro)
+    return PaperLlamaForCausalLM(config)
 
 
-def transformers_llama(case: Case, micro: int, device: torch.device) -> Side:
-    """transformers' own model: SDPA attention, its own loss, fused AdamW."""
+def peer_model(case: Case) -> transformers.LlamaForCausalLM:
+    """transformers' own model in that shape, SDPA attention, float32."""
     import transformers
 
     size = case.size
@@ -73,7 +72,22 @@ def transformers_llama(case: Case, micro: int, device: torch.device) -> Side:
         num_hidden_layers=size.n_layers, num_attention_heads=size.n_heads, use_cache=False, tie_word_embeddings=False,
         max_position_embeddings=2048, attn_implementation="sdpa",
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).to(device=device, dtype=getattr(torch, case.dtype)).train()
+    return transformers.LlamaForCausalLM(config)
+
+
+def ours(case: Case, micro: int, device: torch.device, loss: str) -> Side:
+    """The project's decoder with one of its training losses."""
+    model = our_model(case).to(device).train()
+    for parameter in model.parameters():  # buffers keep theirs
+        parameter.data = parameter.data.to(getattr(torch, case.dtype))
+    summed = torch.compile(_Summed(model, loss), dynamic=False) if case.compiled else _Summed(model, loss)
+    scale = 1.0 / (case.batch * (case.seq_len - 1))
+    return Side(lambda ids: summed(ids) * scale, torch.optim.Adam(model.parameters(), lr=1e-4, fused=True), micro)
+
+
+def transformers_llama(case: Case, micro: int, device: torch.device) -> Side:
+    """transformers' own model: its own loss, fused AdamW."""
+    model = peer_model(case).to(device=device, dtype=getattr(torch, case.dtype)).train()
     called = torch.compile(model, dynamic=False) if case.compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     return Side(lambda ids: called(input_ids=ids, labels=ids).loss * (len(ids) / case.batch), optimizer, micro)

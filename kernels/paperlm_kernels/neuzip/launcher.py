@@ -1,0 +1,65 @@
+"""Launches of kernels that were compiled before, without looking for them again.
+
+At each launch Triton's front end looks at every argument to find the compiled kernel that fits, which takes it as long
+as a small tensor's decoding. Here a kernel is found by what is constant in it, and its buffers are given as addresses,
+of which the driver is asked nothing. So a kernel's arguments are in this order: tensors, numbers (not specialized),
+constants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARPS = 4
+"One thread a lane."
+_WIDE = 2**31
+"A number from which on a kernel is compiled for 64 bits."
+
+
+def addresses(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """Of the tensors' first elements."""
+    return tuple(t.data_ptr() for t in tensors)
+
+
+def on_device(t: Tensor) -> AbstractContextManager:
+    """A context in which launches go to a tensor's device; it takes time only where that is not the current one."""
+    if t.device.type != "cuda" or t.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(t.device)
+
+
+class Launcher:
+    """A kernel with its compiled forms."""
+
+    def __init__(self, kernel: Any, warps: int = WARPS) -> None:
+        self.kernel, self.warps = kernel, warps
+        self._compiled: dict[tuple, Any] = {}
+
+    def __call__(
+        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: dict[str, int],
+        places: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """Starts so many programs on the current device, which is the tensors'.
+
+        constants: by name, among them all that the kernel has; they determine the dtypes of the tensors. places:
+        `addresses(tensors)`, where they are known already.
+        """
+        if places is None:
+            places = addresses(tensors)
+        own = {name: constants[name] for name in self.kernel.arg_names[len(tensors) + len(numbers) :]}
+        # a kernel is compiled for buffers that begin on 16 bytes, or for some that do not
+        aligned, wide = tuple(p & 15 == 0 for p in places), tuple(n >= _WIDE for n in numbers)
+        key = (tensors[0].device, aligned, wide, *own.values())
+        ready = self._compiled.get(key)
+        if ready is not None:
+            ready[(programs, 1, 1)](*places, *numbers, *own.values())
+            return
+        compiled = self.kernel[(programs,)](*tensors, *numbers, **own, num_warps=self.warps)
+        if compiled is not None:  # the interpreter compiles nothing
+            self._compiled[key] = compiled

@@ -1,0 +1,71 @@
+"""What the kernels count and make of it on the device is what NumPy makes: counts, palette, codes and tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from paperlm_kernels.neuzip import fix4, pack
+from paperlm_kernels.neuzip.codebook import STORED, Codebook
+from support_neuzip import bits_of, compiled_or_interpreted, gaussian, patterns
+
+GAUSSIAN = np.bincount(bits_of(gaussian(2**20)) >> 7 & 0xFF, minlength=256)
+COUNTS = {
+    "gaussian": GAUSSIAN,
+    "one exponent": np.eye(256, dtype=np.int64)[255] * 17,
+    "all alike": np.full(256, 3),  # every comparison is a tie
+    "ties within a palette": np.repeat([7, 0, 7, 1], 64),
+    "halves": 2 ** np.clip(40 - np.arange(256), 0, None),  # as steep as counts get, and as large
+    "zeros most": np.where(np.arange(256) == 0, 10**9, GAUSSIAN),
+    "random": np.random.default_rng(0).integers(0, 2**30, 256),
+}
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("limit", [11, 12])
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit):
+    from paperlm_kernels.neuzip.launch_encode import codebook_tables
+
+    counts = COUNTS[name].astype(np.int64)
+    right = Codebook.of_counts(counts, limit)
+    given = counts.copy()
+    given[0] = 0  # what the counting leaves out
+    stored = torch.zeros(STORED, dtype=torch.uint8, device=spot.device)
+    found = codebook_tables(torch.from_numpy(given).to(spot.device), int(counts.sum()), limit, stored)
+    for which, table in found.items():
+        wanted = getattr(right, which)
+        assert np.array_equal(table.cpu().numpy().view(wanted.dtype), wanted), which
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_lowest_of_fifteen_exponents_is_the_definitions(spot, name):
+    from paperlm_kernels.neuzip.launch_encode import lowest_of
+
+    counts = COUNTS[name].astype(np.int64)
+    given = np.where(np.arange(256) == 0, 0, counts)
+    lowest = torch.zeros(1, dtype=torch.uint8, device=spot.device)
+    index = lowest_of(torch.from_numpy(given).to(spot.device), int(counts.sum()), lowest).cpu()
+    right = fix4.lowest_exponent(counts)
+    assert int(lowest) == right
+    assert index.tolist() == [0 if right <= e < right + fix4.WIDE else 15 for e in range(256)]
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("kind", ["far apart", "a bad guess", "mostly zeros", "two scales"])
+def test_exponents_far_from_most_are_counted_too(spot, kind):
+    """A codebook of wrong counts would still lose nothing: the bytes tell."""
+    t = gaussian(3 * 8192 + 40)
+    if kind == "far apart":
+        t = patterns((np.arange(len(t)) % 256 << 7).astype(np.uint16))
+    elif kind == "a bad guess":  # what the first weights look like, no others do
+        t[:1024] = 2.0**60
+    elif kind == "mostly zeros":
+        t[torch.rand(len(t)) < 0.9] = 0.0
+    else:
+        t[::2] *= 2.0**30
+    for profile in ("fast", "fix4"):
+        right = pack(t, profile=profile, raw="never", backend="reference")
+        got = pack(t.to(spot.device), profile=profile, raw="never", backend=spot.backend)
+        assert got.to_bytes() == right.to_bytes()

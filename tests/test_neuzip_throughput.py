@@ -1,0 +1,116 @@
+"""Throughput of packing and unpacking from measurement rows: NeuZip's Figure 4 and the table of its numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pandas
+import pytest
+from pydantic import ValidationError
+from support_tables import edited
+
+from paperlm.errors import RecordError, SpecError
+from paperlm.figures.base import write_figure
+from paperlm.figures.options import check_options
+from paperlm.plan.exhibit import CaseSpec
+from paperlm.plan.project import Project
+from paperlm.plan.workflow import Workflow
+from paperlm.tables.build import table_contents
+
+TABLE = "neuzip_throughput"
+ON_A_CARD = Project({"scale": "gpu"})
+SPEED = {"ours": 900.0, "ours_k3": 950.0, "offload pageable": 5.0, "bitsandbytes nf4": 400.0}
+
+
+def written(folder, speeds=SPEED, weights=None, unit="us"):
+    """Rows as the benchmark writes them: so many GB/s of bfloat16, both ways and at every size."""
+    paper, table = ON_A_CARD.table(TABLE)
+    lines = []
+    for case in table.cases:
+        count = weights or paper.cases[case].weights
+        for name, speed in speeds.items():
+            for measure in ("encode", "decode"):
+                took = 2e-3 * count / speed
+                lines.append({
+                    "op": "neuzip", "case": case, "method": name, "name": name, "metric": "time", "unit": unit,
+                    "value": took, "low": 0.99 * took, "high": 1.01 * took, "n": 50, "device": "NVIDIA H200",
+                    "versions": {"torch": "2.11.0"}, "commit": "0", "date": "2026-01-01", "order": "natural",
+                    "scale": "full", "seed": 0, "shape": {"weights": count}, "measure": measure, "gb_per_s": speed,
+                })  # fmt: skip
+    path = folder / "neuzip.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [path]
+
+
+def verdicts(folder, speeds):
+    write_figure(ON_A_CARD, "neuzip_figure4", written(folder, speeds), folder / "neuzip_figure4.svg")
+    found = pandas.read_csv(folder / "neuzip_figure4.claims.csv")
+    return dict(zip(found["claim"], found["verdict"], strict=False)) | {
+        (claim, part): verdict
+        for claim, part, verdict in zip(found["claim"], found["part"], found["verdict"], strict=True)
+    }
+
+
+def test_a_point_is_gibibytes_of_bfloat16_a_second_over_the_bytes_of_the_matrix(tmp_path):
+    write_figure(ON_A_CARD, "neuzip_figure4", written(tmp_path), tmp_path / "neuzip_figure4.svg")
+    found = pandas.read_csv(tmp_path / "neuzip_figure4.csv")
+    assert len(found) == 2 * 13 * len(SPEED) and set(found["device"]) == {"NVIDIA H200"}
+    lossless = found[(found["row"] == "NeuZip, lossless") & (found["panel"] == "(a) compression")]
+    assert lossless["bytes"].is_monotonic_increasing
+    assert (lossless["bytes"].min(), lossless["bytes"].max()) == (100_000, 100_000_000)
+    assert lossless["GiB/s of bfloat16"].tolist() == pytest.approx([900e9 / 2**30] * 13)
+
+
+def test_claims_about_speeds_hold_where_they_are_as_the_paper_says_and_fail_where_the_host_is_fast(tmp_path):
+    as_said = verdicts(tmp_path, SPEED)
+    assert {as_said[name, "10 MB"] for name in ("NEU-F4-1", "NEU-F4-2", "NEU-F4-3")} == {"holds"}
+    assert as_said["NEU-F4-4", "100 MB"] == "not tested", "no peer was measured"
+    (tmp_path / "control").mkdir()
+    control = verdicts(tmp_path / "control", SPEED | {"offload pageable": 2000.0, "bitsandbytes nf4": 1500.0})
+    assert {control[name, "10 MB"] for name in ("NEU-F4-1", "NEU-F4-2", "NEU-F4-3")} == {"fails"}
+
+
+def test_a_matrix_of_another_size_than_the_case_declares_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="figure4_00: measured as weights 77, declared as weights 50000"):
+        table_contents(ON_A_CARD, TABLE, written(tmp_path, weights=77))
+
+
+def test_sizes_are_those_that_the_benchmark_measures():
+    from paperlm_kernels.bench.ops.neuzip.declared import CASES
+
+    paper, table = ON_A_CARD.table(TABLE)
+    assert {case: paper.cases[case].weights for case in table.cases} == {
+        name: case.weights for name, case in CASES.items() if name.startswith("figure4_")
+    }
+
+
+def test_a_cpu_measures_small_matrices_and_judges_no_speed(tmp_path):
+    project = Project({"scale": "tiny"})
+    asked = [case for op, case in Workflow(project).measurements if op == "neuzip"]
+    assert asked == [f"figure4_{index:02d}" for index in (0, 2, 4, 6)]
+    contents = table_contents(project, TABLE, written(tmp_path))
+    assert "only those on memory alone" in contents.untested
+    assert contents.cells["100 MB: NeuZip, lossless", "Bits"].reason == "needs a GPU"
+    assert contents.cells["1 MB: NeuZip, lossless", "Compression (GiB/s)"].labels.endswith("500000 weights, commit 0")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "give `tokens`, of a loss, or `weights`, of a codec"),
+        ({"tokens": 8, "weights": 8}, "give `tokens`, of a loss, or `weights`, of a codec"),
+        ({"weights": 8, "vocab": 100}, "are of a loss: leave them out beside `weights`"),
+    ],
+)
+def test_a_case_is_of_a_loss_or_of_a_codec(fields, words):
+    with pytest.raises(ValidationError, match=words):
+        CaseSpec(model="a size", source="a test", **fields)
+
+
+def test_a_column_that_the_table_does_not_have_is_refused_with_the_nearest_name(tmp_path):
+    def misspelt(content):
+        content["figures"]["neuzip_figure4"]["options"]["panels"] = {"a": "Compresion (GiB/s)"}
+
+    project = Project({"scale": "tiny"}, edited(tmp_path, "neuzip", misspelt))
+    with pytest.raises(SpecError, match=r"options.panels.a: .*did you mean 'Compression \(GiB/s\)'"):
+        check_options(project, "neuzip_figure4")
