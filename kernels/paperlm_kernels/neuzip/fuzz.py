@@ -134,7 +134,7 @@ def main() -> None:
         print(f"{count:9d}  {name}")
     if given.out:
         record = {
-            "mutations": given.mutations, "seed": given.seed, "unnoticed": 0, "outcomes": dict(outcomes.most_common()),
+            "mutations": given.mutations, "seed": given.seed, "outcomes": dict(outcomes.most_common()),
             "seconds": round(time.monotonic() - began), "commit": commit_id(), "date": time.strftime("%Y-%m-%d"),
             "versions": {"numpy": np.__version__, "torch": torch.__version__},
         }  # fmt: skip
