@@ -13,7 +13,7 @@ from paperlm.bench import main, with_ours
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     out = tmp_path_factory.mktemp("descent") / "rows.jsonl"
-    arguments = ["descent", "--device", "cpu", "--scale", "small", "--cases", "gpt_neo_2.7b", "--repeats", "2"]
+    arguments = ["descent", "--device", "cpu", "--scale", "small", "--cases", "gpt_neo_2_7b", "--repeats", "2"]
     with_ours()
     from paperlm_kernels.bench.ops.descent import METHODS
 
@@ -49,6 +49,6 @@ def test_cases_have_the_published_numbers_of_parameters():
             model = transformers.AutoModelForCausalLM.from_config(config)
         sizes[name] = sum(p.numel() for p in model.parameters())
     assert sizes == {
-        "gpt_neo_2.7b": 2_651_307_520, "llama3_8b": 8_030_261_248, "llama2_13b": 13_015_864_320,
+        "gpt_neo_2_7b": 2_651_307_520, "llama3_8b": 8_030_261_248, "llama2_13b": 13_015_864_320,
         "llama3_8b_one": 8_030_261_248,
     }  # fmt: skip
