@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def pack(
         TypeError, ValueError: a tensor or option that does not fit; the message names the fix.
     """
     header = _planned(t, mant_bits, block_norm, profile, norm_semantics, rounding, nonfinite, raw)
-    packed = _packed(t, header, None, raw, nonfinite, backend)
+    packed = _begun(t, header, None, raw, nonfinite, backend)()
     if out is None:
         return packed
     out._take(packed)
@@ -165,16 +166,28 @@ class Packed:
         The codebook is kept for up to 64 updates, unless more than a 1,000th of the weights escape it, which saves the
         histogram; nothing is lost by an old one. What was here stays until the new is complete.
         """
+        self.update_later(t, backend=backend)()
+        return self
+
+    def update_later(self, t: Tensor, *, backend: str = "auto") -> Callable[[], None]:
+        """The beginning of `update_`, which does not wait for the device; what it returns, called once, does the rest.
+
+        Until then what was here stays, and `t` is not to be changed.
+        """
         self._fits(t)
         template = self._template
         fresh = self.book is None or self._updates >= REBUILD
-        made = _packed(t, template, None if fresh else self.book, self._raw, self._nonfinite, backend)
-        if not fresh and (made.header.codec == Codec.RAW or made.header.patches > MOST_ESCAPES * made.header.numel):
-            fresh, made = True, _packed(t, template, None, self._raw, self._nonfinite, backend)
-        updates = 0 if fresh else self._updates + 1
-        self._take(made)
-        self._updates = updates
-        return self
+        begun = _begun(t, template, None if fresh else self.book, self._raw, self._nonfinite, backend)
+
+        def finish() -> None:
+            made, anew = begun(), fresh
+            if not anew and (made.header.codec == Codec.RAW or made.header.patches > MOST_ESCAPES * made.header.numel):
+                anew, made = True, _begun(t, template, None, self._raw, self._nonfinite, backend)()
+            updates = 0 if anew else self._updates + 1
+            self._take(made)
+            self._updates = updates
+
+        return finish
 
     def verify(self, *, backend: str = "auto") -> None:
         """Decodes everything and compares the streams' ends and the blocks' sums. Raises ContainerError for damage."""
@@ -285,35 +298,49 @@ def _planned(
     return header if dtype == "bfloat16" else dataclasses.replace(header, codec=Codec.RAW, geometry=None)
 
 
-def _packed(t: Tensor, header: Header, book: Codebook | None, raw: str, nonfinite: str, backend: str) -> Packed:
-    """`header` without what only the coding tells."""
+def _begun(
+    t: Tensor, header: Header, book: Codebook | None, raw: str, nonfinite: str, backend: str
+) -> Callable[[], Packed]:
+    """Begins to pack; what is returned waits for the device and ends it. `header` is without what the coding tells."""
     t = t.detach().contiguous()
     if header.lossy:
         _refuse_nonfinite(t, nonfinite)
-    device, made, may_be_raw = t.device, None, raw == "auto" or t.numel() == 0
+    may_be_raw = raw == "auto" or t.numel() == 0
     coded = header.codec != Codec.RAW and not (may_be_raw and header.blocks < FEWEST_BLOCKS)
-    if coded:
-        try:
-            if chosen_backend(backend, t, torch.int32) == "triton":
-                from paperlm_kernels.neuzip.launch_encode import run_encode
+    begun = None
+    if coded and chosen_backend(backend, t, torch.int32) == "triton":
+        from paperlm_kernels.neuzip.launch_encode import begin_encode
 
-                made = Packed(*run_encode(t, header, book))
-            else:
-                found, arrays, book = reference.encode(_bits(t.cpu()), header, book)
-                made = Packed(found, _owned(arrays, device), book)
-        except TooLongError as reason:
-            if not may_be_raw:
-                raise ValueError("the codes of a lane exceed what a byte can say; use raw='auto'") from reason
-    if made is None or (may_be_raw and made.bits_per_weight >= 8 * t.element_size()):
-        if header.lossy and t.numel():
-            # what is unpacked does not depend on whether it was coded
-            values = reference.round_trip(_bits(t.cpu()), header)
-            t = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(device)
-        kept = dataclasses.replace(header, codec=Codec.RAW, geometry=None, mant_bits=7, block_norm=None,
-                                   norm_semantics="true_max")  # fmt: skip
-        made = Packed(kept, {Section.PLANE: t.reshape(-1).clone().view(torch.uint8)}, None)
-    made._template, made._raw, made._nonfinite = header, raw, nonfinite
-    return made
+        begun = begin_encode(t, header, book)
+
+    def finish() -> Packed:
+        made = None
+        if coded:
+            try:
+                if begun is not None:
+                    made = Packed(*begun())
+                else:
+                    found, arrays, own = reference.encode(_bits(t.cpu()), header, book)
+                    made = Packed(found, _owned(arrays, t.device), own)
+            except TooLongError as reason:
+                if not may_be_raw:
+                    raise ValueError("the codes of a lane exceed what a byte can say; use raw='auto'") from reason
+        if made is None or (may_be_raw and made.bits_per_weight >= 8 * t.element_size()):
+            made = _kept(t, header)
+        made._template, made._raw, made._nonfinite = header, raw, nonfinite
+        return made
+
+    return finish
+
+
+def _kept(t: Tensor, header: Header) -> Packed:
+    """A tensor as it is; rounded, where `header` rounds: what is unpacked does not depend on whether it was coded."""
+    if header.lossy and t.numel():
+        values = reference.round_trip(_bits(t.cpu()), header)
+        t = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(t.device)
+    kept = dataclasses.replace(header, codec=Codec.RAW, geometry=None, mant_bits=7, block_norm=None,
+                               norm_semantics="true_max")  # fmt: skip
+    return Packed(kept, {Section.PLANE: t.reshape(-1).clone().view(torch.uint8)}, None)
 
 
 def _refuse_nonfinite(t: Tensor, nonfinite: str) -> None:
