@@ -31,8 +31,8 @@ def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, w
     """Compiled as a launch compiles it: no number is known to be a multiple of anything."""
     g = PROFILES[profile]
     known = {
-        "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k, "LOG_NORM": log_norm,
-        "WHOLE": whole, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
+        "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
+        "LOG_NORM": log_norm, "WHOLE": whole, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
         "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}

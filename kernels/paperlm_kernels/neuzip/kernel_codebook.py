@@ -9,7 +9,6 @@ import triton.language as tl
 from paperlm_kernels.neuzip.kernel_decode import within_block
 from paperlm_kernels.neuzip.kernel_encode import either, load_stored
 
-
 UNROLL = tl.constexpr(4)
 "Steps whose weights are asked for at once."
 

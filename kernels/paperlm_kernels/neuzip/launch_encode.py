@@ -94,8 +94,8 @@ def _job(t: Tensor, header: Header) -> _Job:
 def begin_encode(t: Tensor, header: Header, book: Codebook | None) -> Callable[[], Encoded]:
     """Begins what `reference.encode` does, of a contiguous bfloat16 tensor with at least one element, on its device.
 
-    What is returned is to be called once, and ends it; `t` must not change before. It waits until the device has got as
-    far as this, for lengths must be known, and raises TooLongError.
+    What is returned ends it; `t` must not change before. It waits until the device has got as far as this, for lengths
+    must be known, and raises TooLongError.
     """
     with on_device(t):
         job = _job(t, header)

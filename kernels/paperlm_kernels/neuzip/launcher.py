@@ -37,12 +37,13 @@ def on_device(t: Tensor) -> AbstractContextManager:
 class Launcher:
     """A kernel with its compiled forms."""
 
-    def __init__(self, kernel: Any, warps: int = WARPS) -> None:
-        self.kernel, self.warps = kernel, warps
+    def __init__(self, kernel: Any, warps: int = WARPS, **options: Any) -> None:
+        """options: of the compiler."""
+        self.kernel, self.options = kernel, {"num_warps": warps, **options}
         self._compiled: dict[tuple, Any] = {}
 
     def __call__(
-        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: dict[str, int],
+        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[float], constants: dict[str, int],
         places: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         """Starts so many programs on the current device, which is the tensors'.
@@ -60,6 +61,6 @@ class Launcher:
         if ready is not None:
             ready[(programs, 1, 1)](*places, *numbers, *own.values())
             return
-        compiled = self.kernel[(programs,)](*tensors, *numbers, **own, num_warps=self.warps)
+        compiled = self.kernel[(programs,)](*tensors, *numbers, **own, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
             self._compiled[key] = compiled

@@ -22,9 +22,9 @@ class ReadBack:
     _free: ClassVar[dict[torch.device, list[tuple[Tensor, np.ndarray, Any]]]] = {}
 
     def __init__(self, note: Tensor) -> None:
-        self._count, self._slots = note.numel(), None
+        self._count, self._found = note.numel(), None
         if note.device.type != "cuda":
-            self._host = note.numpy()
+            self._found = note.numpy().copy()
             return
         self._slots = self._free.setdefault(note.device, [])
         if self._slots:
@@ -37,10 +37,9 @@ class ReadBack:
         self._event.record()
 
     def wait(self) -> np.ndarray:
-        """The numbers (int32), when they are there. To be called once."""
-        if self._slots is None:
-            return self._host.copy()
-        self._event.synchronize()
-        found = self._host[: self._count].copy()
-        self._slots.append(self._slot)
-        return found
+        """The numbers (int32), when they are there."""
+        if self._found is None:
+            self._event.synchronize()
+            self._found = self._host[: self._count].copy()
+            self._slots.append(self._slot)
+        return self._found
