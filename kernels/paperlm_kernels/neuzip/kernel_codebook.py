@@ -7,10 +7,7 @@ import triton
 import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import within_block
-from paperlm_kernels.neuzip.kernel_encode import either, load_stored
-
-UNROLL = tl.constexpr(4)
-"Steps whose weights are asked for at once."
+from paperlm_kernels.neuzip.kernel_encode import as_stored, either, load_octet
 
 
 @triton.jit(do_not_specialize=["numel", "blocks", "programs"])
@@ -30,7 +27,8 @@ def count_kernel(
     one = tl.full([LANES], 1, tl.int64)
     # where the neighbours begin is guessed from a few weights; a bad guess costs time alone
     mine, _plane, scales, count = within_block(weights, norm, norm, tl.program_id(0), numel, BLOCK, LOG_NORM)
-    w0, _w1, _w2, _w3, _ = load_stored(mine, scales, lane, count, LANES, WHOLE, K, LOG_NORM)
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    w0, _w1, _w2, _w3, _ = as_stored(n0, n1, n2, n3, scales, lane, count, LANES, K, LOG_NORM)
     some = (w0 >> 7) & 0xFF
     lowest = tl.sum(some, 0) // tl.maximum(tl.sum((some > 0).to(tl.int32), 0), 1) - 11
     lowest = tl.minimum(tl.maximum(lowest, 1), 241)
@@ -39,13 +37,15 @@ def count_kernel(
     a1, a2, a3 = a0, a0, a0
     for block in range(tl.program_id(0), blocks, programs):
         mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, BLOCK, LOG_NORM)
+        n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
         for part in range(OCTETS // 8):
             even = tl.zeros([LANES], dtype=tl.int64)
             odd = tl.zeros([LANES], dtype=tl.int64)
             others = tl.zeros([LANES], dtype=tl.int32)  # bit t: step t has exponents that are not counted yet
-            for t in tl.range(0, 8, loop_unroll_factor=UNROLL):
+            for t in tl.range(0, 8, loop_unroll_factor=4 if K == 7 else 1):
                 octet = (part * 8 + t) * LANES + lane
-                w0, w1, w2, w3, _ = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+                w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
+                n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
                 nibbles = tl.zeros([LANES], dtype=tl.int64)
                 for j in tl.static_range(8):
                     word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
@@ -62,7 +62,8 @@ def count_kernel(
                 for t in range(8):
                     if ((steps >> t) & 1) != 0:
                         octet = (part * 8 + t) * LANES + lane
-                        w0, w1, w2, w3, _ = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+                        r0, r1, r2, r3 = load_octet(mine, octet, count, LANES, WHOLE)
+                        w0, w1, w2, w3, _ = as_stored(r0, r1, r2, r3, scales, octet, count, LANES, K, LOG_NORM)
                         for j in tl.static_range(8):
                             word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
                             exponent = (word >> (7 + 16 * (j % 2))) & 0xFF

@@ -1,6 +1,7 @@
 """Triton kernels that encode: normalizers, sizes of the lanes, where blocks begin, then streams, planes and patches.
 
 What a lane writes begins and ends on a unit of its own, so that nothing is shared and the bytes are the same each time.
+A step asks for the weights of the next one before its own are looked at: memory answers late.
 """
 
 import triton
@@ -62,11 +63,8 @@ def stored_word(word, scale, K: tl.constexpr, NORMED: tl.constexpr):
 
 
 @triton.jit
-def load_stored(
-    weights, norm, octet, numel, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr
-):
-    """`load_octet` as it is stored, and the scale."""
-    w0, w1, w2, w3 = load_octet(weights, octet, numel, LANES, WHOLE)
+def as_stored(w0, w1, w2, w3, norm, octet, numel, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr):
+    """What `load_octet` gave, as it is stored, and the scale."""
     scale = tl.full([LANES], 1.0, tl.float32)
     if LOG_NORM > 0:
         scale = scale_of(norm, octet * 8, LOG_NORM, octet * 8 < numel)
@@ -156,9 +154,11 @@ def size_kernel(
     total = tl.zeros([LANES], dtype=tl.uint32)
     steps = tl.zeros([LANES], dtype=tl.int32)
     mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    for t in range(OCTETS):
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
-        w0, w1, w2, w3, scale = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+        w0, w1, w2, w3, scale = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
         flags = tl.zeros([LANES], dtype=tl.uint32)
         for j in tl.static_range(4):
             word = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
@@ -236,9 +236,11 @@ def write_kernel(
     of_head = tl.zeros([LANES], dtype=tl.uint32)
     window = tl.zeros([LANES], dtype=tl.uint64)
     mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    for t in range(OCTETS):
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
-        w0, w1, w2, w3, _ = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+        w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
         store_plane(items, octet, octet * 8 < count, w0, w1, w2, w3, K)
         for half in tl.static_range(2):
             place = octet * 8 + 4 * half
@@ -276,10 +278,12 @@ def fix4_kernel(
     steps = tl.zeros([LANES], dtype=tl.int32)
     total = tl.zeros([LANES], dtype=tl.uint32)
     mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    for t in range(OCTETS):
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
         inside = octet * 8 < count
-        w0, w1, w2, w3, scale = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+        w0, w1, w2, w3, scale = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
         store_plane(items, octet, inside, w0, w1, w2, w3, K)
         codes = tl.zeros([LANES], dtype=tl.int32)
         here = tl.zeros([LANES], dtype=tl.int32)
