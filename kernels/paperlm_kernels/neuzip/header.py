@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 import struct
 import zlib
@@ -74,12 +75,12 @@ class Header:
     geometry: Geometry | None = None
     patches: int = 0
 
-    @property
+    @functools.cached_property
     def numel(self) -> int:
         """Elements."""
         return math.prod(self.shape)
 
-    @property
+    @functools.cached_property
     def blocks(self) -> int:
         """Blocks of the geometry; 0 for RAW."""
         return self.geometry.blocks(self.numel) if self.geometry else 0
