@@ -46,7 +46,7 @@ TOTALS = 64
 
 def _new(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A section, in a buffer of a multiple of 64 bytes."""
-    whole = aligned(max(1, count * dtype.itemsize)) // dtype.itemsize
+    whole = max(64, -(-count * dtype.itemsize // 64) * 64) // dtype.itemsize
     room = torch.empty(whole, dtype=dtype, device=device)
     return room if whole == count else room[:count]
 
@@ -115,7 +115,7 @@ def _patched(job: _Job, sections: dict[Section, Tensor], patches: int, index: Te
         job.run(_PATCH, index, escaping, sections[Section.PATCH], sections[Section.PATCH_DIR])
     if job.header.block_norm:
         sections[Section.NORM] = job.norm
-    return dataclasses.replace(job.header, patches=patches)
+    return job.header.with_patches(patches)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ def pack(
     Raises:
         TypeError, ValueError: a tensor or option that does not fit; the message names the fix.
     """
-    header = _planned(t, mant_bits, block_norm, profile, norm_semantics, rounding, nonfinite, raw)
+    header = _planned(t.dtype, t.shape, mant_bits, block_norm, profile, norm_semantics, rounding, nonfinite, raw)
     packed = _begun(t, header, None, raw, nonfinite, backend)()
     if out is None:
         return packed
@@ -137,7 +138,7 @@ class Packed:
     @property
     def bits_per_weight(self) -> float:
         """Of all sections, metadata included; tables that are built from them are not."""
-        stored = sum(t.numel() * t.element_size() for t in self.sections.values())
+        stored = sum([t.nbytes for t in self.sections.values()])
         return 8 * stored / max(1, self.header.numel)
 
     def unpack(self, out: Tensor | None = None, *, check: bool = True, backend: str = "auto") -> Tensor:
@@ -267,9 +268,11 @@ class Packed:
                 target.copy_(on_cpu)
 
 
+@functools.lru_cache(1024)
 def _planned(
-    t: Tensor, k: int, norm: int | None, profile: str, semantics: str, rounding: str, nonfinite: str, raw: str
-) -> Header:
+    torch_dtype: torch.dtype, shape: torch.Size, k: int, norm: int | None, profile: str, semantics: str, rounding: str,
+    nonfinite: str, raw: str,
+) -> Header:  # fmt: skip
     geometry = profile_of(profile)
     known = {
         "mant_bits": (k, fields.MANT_BITS), "norm_semantics": (semantics, fields.SEMANTICS),
@@ -284,15 +287,19 @@ def _planned(
             f"block_norm={norm} with mant_bits={k}; it is one of {', '.join(map(str, fields.NORM_BLOCKS))}, and for 0, "
             "1 or 3 bits: leave it out"
         )
-    dtype = str(t.dtype).removeprefix("torch.")
+    dtype = str(torch_dtype).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise TypeError(f"a tensor of {t.dtype}; bfloat16 is packed, float16 and float32 are kept: convert it first")
+        raise TypeError(
+            f"a tensor of {torch_dtype}; bfloat16 is packed, float16 and float32 are kept: convert it first"
+        )
     if dtype != "bfloat16" and (k != 7 or raw == "never"):
-        raise TypeError(f"a tensor of {t.dtype} with mant_bits={k}, raw={raw!r}; only bfloat16 is coded: convert it")
-    if math.prod(max(1, axis) for axis in t.shape) > MOST or t.ndim > 8:
-        raise ValueError(f"a tensor of shape {tuple(t.shape)}; pack parts of at most 2^40 elements and 8 axes")
+        raise TypeError(
+            f"a tensor of {torch_dtype} with mant_bits={k}, raw={raw!r}; only bfloat16 is coded: convert it"
+        )
+    if math.prod(max(1, axis) for axis in shape) > MOST or len(shape) > 8:
+        raise ValueError(f"a tensor of shape {tuple(shape)}; pack parts of at most 2^40 elements and 8 axes")
     header = Header(
-        dtype=dtype, codec=Codec.FIX4 if profile == "fix4" else Codec.PFX, shape=tuple(t.shape), mant_bits=k,
+        dtype=dtype, codec=Codec.FIX4 if profile == "fix4" else Codec.PFX, shape=tuple(shape), mant_bits=k,
         block_norm=norm, norm_semantics=semantics if norm else "true_max", geometry=geometry,
     )  # fmt: skip
     return header if dtype == "bfloat16" else dataclasses.replace(header, codec=Codec.RAW, geometry=None)
