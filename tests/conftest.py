@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -13,19 +14,34 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from support import job_environment, smoke_run
+from support import copy_declarations, job_environment, smoke_run
 from support_jobs import write_kinds
 
 from paperlm import jobs
 from paperlm.data.prepare import prepare
 from paperlm.plan.paper import PaperSpec
-from paperlm.plan.project import Project
+from paperlm.plan.project import ROOT, Project
+from paperlm.record.places import Places
 
 
 @pytest.fixture(scope="session")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared tokens of the smoke scale."""
     return prepare(smoke_run().token_data().model_dump(mode="json"), tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root whose declarations can be edited, on which nothing has been made."""
+    return copy_declarations(tmp_path)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, manifest: Path) -> Path:
+    """A root with the prepared data of the smoke scale, and what a clone of the repository is known by."""
+    shutil.copytree(ROOT / "workflow/scales", tmp_path / "workflow/scales")
+    shutil.copytree(manifest.parent, (tmp_path / Places(tmp_path, "smoke").data(smoke_run().token_data())).parent)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,14 @@ def job_environment(**extra: str) -> dict[str, str]:
     }
 
 
+def copy_declarations(folder: Path) -> Path:
+    """Paper and scale files, printed tables and the configuration, to be edited."""
+    for name in ("workflow", "paper_tables/published"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / "config.yaml", folder)
+    return folder
+
+
 def copy_tracked(folder: Path) -> Path:
     """The files that a clone would have, uncommitted ones included."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

@@ -33,7 +33,8 @@ def trained(job: Job, manifest: Path, work: Path, model: Path | None = None, **m
 
 def made_up(job: Pretrain, losses: np.ndarray, final: float, final_sequences: float = 0.0) -> Record:
     """A record of these losses whose last perplexities are these."""
-    train = [[i + 1, 64 * i, float(loss)] for i, loss in enumerate(losses)]
+    slots = job.global_batch * job.seq_len
+    train = [[i + 1, slots * (i + 1), float(loss)] for i, loss in enumerate(losses)]
     last = [final, final_sequences or 1.1 * final]
     metrics = {"ppl_true": last[0], "ppl_sequences": last[1], "tokens_nonpad": 1, "unigram_perplexity": 2e3}
     evaluations = [[job.steps // 2, 1, 2 * last[0], 2 * last[1]], [job.steps, 2, *last]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import ClassVar
 
-import torch
 import transformers
+from support_models import fresh
 
 from paperlm.data import registry as registry_module
 from paperlm.data.registry import ModelEntry, Registry, registry
@@ -46,8 +46,7 @@ class FineTuned(Job):
 
 
 def new_model(cls=transformers.LlamaForCausalLM, seed=0, **options):
-    torch.manual_seed(seed)
-    return cls(cls.config_class(**SHAPE | options)).eval()
+    return fresh(cls, seed, **SHAPE | options)
 
 
 def save(folder, model):

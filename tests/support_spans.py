@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 from support_items import bundled
+from support_models import fresh
 
 from paperlm.data.items import prepare_any
 from paperlm.data.settings import ItemData
@@ -40,8 +41,7 @@ def bert_tokenizer():
 
 
 def new_bert(seed=0, cls=transformers.BertForQuestionAnswering, **options):
-    torch.manual_seed(seed)
-    return cls(cls.config_class(vocab_size=VOCABULARY, **SHAPE | options)).eval()
+    return fresh(cls, seed, vocab_size=VOCABULARY, **SHAPE | options)
 
 
 def windows_by_hand(item, length=LENGTH, stride=STRIDE):

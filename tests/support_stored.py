@@ -7,6 +7,7 @@ import zlib
 import torch
 import transformers
 from paperlm_kernels.stored import PackedStore, WeightStore
+from support_models import fresh
 from torch import Tensor
 
 TABLES = 4 * 2**12 + 4 * 256 + 256
@@ -46,76 +47,36 @@ class CodedStore(PackedStore):
 STORES = [CodedStore, ZippedStore]
 
 
-def llama(tied: bool = False, **changes):
-    """No biases."""
-    settings = {
-        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
-    }  # fmt: skip
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**settings | changes, tie_word_embeddings=tied, bos_token_id=1, eos_token_id=2)
-    )
+IDS = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2}
+MODELS = {
+    # no biases
+    "llama": (transformers.LlamaForCausalLM, IDS | {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 32,
+    }),
+    # Conv1D with biases; the head is the embedding
+    "gpt2": (transformers.GPT2LMHeadModel, IDS | {
+        "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }),
+    # linear layers, some with biases
+    "gpt_neo": (transformers.GPTNeoForCausalLM, IDS | {
+        "max_position_embeddings": 32, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8,
+        "attention_types": [[["global", "local"], 1]],
+    }),
+    # encoder and decoder, with tables of relative positions and a down projection that asks for its weight's dtype
+    "t5": (transformers.T5ForConditionalGeneration, {
+        "vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0,
+        "decoder_start_token_id": 0, "pad_token_id": 0,
+    }),
+}  # fmt: skip
+"Name -> class and settings."
 
 
-def gpt2():
-    """Conv1D with biases; the head is the embedding."""
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=96,
-            n_positions=32,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
-
-
-def gpt_neo():
-    """Linear layers, some with biases."""
-    return transformers.GPTNeoForCausalLM(
-        transformers.GPTNeoConfig(
-            vocab_size=96,
-            max_position_embeddings=32,
-            hidden_size=32,
-            num_layers=2,
-            num_heads=4,
-            window_size=8,
-            attention_types=[[["global", "local"], 1]],
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
-
-
-def t5():
-    """Encoder and decoder, with tables of relative positions and a down projection that asks for its weight's dtype."""
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            vocab_size=96,
-            d_model=32,
-            d_kv=8,
-            d_ff=48,
-            num_layers=2,
-            num_heads=4,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-            pad_token_id=0,
-        )
-    )
-
-
-MODELS = {"llama": llama, "gpt2": gpt2, "gpt_neo": gpt_neo, "t5": t5}
-
-
-def build(name: str, dtype: torch.dtype = torch.bfloat16, seed: int = 0, **options):
+def build(name: str, dtype: torch.dtype = torch.bfloat16, seed: int = 0, **changes):
     """A model with fresh weights in training mode."""
-    torch.manual_seed(seed)
-    return MODELS[name](**options).to(dtype).train()
+    cls, settings = MODELS[name]
+    return fresh(cls, seed, **settings | changes).to(dtype).train()
 
 
 def batch(step: int, rows: int = 3, length: int = 12) -> dict[str, Tensor]:

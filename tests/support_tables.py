@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
+from support import copy_declarations
 
 from paperlm.jobs import Job
 from paperlm.jobs.base import Cost, Series
-from paperlm.plan.project import ROOT, Project
+from paperlm.plan.project import Project
 from paperlm.record.record import Environment, Record, behaviours_of_ancestors, write_record
 
 ENVIRONMENT = Environment(
@@ -68,9 +68,7 @@ def write_records(
 
 def edited(tmp_path: Path, paper: str, edit: Callable[[dict], None]) -> Path:
     """A copy of the declarations with an edited paper file; returns its root."""
-    shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
-    shutil.copytree(ROOT / "paper_tables/published", tmp_path / "paper_tables/published")
-    path = tmp_path / f"workflow/papers/{paper}.yaml"
+    path = copy_declarations(tmp_path) / f"workflow/papers/{paper}.yaml"
     content = yaml.safe_load(path.read_text())
     edit(content)
     path.write_text(yaml.safe_dump(content, sort_keys=False))

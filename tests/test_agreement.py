@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paperlm.jobs.base import Series
+from paperlm.jobs.base import Answers, Series
 from paperlm.plan.project import ROOT
 from paperlm.record.agreement import disagreements
 from paperlm.record.record import Record, read_record
@@ -188,3 +188,37 @@ def test_runs_of_two_methods_two_sizes_or_two_seeds_contradict_each_other():
     mix = committed("llama_71m-mix_ln-s0")
     for other in ("llama_71m-pre_ln-s0", "llama_71m-deep_norm.authors_public-s0", "llama_71m-mix_ln-s1"):
         assert disagreements(mix, committed(other)), other
+
+
+# -- answers to items ----
+
+
+def answering(base: Record, flags: list[bool], items: str = "0123456789abcdef") -> Record:
+    return saying(base, answers={"piqa/acc": Answers.of(flags, items)})
+
+
+def test_another_answer_is_named_on_the_same_machine_and_rounding_elsewhere(base):
+    one, other = answering(base, [True, False, True]), answering(base, [True, True, True])
+    assert disagreements(one, one) == []
+    assert disagreements(one, other) == ["answers piqa/acc: another one to item 2 (the first)"]
+    assert disagreements(one, elsewhere(other)) == [], "how many are right is a metric, and judged as one"
+
+
+def test_answers_to_other_items_contradict_wherever_they_were_given(base):
+    one, other = answering(base, [True, False]), answering(base, [True, False], "fedcba9876543210")
+    assert disagreements(one, elsewhere(other)) == [
+        "answers piqa/acc: to 2 items (0123456789abcdef), now to 2 (fedcba9876543210)"
+    ]
+    assert disagreements(one, saying(base)) == ["answers piqa/acc: to 2 items (0123456789abcdef), now missing"]
+    assert disagreements(saying(base), one) == [], "a record that is older than the field contradicts nothing"
+
+
+def test_answers_are_packed_a_bit_each_and_damage_is_refused():
+    flags = [True, False, False, False, True, True, False, True, True, False]
+    packed = Answers.of(flags, "0123456789abcdef")
+    assert packed.right == "8d80" and packed.items == 10 and packed.flags() == flags, "1000 1101 | 10"
+    full = Answers.of([True] * 10_042, "0123456789abcdef")
+    assert len(full.right) == 2512 and full.flags() == [True] * 10_042
+    for right in ("8d", "8d8000", "8d81", "8D80", "xd80"):
+        with pytest.raises(ValueError, match="10 items take 4 hexadecimal digits"):
+            Answers(items=10, digest="0123456789abcdef", right=right)

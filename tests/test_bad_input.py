@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -149,14 +148,6 @@ def test_yaml_cannot_construct_python_objects(tmp_path):
     (tmp_path / "x.yaml").write_text("paper: !!python/object/apply:os.system ['true']\n")
     with pytest.raises(SpecError, match="not valid YAML"):
         load(tmp_path / "x.yaml", PaperSpec)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A root whose declarations can be edited."""
-    shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
-    shutil.copytree(ROOT / "paper_tables/published", tmp_path / "paper_tables/published")
-    return tmp_path
 
 
 def rewrite(path: Path, edit) -> None:

@@ -13,7 +13,7 @@ from paperlm.bench import main, with_ours
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     out = tmp_path_factory.mktemp("descent") / "rows.jsonl"
-    arguments = ["descent", "--device", "cpu", "--scale", "small", "--cases", "gpt_neo_2.7b", "--repeats", "1"]
+    arguments = ["descent", "--device", "cpu", "--scale", "small", "--cases", "gpt_neo_2_7b", "--repeats", "1"]
     with_ours()
     from paperlm_kernels.bench.ops.descent import METHODS
 
@@ -31,7 +31,7 @@ def test_losses_of_packed_weights_are_those_of_lomo_to_the_last_bit_and_sgds_to_
 
 def test_the_loss_is_that_of_the_same_update_however_many_are_timed(rows, tmp_path):
     out, arguments = tmp_path / "rows.jsonl", ["descent", "--device", "cpu", "--scale", "small", "--warmup", "1"]
-    arguments += ["--cases", "gpt_neo_2.7b", "--methods", "lomo", "--repeats", "1", "--out", str(out)]
+    arguments += ["--cases", "gpt_neo_2_7b", "--methods", "lomo", "--repeats", "1", "--out", str(out)]
     assert main(arguments) == 0
     (again,) = (r for r in map(json.loads, out.read_text().splitlines()) if r["metric"] == "loss")
     (before,) = (r for r in rows if r["metric"] == "loss" and r["method"] == "neuzip")
@@ -59,6 +59,6 @@ def test_cases_have_the_published_numbers_of_parameters():
             model = transformers.AutoModelForCausalLM.from_config(config)
         sizes[name] = sum(p.numel() for p in model.parameters())
     assert sizes == {
-        "gpt_neo_2.7b": 2_651_307_520, "llama3_8b": 8_030_261_248, "llama2_13b": 13_015_864_320,
+        "gpt_neo_2_7b": 2_651_307_520, "llama3_8b": 8_030_261_248, "llama2_13b": 13_015_864_320,
         "llama3_8b_one": 8_030_261_248,
     }  # fmt: skip

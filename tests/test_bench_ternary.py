@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 from paperlm_kernels.bench import cold, ops, rows
@@ -109,8 +112,11 @@ def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path):
 
 def test_the_tiles_that_are_tried_fit_a_program_and_leave_no_split_of_a_sum_without_a_step():
     sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
-    cases = sweep.cases_of(["7b", "700m"], [16, 1, 4, 256, 4096])
+    cases = sweep.cases_of([f"{size}_m{tokens}" for tokens in (16, 1, 4, 64, 256, 4096) for size in ("7b", "700m")])
     assert [case.name for case in cases[:2]] == ["7b_qkv_m16", "7b_o_m16"] and cases[-1].name == "700m_down_m4096"
+    assert [case.tokens for case in sweep.cases_of(["3b_o_m5", "3b_o_m5"])] == [5]
+    with pytest.raises(SystemExit, match="did you mean '7b_gate_up_m8'"):
+        sweep.cases_of(["7b_gateup_m8"])
     for case in cases:
         tried, width = sweep.all_candidates(case, 132), -(-case.columns // 128) * 32
         assert len(tried) == len(set(tried)) > 10
@@ -133,6 +139,22 @@ def test_a_summary_names_the_best_tiles_and_those_with_other_bits():
         about | {"tiles": tiles | {"step": 64}, "kind": "Tiles", "us": 3.0, "same": False},
         about | {"tiles": tiles | {"step": 32}, "kind": "Tiles", "failed": "OutOfResources: shared memory"},
     ]  # fmt: skip
-    line = sweep.summary(found)
+    line = sweep.summary(sweep.cases_of(["7b_o_m16"])[0], found)
     assert "chosen 4.00 (2.00x)" in line and "best of 2 (4.00x): 2.00 64x16 step 128 warps 4 stages 4 splits 1" in line
+    assert "FAILED: 1, the last 64x16 step 32 warps 4 stages 4 splits 1: OutOfResources: shared memory" in line
     assert line.endswith("WRONG: ['64x16 step 64 warps 4 stages 4 splits 1']")
+
+
+def _send_two_and_die(case, end, into):
+    into.send({"tiles": "bf16", "us": 8.0})
+    into.send({"tiles": "chosen", "us": end, "case": case.name})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_rows_of_a_case_whose_process_dies_are_kept():
+    sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
+    case = sweep.cases_of(["7b_o_m16"])[0]
+    assert sweep.rows_apart(case, 4.0, _send_two_and_die) == [
+        {"tiles": "bf16", "us": 8.0}, {"tiles": "chosen", "us": 4.0, "case": "7b_o_m16"}
+    ]  # fmt: skip
+    assert "before the chosen tiles were timed" in sweep.summary(case, [])

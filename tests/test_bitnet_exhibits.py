@@ -362,6 +362,17 @@ def test_two_curves_are_the_same_if_every_point_is(tiny):
     assert sample.constant and sample.values == (1.0,)
 
 
+def test_a_row_of_ours_has_its_name_and_size_in_the_columns_of_the_printed_ones(tmp_path, tiny):
+    write_table(tiny, "bitnet_table1", [], tmp_path / "t.csv")
+    lines = list(csv.reader((tmp_path / "t.csv").open()))
+    assert lines[0][:3] == ["scale", "Models", "Size"]
+    assert ["tiny", "BitNet a4.8", "7B"] in [line[:3] for line in lines]
+    assert ["tiny", "A8 trunk", "7B"] in [line[:3] for line in lines]
+    write_table(tiny, "bitnet_table3", [], tmp_path / "t.csv")
+    names = [line[1:3] for line in csv.reader((tmp_path / "t.csv").open())]
+    assert ["w/ 4-bit Q, 3-bit KV (position 0 too)", "3B"] in names, "a comma within a name is part of it"
+
+
 def test_a_label_of_a_record_stands_beside_its_cell(tmp_path, tiny):
     job = jobs(tiny, "bitnet_table1")["LLaMA LLM, 700M", "PPL↓"]
     write_record(tmp_path / "one.json", record_of(job, {"perplexity": 90.0}, labels=["its tokenizer has no BOS"]))

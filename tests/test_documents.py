@@ -239,14 +239,14 @@ def test_the_table_of_data_has_a_line_for_each_set_that_is_not_on_the_hub():
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Project:
+def copy(root: Path) -> Project:
     """The documents and what they are generated from."""
-    for name in ("workflow", "paper_tables/published", BENCH, "docs"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    (tmp_path / "kernels").mkdir()
+    for name in (BENCH, "docs"):
+        shutil.copytree(ROOT / name, root / name)
+    (root / "kernels").mkdir()
     for name in ("README.md", "kernels/README.md", "kernels/MEASURED.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    return Project({}, tmp_path)
+        shutil.copy(ROOT / name, root / name)
+    return Project({}, root)
 
 
 @pytest.mark.parametrize("document", MARKS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import Pretrain
 from paperlm.models.folder import load_model
-from paperlm.plan.project import ROOT, Project
+from paperlm.plan.project import Project
 from paperlm.quantizers.presets import PRESETS
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
@@ -274,23 +273,15 @@ def test_the_curve_has_every_update_or_means_over_bins_of_equal_width(manifest, 
 # -- many processes ----
 
 
-@pytest.fixture
-def root(tmp_path: Path, manifest: Path) -> Path:
-    """A folder with the prepared data of the smoke scale, and what a clone of the repository is known by."""
-    shutil.copytree(ROOT / "workflow/scales", tmp_path / "workflow/scales")
-    shutil.copytree(manifest.parent, (tmp_path / Places(tmp_path, "smoke").data(smoke_run().token_data())).parent)
-    return tmp_path
-
-
 @pytest.mark.parametrize("preset", ["llama", "b158"])
-def test_two_processes_under_torchrun_train_the_same_model_as_one(preset, manifest, root, tmp_path):
+def test_two_processes_under_torchrun_train_the_same_model_as_one(preset, manifest, prepared, tmp_path):
     """The scale of a quantized weight is that of the whole matrix in each of them."""
     job = smoke_run(steps=6, global_batch=8, loss_group=4, eval_every=3, **PRESETS[preset])
     alone = trained(job, manifest, tmp_path / "alone")
     code = tmp_path / "main.py"
     code.write_text(
         "import sys; from pathlib import Path; from paperlm.plan import project\n"
-        f"project.ROOT = Path({str(root)!r})\nfrom paperlm.cli import main\nsys.exit(main())\n"
+        f"project.ROOT = Path({str(prepared)!r})\nfrom paperlm.cli import main\nsys.exit(main())\n"
     )
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", code, "run",
@@ -299,8 +290,8 @@ def test_two_processes_under_torchrun_train_the_same_model_as_one(preset, manife
     done = subprocess.run(list(map(str, command)), env=job_environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "FutureWarning" not in done.stderr, "an option of PyTorch that is to go"
-    places = Places(root, "smoke")
-    two = read_record(root / places.made(job), job.job_id)
+    places = Places(prepared, "smoke")
+    two = read_record(prepared / places.made(job), job.job_id)
     assert two.cost.world_size == 2 and places.is_file(places.manifest(job))
     assert two.metrics["tokens_nonpad"] == alone.metrics["tokens_nonpad"]
     assert two.metrics["loss_true"] == pytest.approx(alone.metrics["loss_true"], rel=1e-5)

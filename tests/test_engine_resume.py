@@ -18,45 +18,36 @@ from paperlm.errors import CheckpointError, Interrupted, PaperLMError
 from paperlm.files import write_json
 from paperlm.jobs.base import Machine
 from paperlm.jobs.pretrain import Pretrain
-from paperlm.plan.project import ROOT
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.train import checkpoint
 
 
-@pytest.fixture
-def root(tmp_path: Path, manifest: Path) -> Path:
-    """A folder with the prepared data of the smoke scale, and what a clone of the repository is known by."""
-    shutil.copytree(ROOT / "workflow/scales", tmp_path / "workflow/scales")
-    shutil.copytree(manifest.parent, (tmp_path / Places(tmp_path, "smoke").data(smoke_run().token_data())).parent)
-    return tmp_path
-
-
-def test_a_job_killed_twice_ends_in_the_same_record_and_weights_bit_for_bit(manifest, root, tmp_path):
+def test_a_job_killed_twice_ends_in_the_same_record_and_weights_bit_for_bit(manifest, prepared, tmp_path):
     job = smoke_run(steps=60, eval_every=10, norm={"name": "admin"}, numerics="fp32_master")
     unbroken = trained(job, manifest, tmp_path / "unbroken")
-    places = Places(root, "smoke")
+    places = Places(prepared, "smoke")
     for update in (6, 27):
-        process = start(job, root)
-        wait_for_update(root / places.work(job), update, process)
+        process = start(job, prepared)
+        wait_for_update(prepared / places.work(job), update, process)
         process.kill()
         process.wait()
         assert not places.is_file(places.made(job)) and not places.is_file(places.manifest(job))
-    process = start(job, root)
+    process = start(job, prepared)
     assert process.wait(timeout=120) == 0, process.stderr.read()
-    resumed = read_record(root / places.made(job), job.job_id)
+    resumed = read_record(prepared / places.made(job), job.job_id)
     assert numbers(resumed) == numbers(unbroken)
     assert len(resumed.cost.resumed_from) == 2
-    weights = [load_file(p / "model.safetensors") for p in (root / places.model(job), tmp_path / "unbroken/model")]
+    weights = [load_file(p / "model.safetensors") for p in (prepared / places.model(job), tmp_path / "unbroken/model")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert not (root / places.work(job)).exists(), "finished: its checkpoints are gone"
+    assert not (prepared / places.work(job)).exists(), "finished: its checkpoints are gone"
 
 
-def test_a_terminated_job_writes_a_checkpoint_and_asks_to_be_continued(root):
+def test_a_terminated_job_writes_a_checkpoint_and_asks_to_be_continued(prepared):
     job = smoke_run(steps=5000, eval_every=5000)
-    work = root / Places(root, "smoke").work(job)
-    process = start(job, root)
+    work = prepared / Places(prepared, "smoke").work(job)
+    process = start(job, prepared)
     wait_for_update(work, 3, process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 75

@@ -28,14 +28,6 @@ OTHER = "a processor of another machine"
 TABLE = "mixln_table1"
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The declarations alone, on which nothing has been made."""
-    for name in ("workflow", "paper_tables/published"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    return tmp_path
-
-
 def plan_of(root: Path, scale: str = "tiny") -> Workflow:
     return Workflow(Project({"scale": scale}, root))
 
@@ -96,6 +88,14 @@ def test_jobs_that_need_a_gpu_share_the_gpus_whatever_cores_there_are(root, monk
     assert f"about {minutes} minutes on {on} by recorded costs" in expectation(plan, [TABLE], 8, None)
 
 
+def test_a_plan_without_a_job_says_that_a_card_or_a_word_is_missing(root, monkeypatch):
+    monkeypatch.setattr("paperlm.plan.state.visible_gpus", lambda: [])
+    line = expectation(plan_of(root, "paper"), ["bitnet_table1"], 1, None)
+    assert line.startswith("nothing to make at scale paper: ") and "--config run_missing=yes plans those" in line
+    asked = Workflow(Project({"scale": "paper", "run_missing": "yes"}, root))
+    assert "jobs to make" in expectation(asked, ["bitnet_table1"], 1, None)
+
+
 def test_the_nodes_of_a_cluster_count_in_place_of_this_machines_cores(root):
     record(root, "llama_9m-x-s0-00000000", "pretrain", 60.0)
     assert "about 4 minutes with 4 jobs at a time" in expectation(plan_of(root), [TABLE], 1, 4)
@@ -121,6 +121,16 @@ def test_figures_of_measurements_need_those_of_their_table(root):
     (figure,) = (n for n, (_, f) in plan.project.figures.items() if f.table == "cce_table1")
     assert plan.to_measure(figure) == plan.to_measure("cce_table1")
     assert set(plan.to_measure()) == {pair for name in plan.project.exhibits for pair in plan.to_measure(name)}
+
+
+def test_a_run_on_a_cpu_is_never_timed_by_a_card(root):
+    shutil.copytree(ROOT / "paper_tables/records/gpu/pretrain", root / "paper_tables/records/gpu/pretrain")
+    project = Project({"scale": "tiny"}, root)
+    branch = next(job.of for job in project.jobs_of("bitnet_switch") if job.of.kind == "continue_pretrain")
+    assert Costs(project, "none").of_job(branch) is None
+    at_paper = Project({"scale": "paper", "run_missing": "yes"}, root)
+    branch = next(job.of for job in at_paper.jobs_of("bitnet_switch") if job.of.kind == "continue_pretrain")
+    assert Costs(at_paper, "none").of_job(branch) > 3600, "at the pace of pre-trainings on a card"
 
 
 def test_jobs_of_the_like_come_before_others_of_the_kind(root):

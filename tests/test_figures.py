@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from paperlm.figures.curves import draw_curves
 from paperlm.figures.style import METHODS, legend_below, row_styles
 from paperlm.norms import norm_methods
 from paperlm.plan.project import Project
-from paperlm.record.record import write_record
+from paperlm.record.record import read_record, write_record
 from paperlm.tables.build import table_contents
+from paperlm.tables.results import UNIGRAM
 
 plt.switch_backend("Agg")
 SCALE = "tiny"
@@ -98,6 +100,20 @@ def test_the_legend_lies_inside_the_page_and_covers_no_panel(page, name):
         panels = [axis.get_tightbbox(figure.canvas.get_renderer()) for axis in figure.axes]
         box = legend.get_window_extent(figure.canvas.get_renderer())
         assert not any(panel.overlaps(box) for panel in panels if panel is not None)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_numbers_along_an_axis_stand_apart(page, name):
+    """By a fifth of their height: closer ones read as one."""
+    figure = page(name).figure
+    renderer = figure.canvas.get_renderer()
+    for axis in figure.axes:
+        low, high = sorted(axis.get_xlim())
+        places = zip(axis.get_xticks(), axis.get_xticklabels(), strict=True)
+        shown = [label for x, label in places if low <= x <= high and label.get_text() and not label.get_rotation()]
+        boxes = sorted((label.get_window_extent(renderer) for label in shown), key=lambda box: box.x0)
+        apart = [after.x0 - box.x1 > box.height / 5 for box, after in itertools.pairwise(boxes)]
+        assert all(apart), [label.get_text() for label in shown]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -325,3 +341,24 @@ def test_an_unknown_kind_of_figure_is_refused_before_anything_starts(tmp_path):
     root = edited(tmp_path, "mixln", lambda p: p["figures"]["mixln_figure6a"].update(draw="block_bar"))
     with pytest.raises(SpecError, match=r"mixln\.yaml: figures\.mixln_figure6a\.draw: .*mean 'block_bars'"):
         open_project({}, root)
+
+
+def test_a_curve_has_the_plateau_of_a_model_that_knows_frequencies_alone_where_its_axis_reaches_it(
+    tiny, files, tmp_path, monkeypatch
+):
+    found = {}
+    for unigram in (60.0, 5000.0):
+        paths = []
+        for path in files["bitnet_figure5"]:
+            record = read_record(path)
+            paths.append(tmp_path / path.name)
+            write_record(paths[-1], record.model_copy(update={"metrics": record.metrics | {UNIGRAM: unigram}}))
+        axis = drawn(monkeypatch, tiny, "bitnet_figure5", paths, tmp_path).axes[0]
+        found[unigram] = [line.get_ydata()[0] for line in axis.lines if line.get_label() == "unigram plateau"]
+    assert found == {60.0: [pytest.approx(math.log(60))], 5000.0: []}, "the axis is not widened for it"
+
+
+def test_the_line_of_the_middle_block_is_named_beside_the_histograms(page):
+    (legend,) = page("bitnet_figure2").figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["all blocks", "block 2 alone"]
+    assert page("bitnet_figure3").figure.legends == [], "what is quantized has no line"

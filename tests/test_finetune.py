@@ -25,6 +25,7 @@ from support_finetune import (
     write_model,
     write_set,
 )
+from support_models import fresh
 
 from paperlm.errors import CheckpointError, DataError, Interrupted, JobError
 from paperlm.finetune import examples, measure
@@ -237,12 +238,11 @@ def test_a_parent_without_weights_is_named(tmp_path, data):
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory, tokenizer):
     """A model of transformers' own, which reads borders from position ids."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 40, "num_attention_heads": 2, "num_hidden_layers": 2}
     folder = tmp_path_factory.mktemp("llama")
-    save_model(folder, LlamaForCausalLM(LlamaConfig(vocab_size=1024, **shape)), tokenizer)
+    save_model(folder, fresh(LlamaForCausalLM, vocab_size=1024, **shape), tokenizer)
     return folder
 
 

@@ -1,6 +1,7 @@
 """Tasks through lm-evaluation-harness: scorers whose accuracy is known, a loop in float64, cuts, bad input."""
 
 import collections
+import hashlib
 import json
 import math
 import socket
@@ -14,6 +15,7 @@ import torch
 from lm_eval.api.model import LM
 from support import job_environment
 from support_items import bundled, needs_full_sets, prepared, rewrite, small_model, without
+from support_models import fresh
 
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError, SpecError
@@ -90,6 +92,23 @@ def test_a_scorer_that_always_prefers_the_first_option_gets_the_labels_frequency
         f"{name}/acc_norm" for name in ("arc_easy", "arc_challenge", "piqa", "hellaswag", "openbookqa")
     }
     assert found.versions["lm_eval"].startswith("0.4.") and found.versions["arc_easy"] == "1.0"
+
+
+def test_answers_say_of_each_item_whether_it_was_right_and_name_the_items(items):
+    found = evaluate_lm(Scorer(by_task("decreasing")), list(TASKS), items, few_shot=0)
+    for name, task in TASKS.items():
+        rows = bundled(f"eval/{name}.{task.split}")
+        rows = sorted(rows, key=lambda item: item["subject"]) if task.group else rows
+        answers = found.answers[f"{name}/acc"]
+        assert answers.flags() == [ANSWERS[name](item) == 0 for item in rows], "its first option is always preferred"
+        text = json.dumps(rows, sort_keys=True, separators=(",", ":"))
+        assert answers.digest == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert set(found.answers) == set(found.metrics)
+    for key, answers in found.answers.items():
+        assert sum(answers.flags()) / answers.items == pytest.approx(found.metrics[key], abs=1e-12)
+    fewer = evaluate_lm(Scorer(by_task("decreasing")), ["piqa"], items, few_shot=0, limit=9).answers["piqa/acc"]
+    assert fewer.flags() == found.answers["piqa/acc"].flags()[:9]
+    assert fewer.digest != found.answers["piqa/acc"].digest, "other items"
 
 
 @pytest.mark.slow
@@ -225,11 +244,10 @@ def test_a_tokenizer_that_appends_eos_gives_what_it_gives_without(model, tokeniz
 
 def test_another_architecture_whose_tokenizer_begins_a_text_with_a_token_keeps_it(items):
     from tokenizers.processors import TemplateProcessing
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
-    torch.manual_seed(0)
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 4096, "initializer_range": 0.5}
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=1024, **shape)).double().eval()
+    gpt2 = fresh(GPT2LMHeadModel, vocab_size=1024, **shape).double()
     begins = transformers_tokenizer("bpe1024", 128)
     begins.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
     found = evaluate(gpt2, begins, ["arc_easy"], items, few_shot=0, max_length=4096, batch_size=5, limit=30)

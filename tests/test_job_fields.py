@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_fields import BASE, EFFECTS, Elsewhere, Seen, job
+from pydantic import ValidationError
+from support_fields import EFFECTS, Elsewhere, Seen
 from support_probe import file_entry, new_model, save
+from support_small_jobs import BASE, job
 from transformers import BertForQuestionAnswering
 
 from paperlm.data import registry as registry_module
@@ -22,7 +24,7 @@ from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.run import Maker
 
-HERE = "tests/support_fields.py"
+HERE, JOBS = "tests/support_fields.py", "tests/support_small_jobs.py"
 OF_A_GPU = ("stored_speed",)
 "Kinds that are blocked on a CPU."
 KEPT = (0, 2)
@@ -94,7 +96,7 @@ def with_more_classes(entry: DatasetEntry, folder: Path, classes: int) -> Datase
         path = folder / f"{split}.labels.json"
         path.write_text(json.dumps(content | {"names": [str(n) for n in range(classes)]}))
         files[split] = [image, file_entry(path, folder) | {"path": str(path)}]
-    about = entry.model_dump() | {"images": entry.images.model_dump() | {"classes": classes}}
+    about = entry.model_dump(exclude_unset=True) | {"images": entry.images.model_dump() | {"classes": classes}}
     return DatasetEntry.model_validate(about | {"files": {split: list(pair) for split, pair in files.items()}})
 
 
@@ -176,7 +178,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 @pytest.mark.parametrize("kind", sorted(job_kinds()))
 def test_every_field_of_a_kind_has_an_entry_that_says_where_it_is_seen(kind):
     fields, entries = job_kinds()[kind].model_fields, EFFECTS.get(kind, {})
-    assert kind in BASE, f"jobs/{kind}.py: add the settings of a small {kind} job to BASE in {HERE}"
+    assert kind in BASE, f"jobs/{kind}.py: add the settings of a small {kind} job to BASE in {JOBS}"
     for name in fields:
         assert name in entries, (
             f"jobs/{kind}.py, field {name}: add it to EFFECTS[{kind!r}] in {HERE}: Seen(another value, where that "
@@ -197,6 +199,21 @@ def test_a_record_has_the_metrics_and_series_that_its_kind_says_it_has(workshop,
         assert set(record.metrics) == set(made.metrics())
     if made.series() is not None:
         assert {name: tuple(series.columns) for name, series in record.series.items()} == made.series()
+
+
+@pytest.mark.usefixtures("workshop")
+@pytest.mark.parametrize("kind", sorted(kind for kind, cls in job_kinds().items() if "at" in cls.model_fields))
+def test_a_state_that_the_model_does_not_have_is_refused_by_every_kind_that_names_one(kind):
+    """The training of BASE has five updates: what goes on from it, or is read, is its state after 0 to 4 of them."""
+    keeps_states = bool(job(kind).of.snapshots())
+    if keeps_states:
+        assert job(kind, at=4).at == 4
+    for at in (5, -1) if keeps_states else (4, 0):
+        with pytest.raises(
+            ValidationError,
+            match=r"states 0 to 4 beside its end|the trunk has 5 updates|than 0" if keeps_states else "no other state",
+        ):
+            job(kind, at=at)
 
 
 def cases() -> list[Any]:

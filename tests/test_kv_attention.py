@@ -207,6 +207,22 @@ def test_any_split_of_the_positions_gives_the_same_attention(spot, bits, splits)
     assert (out.cpu().double() - right).norm() < 1e-5 * right.norm()
 
 
+@compiled_or_interpreted
+def test_positions_are_divided_until_every_multiprocessor_has_32_warps_but_into_no_part_of_less_than_4_steps(
+    spot, monkeypatch
+):
+    monkeypatch.setattr(launch, "processors", lambda device: 132)
+    tiles = launch.tiles_of(KVLayout(128, 4))
+    assert tiles.warps == 1
+    for sequences, capacity, right in (
+        (16, 4096, 8),
+        (1, 4096, 64),
+        (1, 256, 256 // (4 * tiles.tokens)),
+        (200, 4096, 1),
+    ):
+        assert launch.splits_of(32 * sequences, capacity, tiles, spot.device) == right
+
+
 @everywhere
 @pytest.mark.parametrize("bits", [3, 4])
 def test_each_sequence_attends_to_its_own_length_and_an_empty_one_gives_zeros(spot, bits):

@@ -56,6 +56,9 @@ def test_the_job_hands_over_metrics_errors_versions_and_says_what_was_cut(inputs
     assert "boolq: 100 % of requests cut on the left to 48 tokens" in result.labels
     assert {"arc_easy: a subset of 9 items", "boolq: a subset of 9 items"} <= set(result.labels)
     assert set(result.standard_errors) <= set(result.metrics) and result.versions == same.versions
+    assert result.answers == same.answers and {key: a.items for key, a in result.answers.items()} == {
+        "arc_easy/acc": 9, "arc_easy/acc_norm": 9, "boolq/acc": 9,
+    }  # fmt: skip
 
 
 def test_unusable_items_are_named_before_a_model_is_read(inputs, tmp_path):

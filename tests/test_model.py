@@ -1,4 +1,4 @@
-"""The decoder as a transformers model: sizes, another implementation, saving, caching, padding, losses, pruning."""
+"""The decoder as a transformers model: sizes, another implementation, saving, states, losses, pruning."""
 
 import math
 
@@ -274,58 +274,6 @@ def test_a_model_without_a_block_is_the_model_that_skips_it(norm, tmp_path):
         assert found(ids, use_cache=True).past_key_values.get_seq_length() == ids.shape[1]
 
 
-# --- cache and padding ---
-
-
-@each([*METHODS, *SHARED])
-def test_reading_in_pieces_with_a_cache_gives_the_logits_of_reading_at_once(norm):
-    model, ids = model_of(norm), tokens()
-    cache, pieces = None, []
-    for piece in ids.split((3, 1, 5, 2), dim=1):
-        out = model(piece, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        pieces.append(out.logits)
-    close(torch.cat(pieces, 1), model(ids, use_cache=False).logits)
-    close(model(ids, logits_to_keep=2).logits, torch.cat(pieces, 1)[:, -2:])
-
-
-@each([*METHODS, *SHARED])
-def test_greedy_generation_needs_neither_cache_nor_equal_lengths(norm):
-    model = model_of(norm)
-    model.generation_config.eos_token_id = None
-    ids, mask, places = padded("left")
-    options = {"max_new_tokens": 9, "do_sample": False}
-    cached = model.generate(ids, attention_mask=mask, use_cache=True, **options)[:, ids.shape[1] :]
-    recomputed = model.generate(ids, attention_mask=mask, use_cache=False, **options)[:, ids.shape[1] :]
-    assert cached.shape == (3, 9) and len(cached.unique()) > 3
-    assert torch.equal(cached, recomputed)
-    for row, place in enumerate(places):
-        alone = ids[row, place][None]
-        for token in cached[row]:  # greedy decoding by hand, without generate, cache or padding
-            assert model.lm_head(model.model.hidden(alone))[0, -1].argmax() == token
-            alone = torch.cat((alone, token.view(1, 1)), 1)
-
-
-@each([*METHODS, *SHARED])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_on_either_side_leaves_real_tokens_alone(norm, side):
-    model, (ids, mask, places) = model_of(norm), padded(side)
-    logits, training = model(ids, attention_mask=mask).logits, model.lm_head(model.model.hidden(ids))
-    assert logits.isfinite().all()
-    for row, place in enumerate(places):
-        alone = model(ids[row, place][None]).logits[0]
-        close(logits[row, place], alone)
-        if side == "right":  # the training path has no mask: causality alone has to do it
-            close(training[row, place], alone)
-
-
-def test_generation_goes_on_from_embeddings():
-    model, ids = model_of({"name": "scaled_embed", "base": MIX, "preset": "multiplier"}), tokens(2)
-    embeds = model.model.embed_tokens(ids) * WIDTH**0.5
-    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
-    assert torch.equal(model.generate(inputs_embeds=embeds, **options), model.generate(ids, **options)[:, 11:])
-
-
 def test_hidden_states_are_the_streams_between_blocks_and_the_normed_end():
     model, ids = model_of({"name": "pre_ln"}), tokens()
     states = model(ids, output_hidden_states=True).hidden_states
@@ -401,14 +349,3 @@ def test_every_loss_path_is_the_cross_entropy_of_the_next_real_token(norm):
     torch.testing.assert_close(halved.double(), expected.sum() / (2 * n), rtol=1e-5, atol=0)
     other_padding = torch.where(mask == 0, 5, ids)
     torch.testing.assert_close(model.summed_loss(other_padding, labels), total, rtol=1e-6, atol=0)
-
-
-def test_a_method_that_leaks_the_future_generates_without_a_cache_what_it_was_trained_to():
-    model, ids = model_of({"name": "group_ln", "preset": "authors_sequence"}).eval(), tokens(1, 7)
-    assert model(ids, use_cache=True).past_key_values is None
-    written = ids
-    for _ in range(5):
-        written = torch.cat((written, model(written, use_cache=False).logits[:, -1:].argmax(-1)), 1)
-    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None), written)
-    with pytest.raises(SpecError, match="generate with use_cache=False"):
-        model.generate(ids, max_new_tokens=2, use_cache=True)

@@ -13,13 +13,15 @@ from support import smoke_run
 from support_figures import record_of
 
 from paperlm.figures.base import write_figure
-from paperlm.figures.noise_grid import called
+from paperlm.figures.noise_grid import COLUMNS, called
 from paperlm.figures.resident_tensors import BACKWARD, BLOCK, LAYER, LIFETIMES, METHODS, RUN, UPDATE
-from paperlm.figures.trade_off import Point, frontier
+from paperlm.figures.trade_off import Point, frontier, points_of
+from paperlm.jobs.base import Series
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
 from paperlm.plan.project import Project
 from paperlm.probe.noise import disturbed
 from paperlm.record.record import write_record
+from paperlm.tables.claims import CellSamples
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -91,6 +93,27 @@ def test_rows_on_the_frontier_are_those_that_no_other_one_beats():
         mirrored = [Point(p.row, p.x, -p.y) for p in points]
         assert [p.row for p in frontier(mirrored, "higher")] == [p.row for p in frontier(points)]
     assert frontier([Point("a", 1, 2), Point("b", 1, 2)]) == [Point("a", 1, 2), Point("b", 1, 2)]
+
+
+def test_a_row_of_which_a_seed_diverged_stands_where_the_others_are():
+    samples = {("a", "x"): CellSamples((2.0, 2.0)), ("a", "y"): CellSamples((10.0, 900.0), (False, True))}
+    samples |= {("b", "x"): CellSamples((1.0, 1.0)), ("b", "y"): CellSamples((900.0, 700.0), (True, True))}
+    assert points_of(samples, "x", "y") == [Point("a", 2, 10), Point("b", 1, 800)]
+
+
+def test_a_seed_that_noise_breaks_is_told_and_not_averaged(tmp_path):
+    project = Project({"scale": "tiny", "seeds": [0, 1]})
+    files = []
+    for seed, job in enumerate(dict.fromkeys(project.jobs_of("neuzip_figure7"))):
+        series = Series(columns=list(COLUMNS), rows=[[-2, None, *((None, None) if seed else (2.0, 7.0))]])
+        files.append(tmp_path / f"{job.job_id}.json")
+        write_record(files[-1], record_of(job, {"loss": 1.0, "perplexity": 2.5 + seed}, series={"grid": series}))
+    assert len(files) == 2
+    write_figure(project, "neuzip_figure7", files, tmp_path / "neuzip_figure7.svg")
+    found = pandas.read_csv(tmp_path / "neuzip_figure7.diff.csv").set_index("column")
+    broken, whole = found.loc["Absolute 2^-2"], found.loc["Without Noise"]
+    assert (broken["regenerated"], broken["judged_on"]) == ("7 (1 of 2 not finite)", 7)
+    assert whole["regenerated"] == "3" and whole["spread"] == pytest.approx(0.5**0.5, rel=1e-3)
 
 
 def test_what_lives_how_long_is_what_the_paper_says():

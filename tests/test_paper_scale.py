@@ -91,3 +91,23 @@ def test_a_plan_at_scale_paper_names_cards_memory_and_hours_of_every_kind_of_job
     lines = expectation(plan, ["mixln"], 8, None).splitlines()
     assert len(lines) == 1 + len(found.kinds) and "at the rate that records of scale gpu reached" in lines[0]
     assert any(f"{hours:,.1f} GPU-hours in all" in line and "1 GPU each, 192 GB" in line for line in lines)
+
+
+def test_the_last_twentieth_of_bitnets_trunks_is_planned_at_their_pace_and_in_their_memory():
+    from paperlm.plan.estimate import estimate
+
+    plan = Workflow(Project({"scale": "paper", "run_missing": "yes"}))
+    found = estimate(plan, ["bitnet"], "none")
+    todo = plan.state.todo(*plan.project.papers["bitnet"].exhibits()).values()
+    branches = [job for job in todo if job.kind == "continue_pretrain"]
+    hours = {kind: found.minutes(kind) / 60 for kind in ("pretrain", "continue_pretrain")}
+    operations = {kind: sum(job.flops() for job in todo if job.kind == kind) for kind in hours}
+    assert hours["continue_pretrain"] / hours["pretrain"] == pytest.approx(
+        operations["continue_pretrain"] / operations["pretrain"], rel=1e-6
+    )
+    assert 15_000 < hours["pretrain"] < 30_000, "the specification counts about 20,000 hours of an H200"
+    for job in branches:
+        ours, trunk = plan.job_size(job.job_id), plan.job_size(job.of.job_id)
+        assert ours.mem_mb >= trunk.mem_mb, "the same weights and optimizer"
+        assert 60 * ours.runtime >= 1.2 * found.kinds["continue_pretrain"][branches.index(job)]
+    assert found.memory["continue_pretrain"] == 256_000 and len(branches) == 12

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -135,14 +133,6 @@ def test_every_committed_record_is_valid_and_still_asked_for_by_its_scale():
         record = read_record(path, path.stem)
         assert record.job_id in jobs[path.parts[-3]], path
         assert record.kind == path.parts[-2]
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A root whose declarations can be edited."""
-    shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
-    shutil.copytree(ROOT / "paper_tables/published", tmp_path / "paper_tables/published")
-    return tmp_path
 
 
 def test_a_sixth_paper_is_one_file_and_its_published_table(root):

@@ -8,6 +8,7 @@ import torch
 import transformers
 from scipy.stats import ortho_group
 from support_model import MIX, model_of
+from support_models import fresh
 from torch import nn
 
 from paperlm.errors import JobError
@@ -23,14 +24,14 @@ SMALL = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 40, "num_atte
 GPT2 = {"vocab_size": 37, "n_embd": 24, "n_head": 3, "n_layer": 3, "n_positions": 16, "attn_pdrop": 0.5}
 NEW = {
     "paperlm": lambda: model_of(MIX).float(),
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)),
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SMALL, num_key_value_heads=1)),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
-    "gpt_neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SMALL)),
+    "llama": lambda: fresh(transformers.LlamaForCausalLM, **SMALL),
+    "qwen2": lambda: fresh(transformers.Qwen2ForCausalLM, **SMALL, num_key_value_heads=1),
+    "gpt2": lambda: fresh(transformers.GPT2LMHeadModel, **GPT2),
+    "gpt_neox": lambda: fresh(transformers.GPTNeoXForCausalLM, **SMALL),
 }
 BERT = {
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SMALL)),
-    "bert_qa": lambda: transformers.BertForQuestionAnswering(transformers.BertConfig(**SMALL)),
+    "bert": lambda: fresh(transformers.BertModel, **SMALL),
+    "bert_qa": lambda: fresh(transformers.BertForQuestionAnswering, **SMALL),
 }
 decoders = pytest.mark.parametrize("family", NEW)
 families = pytest.mark.parametrize("family", [*NEW, *BERT])
@@ -105,8 +106,8 @@ def test_a_model_without_a_known_list_of_blocks_is_refused_with_the_names_that_w
     with pytest.raises(JobError, match=r"Linear: no list of blocks.* in Linear for layers, h, .*encoder\.layer.*add"):
         anatomy(nn.Linear(2, 2))
     with pytest.raises(JobError, match="T5ForConditionalGeneration: no list of blocks"):
-        config = transformers.T5Config(vocab_size=37, d_model=8, d_kv=4, d_ff=8, num_heads=2, num_layers=1)
-        anatomy(transformers.T5ForConditionalGeneration(config))
+        shape = {"vocab_size": 37, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1}
+        anatomy(fresh(transformers.T5ForConditionalGeneration, **shape))
 
 
 def angles_by_hand(streams, mask, last_only):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
@@ -32,11 +31,9 @@ def test_what_failed_stands_before_what_held_and_every_proxy_is_named():
 
 
 @pytest.fixture
-def copy(tmp_path):
+def copy(root):
     """The declarations alone."""
-    for name in ("workflow", "paper_tables/published"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    return Project({"scale": "gpu", "run_missing": "no"}, tmp_path)
+    return Project({"scale": "gpu", "run_missing": "no"}, root)
 
 
 def test_a_reference_of_nothing_is_refused(copy):

@@ -37,7 +37,10 @@ from paperlm.jobs.gradient_norms import GradientNorms
 from paperlm.jobs.hub_model import HubModel
 from paperlm.jobs.hub_model import run as run_hub_model
 from paperlm.jobs.lm_eval import LmEval
+from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
 from paperlm.jobs.span_answers import SpanAnswers
+from paperlm.jobs.stored_perplexity import StoredPerplexity
+from paperlm.jobs.stored_speed import StoredSpeed
 from paperlm.jobs.text_perplexity import TextPerplexity
 
 QA = "hub:google-bert/bert-large-uncased-whole-word-masking-finetuned-squad"
@@ -101,6 +104,15 @@ def test_windows_are_those_of_run_squad_and_each_token_may_start_an_answer_in_on
             places = [[-1, -1] if n is None else list(offsets[n]) for n in hand["numbers"]]
             assert window.places.tolist() == places
     assert several > 10
+
+
+@pytest.mark.parametrize("beyond", [1, 2, 60])
+def test_a_token_just_behind_a_long_window_may_start_an_answer_in_the_next_one(beyond):
+    """A window's length decides between windows that see a token, and gives it to none that does not."""
+    item = {"id": "x", "question": "a b", "context": " ".join("c" * (384 - 5 + beyond))}
+    first, second = windows_of(bert_tokenizer(), [item], max_length=384, stride=128)
+    starts = [place for window in (first, second) for place in window.places[window.may_start].tolist()]
+    assert sorted(starts) == sorted(map(list, windows_by_hand(item, 384, 128)[1]))
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -235,6 +247,7 @@ def test_names_and_data_follow_from_the_settings():
 # -- what does not fit is told, before a job starts where the registry knows it ----
 
 LM = {"tasks": ["arc_easy"], "source": "bundled", "few_shot": 0, "max_length": 48}
+WINDOWS = {"text": "bundled:c4_sample", "documents": 2, "window": 8}
 UNFIT = [
     (lambda of: spans(of=of), DECODER, r"is a LlamaForCausalLM, which marks no span .* models that do: .*squad"),
     (lambda of: spans(of=of), MASKED, r"is a BertForMaskedLM, which marks no span"),
@@ -245,6 +258,9 @@ UNFIT = [
     (lambda of: BlockRemoval(of=of, **TEXT), QA, r"which predicts no next token"),
     (lambda of: GradientNorms(of=of, batches=1, batch=2, **TEXT), QA, r"which predicts no next token"),
     (lambda of: TextPerplexity(of=of, text="bundled:c4_sample", documents=2, chunk=8), QA, r"predicts no next token"),
+    (lambda of: StoredPerplexity(of=of, store="plain", **WINDOWS), QA, r"predicts no next token"),
+    (lambda of: StoredSpeed(of=of, store="plain", batch=1, window=8), MASKED, r"predicts no next token"),
+    (lambda of: PerturbedPerplexity(of=of, absolute=[-3], relative=[None], **WINDOWS), QA, r"predicts no next token"),
 ]
 
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
-from support_fields import WIDE, job
+from support_fields import WIDE
+from support_small_jobs import job
 
 from paperlm.data.items import prepare_items
 from paperlm.jobs.base import Inputs, Machine

@@ -15,7 +15,7 @@ from support_stored import TABLES
 
 from paperlm.data.texts import prepare_text
 from paperlm.evaluate.windows import mean_losses
-from paperlm.jobs import job_kinds
+from paperlm.jobs import job_kinds, stored_speed
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.normal_entropy import NormalEntropy, normal_shares
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
@@ -151,6 +151,24 @@ def test_speed_is_blocked_without_a_gpu_and_times_passes_and_updates(model):
     of = wide(**descent, optimizer="lomo", weights="packed", loss_group=4)
     update = StoredSpeed(of=of, what="update", store="plain", batch=2, window=16)
     assert all(seconds > 0 for seconds in timed(iteration(update, inputs, device), 2, lambda: None))
+
+
+def test_memory_of_speed_is_that_of_iterations_and_not_of_the_model_before_it_was_stored(model, monkeypatch):
+    """A stand-in for a GPU on which building takes 900 bytes at its height and leaves 100, and an iteration 300."""
+    peak = [0]
+    monkeypatch.setattr(Machine, "torch_device", lambda machine: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.append(100))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[-1])
+    reached = lambda size: peak.append(max(peak[-1], size))  # noqa: E731
+    monkeypatch.setattr(stored_speed, "iteration", lambda *given: reached(900) or (lambda: reached(300)))
+    found = made(StoredSpeed(of=wide(), store="packed", batch=2, window=16, repeats=3), model)
+    assert found.metrics["peak_bytes"] == 300
+
+
+def test_an_update_is_timed_in_the_numbers_of_its_pretraining_alone():
+    with pytest.raises(ValidationError, match="timed in bfloat16; numerics of `of` is fp32, not pure_bf16"):
+        StoredSpeed(of=wide(numerics="fp32"), what="update", store="plain", batch=2, window=16)
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,8 @@ def test_the_other_policies_store_the_head_and_the_embeddings():
 
 def test_tied_layers_share_a_store_and_one_of_them_alone_is_refused():
     with pytest.raises(ValueError, match=r"lm_head.weight is tied to model.embed_tokens.weight.*policy 'all'"):
-        convert(build("llama", tied=True), RawStore, "all_linear")
-    model = build("llama", tied=True)
+        convert(build("llama", tie_word_embeddings=True), RawStore, "all_linear")
+    model = build("llama", tie_word_embeddings=True)
     convert(model, ZippedStore, "all")
     assert model.lm_head.stored is model.model.embed_tokens.stored
     assert len(stored_weights(model)) == 15
@@ -269,7 +269,7 @@ def test_a_container_that_is_damaged_within_a_file_is_refused(tmp_path):
 
 
 def test_bytes_are_counted_once_and_exactly():
-    model = build("llama", tied=True)
+    model = build("llama", tie_word_embeddings=True)
     done = convert(model, ZippedStore, "all")
     found = weight_bytes(model)
     assert (found.stored, found.stored_weights) == (done.bytes_after, done.weights)

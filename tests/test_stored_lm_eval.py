@@ -6,8 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 from support import smoke_run
-from support_fields import WIDE, job
+from support_fields import WIDE
 from support_items import prepared, rewrite, without
+from support_small_jobs import job
 
 from paperlm.errors import DataError
 from paperlm.evaluate.harness import evaluate

@@ -18,6 +18,10 @@ from support_ternary import SPOTS, activations, compiled_or_interpreted, everywh
 if len(SPOTS) > 1:
     from paperlm_kernels.ternary_linear import launch
 
+interpreted = pytest.mark.skipif(
+    len(SPOTS) < 2 or SPOTS[1].device != "cpu", reason="the interpreter is what is asked for here"
+)
+
 
 def exact(codes, t):
     return torch.from_numpy(codes.cpu().numpy().astype(np.int64) @ t.cpu().numpy().astype(np.int64).T)
@@ -67,6 +71,47 @@ def test_orientation_step_and_split_change_no_bit(spot, swap, splits, step):
     assert torch.equal(
         mine, ternary_linear(codes, scale, None, packed, alpha, out_dtype=torch.float32, backend="reference")
     )
+
+
+@interpreted
+@pytest.mark.parametrize("swap", [True, False])
+@pytest.mark.parametrize("rows", [64, 128, 256])
+def test_no_tile_reads_behind_the_rows_of_the_weights_or_the_activations(rows, swap, monkeypatch):
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    # 300 rows are padded to 384, no multiple of 256; a tile of 64 tokens ends behind the 20
+    _, codes, scale, alpha, packed = case(SPOTS[1], 20, 300, 500)
+    whole = torch.nn.functional.pad(codes, (0, 12))
+    rooms = [torch.cat([part.flatten()] * 3) for part in (packed.data, whole)]  # what is behind belongs to nobody
+    data, x = (room[: part.numel()].view(part.shape) for room, part in zip(rooms, (packed.data, whole), strict=True))
+    read, load = [], InterpreterBuilder.create_masked_load
+
+    def noted(self, pointers, mask, *rest):
+        read.append(pointers.data[mask.data].astype(np.int64).ravel())
+        return load(self, pointers, mask, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", noted)
+    tiles = launch.Tiles(64, rows, 64, 4, 2, 2, swap=swap)
+    launch.run_linear(x, scale, sums(codes), data, alpha, 300, torch.float32, tiles)
+    places = np.unique(np.concatenate(read))
+    for room, size in zip(rooms, (300 * data.shape[1], x.numel()), strict=True):
+        inside = places[(places >= room.data_ptr()) & (places < room.data_ptr() + room.nbytes)] - room.data_ptr()
+        assert np.array_equal(inside, np.arange(size))
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize(
+    "rows,width,right",
+    [
+        (22016, 4096, (128, 128, 1)),
+        (9600, 3200, (128, 128, 1)),
+        (4096, 4096, (64, 256, 1)),
+        (4096, 11008, (64, 128, 5)),
+    ],
+)
+def test_tiles_of_16_tokens_on_an_h200_are_those_that_were_the_fastest(spot, rows, width, right):
+    tiles = launch.tiles_of(16, rows, width // 4, 132)
+    assert (tiles.rows, tiles.step, tiles.splits) == right
 
 
 @compiled_or_interpreted
@@ -180,7 +225,7 @@ def test_it_can_be_traced_by_torch_compile_in_one_piece(spot):
     assert torch.equal(traced(codes, scale), call(codes, scale))
 
 
-@pytest.mark.skipif(len(SPOTS) < 2 or SPOTS[1].device != "cpu", reason="the interpreter is what is asked for here")
+@interpreted
 def test_triton_in_the_interpreter_refuses_bfloat16_which_it_rounds_wrongly():
     _, codes, scale, alpha, packed = case(SPOTS[1], 1, 130, 300)
     with pytest.raises(ValueError, match="interpret it in float16 or float32"):

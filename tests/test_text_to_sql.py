@@ -12,7 +12,8 @@ from paperlm_kernels.stored import LomoSgd
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from support_engine import numbers, start, wait_for_update
-from support_fields import WIDE, job
+from support_fields import WIDE
+from support_small_jobs import job
 from support_stored import TABLES
 
 from paperlm.data.items import prepare_items, read_items

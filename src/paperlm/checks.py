@@ -11,11 +11,11 @@ from paperlm.bench.names import check_measured
 from paperlm.errors import SpecError, unknown
 from paperlm.figures import figure_kinds
 from paperlm.figures.options import check_options
-from paperlm.plan.exhibit import MeasurementsTable
 from paperlm.plan.measured import places
 from paperlm.plan.names import check_names
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import ROOT, Project, ProjectConfig
+from paperlm.plan.table import MeasurementsTable
 from paperlm.tables.build import printed_table, table_contents
 from paperlm.tables.claims import parts_of, read
 from paperlm.tables.consistency import check_consistency

@@ -114,7 +114,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
 
     p = verb("table", _table, "build a table, its diff and its claims from records")
     _common(p)
-    p.add_argument("table")
+    p.add_argument("table", help="its name")
     p.add_argument("--records", nargs="*", type=to_read, default=[], help="record files")
     p.add_argument(
         "--out", required=True, type=to_write(".csv"), help="the table's CSV; diff and claims are written beside it"
@@ -127,16 +127,16 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
 
     p = verb("curves", _curves, "draw the training curves behind a table")
     _common(p)
-    p.add_argument("table")
-    p.add_argument("--records", nargs="*", type=to_read, default=[])
+    p.add_argument("table", help="its name")
+    p.add_argument("--records", nargs="*", type=to_read, default=[], help="record files")
     p.add_argument(
         "--out", required=True, type=to_write(".svg"), help="SVG file; the CSV with its numbers is written beside it"
     )
 
     p = verb("figure", _figure, "draw a figure of a paper file")
     _common(p)
-    p.add_argument("figure")
-    p.add_argument("--records", nargs="*", type=to_read, default=[], help="files of the table it is drawn from")
+    p.add_argument("figure", help="its name")
+    p.add_argument("--records", nargs="*", type=to_read, default=[], help="record files")
     p.add_argument("--out", required=True, type=to_write(".svg"), help="SVG file; PNG and CSV are written beside it")
 
     p = verb("measure", _measure, "measure an operation of paperlm_kernels on one case, on a free GPU")
@@ -152,7 +152,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     p.add_argument("--out", required=True, type=to_write(".jsonl"), help="JSON lines file to append the rows to")
 
     p = verb("summary", _summary, "print a built table, its diff and its verdicts")
-    p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables")
+    p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables and figures")
 
     p = verb("documents", _documents, "whether the generated parts of the documents are what their sources say")
     p.add_argument("--write", action="store_true", help="write them anew")
@@ -164,8 +164,8 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
 
     p = verb("show", _show, "what is behind a table or one of its cells: numbers, run, rule, function, settings")
     _common(p)
-    p.add_argument("table")
-    p.add_argument("--cell", help='"row,column", e.g. "Mix-LN,LLaMA-130M"')
+    p.add_argument("table", help="name of a table or figure")
+    p.add_argument("--cell", help='"row,column", e.g. "Mix-LN,LLaMA-130M"; of a figure: a row')
     p.add_argument("--json", action="store_true", help="print the jobs of the cell as JSON, for `run --job`")
 
     p = verb("bench", _bench, "time operations against their peers; `bench --help` lists them", prefix=True)

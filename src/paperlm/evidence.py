@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -116,17 +116,33 @@ def print_evidence(project: Project, hours: float) -> None:
         grid = Table(
             title=f"what to make next at scale {project.scale.scale}, in {hours:g} hours", title_justify="left"
         )
-        for column in ("jobs", "minutes", "seeds", "decides, if the numbers go on as they are"):
+        seeds = any(step.seeds for step in steps)
+        for column in ("jobs", "minutes", *(["seeds"] if seeds else []), "decides, if the numbers go on as they are"):
             grid.add_column(column, justify="left" if column.startswith("decides") else "right")
         for step in steps:
-            minutes, seeds = f"{step.hours * 60:.0f}", str(step.seeds or "")
-            grid.add_row(str(len(step.jobs)), minutes, seeds, escape(", ".join(step.decides)))
+            needed = [str(step.seeds or "")] if seeds else []
+            grid.add_row(str(len(step.jobs)), f"{step.hours * 60:.0f}", *needed, escape(_by_claim(step.decides)))
         console.print(grid)
         console.print(escape(f"to make them in this order: {command(project, hours)}"), soft_wrap=True)
     if unknown:
         console.print(
-            f"no record says how long the jobs of {len(unknown)} open claims take: {escape(', '.join(unknown))}"
+            f"no record says how long the jobs of {len(unknown)} open claims and parts of claims take: "
+            f"{escape(_by_claim(unknown, most=1))}"
         )
+
+
+def _by_claim(labels: Iterable[str], most: int = 4) -> str:
+    """Labels of claims and their parts in few words: `X-1 [71M], X-1 [130M], X-2` as `X-1 [71M; 130M], X-2`, and of
+    more than so many parts how many they are."""
+    parts: dict[str, list[str]] = {}
+    for label in labels:
+        claim, _, part = label.partition(" ")
+        parts.setdefault(claim, []).extend([part[1:-1]] if part else [])
+    shown = (
+        f" [{len(names)} parts]" if len(names) > most else f" [{'; '.join(names)}]" if names else ""
+        for names in parts.values()
+    )
+    return ", ".join(claim + part for claim, part in zip(parts, shown, strict=True))
 
 
 def command(project: Project, hours: float) -> str:

@@ -21,10 +21,6 @@ MERGE = "tag:yaml.org,2002:merge"
 "What `<<` as a key means to a YAML parser."
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice: the first value would be lost silently."""
-
-
 class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """SafeLoader, in C where PyYAML has it, that refuses a key written twice: its first value would be lost."""
 
@@ -46,13 +42,12 @@ def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]
 
 
 _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_LOADER = _UniqueKeyLoader
 
 
 def read_yaml(path: Path) -> Any:
     """Parsed content of a YAML file; SpecError if it cannot be read, is not UTF-8 or no YAML."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 - derives from SafeLoader
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 - derives from SafeLoader
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:

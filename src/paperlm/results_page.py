@@ -78,10 +78,22 @@ def page(project: Project, scales: tuple[str, ...] = ("tiny",)) -> str:
         "Gap: left side less right side of the comparison that is hardest to decide; detectable: the smallest gap that",
         "its seeds could have decided.",
         "",
+        *_without_numbers(project, scales),
     ]
     for scale in scales:
         lines += _of_scale(Project({"scale": scale}, project.root))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _without_numbers(project: Project, scales: tuple[str, ...]) -> Iterator[str]:
+    """Which exhibits have no section: those that no scale's reference has."""
+    folders = [project.root / REFERENCE / scale for scale in scales]
+    names = [n for n in project.exhibits if not any((folder / f"{n}.diff.csv").is_file() for folder in folders)]
+    if names:
+        yield "Without a section, because no run of theirs is committed or because they need none"
+        yield "(`snakemake paper_tables/<name>.csv`, or `.svg` of a figure, makes them):"
+        yield f"{', '.join(f'`{name}`' for name in names)}."
+        yield ""
 
 
 def _of_scale(project: Project) -> Iterator[str]:
@@ -118,9 +130,16 @@ def _made(path: Path) -> dict[str, list[str]]:
 
 
 def _verdicts(project: Project, folder: Path) -> Iterator[str]:
-    rows = [row for path in folder.glob("*.claims.csv") for row in read_built(path)]
-    counts = Counter(row["verdict"] for row in rows if not row["part"])
+    """How many claims have which verdict, and which fail."""
+    files = {name: folder / f"{name}.claims.csv" for name in project.exhibits}
+    rows = [(name, row) for name, path in files.items() if path.is_file() for row in read_built(path)]
+    wholes = [(name, row) for name, row in rows if not row["part"]]
+    counts = Counter(row["verdict"] for _, row in wholes)
+    failed = [(name, row) for name, row in wholes if row["verdict"] == "fails"]
     yield "Claims: " + ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word]) + "."
+    yield from ("What fails, and why in the tables below:", "") if failed else ()
+    for name, row in failed:
+        yield f"- {row['claim']} (`{name}`): {_cell(row['says'])}"
     yield ""
 
 

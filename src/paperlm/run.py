@@ -148,6 +148,7 @@ class Maker:
             metrics={key: _finite(value) for key, value in result.metrics.items()},
             standard_errors={key: e for key, e in result.standard_errors.items() if _finite(e) is not None},
             series=result.series,
+            answers=result.answers,
             labels=list(dict.fromkeys([*parents.origin.labels, *result.labels])),
             versions=result.versions,
             data=[DataUsed(**{key: m[key] for key in DataUsed.model_fields}) for m in manifests],

@@ -55,7 +55,8 @@ def watch(project: Project, seconds: float, once: bool) -> None:
     """Show the table, anew every so many seconds, until no job is being made for a minute (or once)."""
     console = Console()
     if once or not console.is_terminal:
-        console.print(table(project))
+        grid = table(project)
+        console.print(grid if grid.row_count else f"no job is being made at scale {project.scale.scale}")
         return
     quiet = time.monotonic()
     with Live(table(project), console=console, auto_refresh=False) as live:

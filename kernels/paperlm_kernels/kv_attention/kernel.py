@@ -239,7 +239,7 @@ def sum_of_row(x):
     return tl.sum(tl.sum(tl.sum(x, 3), 2), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def decode_kernel(
     q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D: tl.constexpr, capacity,
     row: tl.constexpr, zero, scale, q_levels, q_zero, splits, THREE: tl.constexpr, FIRST: tl.constexpr,
@@ -313,7 +313,7 @@ def first_row(data, step, D, zero, BLOCK: tl.constexpr):
     return tl.where(d < D, (((byte >> (4 * (d // half))) & 15).to(tl.float32) - zero) * step, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge_kernel(
     q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, shared_by, D: tl.constexpr, capacity,
     first_zero, scale, q_levels, q_zero, splits, FIRST: tl.constexpr, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr,

@@ -12,9 +12,15 @@ from torch import Tensor
 
 from paperlm_kernels.kv_attention import kernel
 from paperlm_kernels.kv_attention.layout import KVLayout, levels_of, zero_of
+from paperlm_kernels.ternary_linear.launch import processors
 
-WARPS, STAGES = 4, 2
-"Of the decode kernel, and how many steps it reads ahead."
+WARPS, STAGES = 1, 3
+"""Of the decode kernel, and how many steps it reads ahead: the best of a sweep on an H200 (4 bits, 32 heads of 128,
+4096 positions): 13.5 and 105 us with 1 and with 16 sequences, where 4 warps and 2 steps take 16.8 and 141."""
+BYTES_WARPS, BYTES_STAGES = 4, 2
+"The same where rows are read byte by byte; not measured."
+WARPS_AT_ONCE = 32
+"Of a multiprocessor, which there should be: in that sweep half as many took up to a twentieth longer."
 AT_ONCE, GATHERED = 32, 8
 "Numbers of a row that a thread has, of the query and in its sums; where it reads them byte by byte."
 MOST_SPLITS = 64
@@ -25,23 +31,29 @@ ASM = os.environ.get("TRITON_INTERPRET") != "1"
 @dataclasses.dataclass(frozen=True)
 class Tiles:
     """Of the decode kernel: positions a step; in what rows are read, how many of it they have, and how many words, or
-    single numbers where rows are read in bytes, are a block."""
+    single numbers where rows are read in bytes, are a block; warps; and steps that are read ahead."""
 
     tokens: int
     unit: torch.dtype
     row: int
     block: int
+    warps: int
+    stages: int
 
 
-def tiles_of(layout: KVLayout, warps: int) -> Tiles:
+def tiles_of(layout: KVLayout, warps: int | None = None, stages: int | None = None) -> Tiles:
     """A thread has AT_ONCE numbers of a row in words, so that it reads 16 bytes of one with 4 bits."""
     D, size = layout.head_dim, layout.row_bytes
     if layout.bits == 3 and D % 32:
-        return Tiles(max(1, 32 * warps * GATHERED // _block(D)), torch.uint8, size, _block(D))
+        warps = warps or BYTES_WARPS
+        tokens = max(1, 32 * warps * GATHERED // _block(D))
+        return Tiles(tokens, torch.uint8, size, _block(D), warps, stages or BYTES_STAGES)
+    warps = warps or WARPS
     planes = 8 if layout.bits == 3 else 2
     block = _block(-(-D // (4 * planes)))
     unit = torch.int16 if size % 4 else torch.int32
-    return Tiles(max(1, 32 * warps * AT_ONCE // (block * 4 * planes)), unit, size // unit.itemsize, block)
+    tokens = max(1, 32 * warps * AT_ONCE // (block * 4 * planes))
+    return Tiles(tokens, unit, size // unit.itemsize, block, warps, stages or STAGES)
 
 
 def _sizes(layout: KVLayout) -> tuple[int, int]:
@@ -74,31 +86,30 @@ def run_append(
         )  # fmt: skip
 
 
-def splits_of(programs: int, capacity: int, tokens: int, device: torch.device) -> int:
-    """In how many parts positions are divided, so that every multiprocessor has several programs and no part is short.
+def splits_of(programs: int, capacity: int, tiles: Tiles, device: torch.device) -> int:
+    """In how many parts positions are divided, so that multiprocessors have WARPS_AT_ONCE and no part is short.
 
     By the capacity, since the length is on the device.
     """
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    wanted = max(1, -(-4 * processors // programs))
-    return min(MOST_SPLITS, wanted, max(1, capacity // (4 * tokens)))
+    wanted = processors(device) * WARPS_AT_ONCE // tiles.warps // programs
+    return max(1, min(MOST_SPLITS, wanted, capacity // (4 * tiles.tokens)))
 
 
 def run_decode(
     q: Tensor, k_data: Tensor, v_data: Tensor, k_steps: Tensor, v_steps: Tensor, k_first: Tensor | None,
     v_first: Tensor | None, lengths: Tensor, layout: KVLayout, q_bits: int, scale: float, splits: int | None = None,
-    warps: int = WARPS, stages: int = STAGES,
+    warps: int | None = None, stages: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """q (B, heads, D) contiguous; the result like q. `splits` forces what follows from the shapes otherwise."""
+    """q (B, heads, D) contiguous; the result like q. What is given last forces what follows from the shapes else."""
     B, heads, D = q.shape
     kv_heads, capacity = k_data.shape[1:3]
-    tiles = tiles_of(layout, warps)
-    splits = splits or splits_of(B * heads, capacity, tiles.tokens, q.device)
-    parts = torch.empty(B * heads, splits, D, dtype=torch.float32, device=q.device)
-    stats = torch.empty(B * heads, splits, 2, dtype=torch.float32, device=q.device)
     out = torch.empty_like(q)
     if not q.numel():
         return out
+    tiles = tiles_of(layout, warps, stages)
+    splits = splits or splits_of(B * heads, capacity, tiles, q.device)
+    parts = torch.empty(B * heads, splits, D, dtype=torch.float32, device=q.device)
+    stats = torch.empty(B * heads, splits, 2, dtype=torch.float32, device=q.device)
     quantize = q_bits != 16
     q_levels, q_zero = (f(q_bits if quantize else 4, layout.mapping) for f in (levels_of, zero_of))
     of_query = {"QUANTIZE": quantize, "SYMMETRIC": layout.mapping == "symmetric"}
@@ -109,7 +120,7 @@ def run_decode(
             q, *data, k_steps, v_steps, lengths, parts, stats, heads, heads // kv_heads, D, capacity, tiles.row,
             layout.zero, scale, q_levels, q_zero, splits, THREE=layout.bits == 3, FIRST=layout.has_first,
             TOKENS=tiles.tokens, WIDE=tiles.unit != torch.uint8, HALVES=tiles.unit == torch.int16, BLOCK=tiles.block,
-            STAGES=stages, ASM=ASM, **of_query, num_warps=warps,
+            STAGES=tiles.stages, ASM=ASM, **of_query, num_warps=tiles.warps,
         )  # fmt: skip
         kernel.merge_kernel[(B * heads,)](
             q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, heads // kv_heads, D, capacity,

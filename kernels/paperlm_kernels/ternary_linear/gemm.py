@@ -30,7 +30,9 @@ def gemm_kernel(
     column = (place // 32) * 128 + place % 32
     x_rows = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * (4 * width) + column[None, :]
     factor: tl.constexpr = 4 if DENSE else 1
-    w_rows = weight + n.to(tl.int64)[:, None] * (factor * width) + (column if DENSE else place)[None, :]
+    # rows are padded to 128, but a tile may have more
+    w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * (factor * width)
+    w_rows += (column if DENSE else place)[None, :]
     if SWAP:
         acc = tl.zeros([BN, BM], dtype=tl.int32)
     else:

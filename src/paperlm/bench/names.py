@@ -8,8 +8,8 @@ from paperlm_kernels.bench.operation import Operation
 
 from paperlm.bench import with_ours
 from paperlm.errors import SpecError, unknown
-from paperlm.plan.exhibit import MeasuredColumn, MeasurementsTable
 from paperlm.plan.paper import PaperSpec
+from paperlm.plan.table import MeasuredColumn, MeasurementsTable
 
 
 def check_measured(paper: PaperSpec, name: str) -> None:

@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 class Model(Protocol):
-    """A published model (paperlm.plan.exhibit.ModelSpec)."""
+    """A published model (paperlm.plan.table.ModelSpec)."""
 
     vocab: int
     width: int

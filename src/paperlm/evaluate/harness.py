@@ -28,6 +28,8 @@ from lm_eval.tasks import TaskManager
 from paperlm.data.items import read_items
 from paperlm.errors import DataError
 from paperlm.evaluate.tasks import Task, task_of
+from paperlm.frozen import digest
+from paperlm.jobs.base import Answers
 
 PACKAGED = Path(lm_eval.__file__).parent / "tasks"
 FEW_SHOT_SEED = 1234
@@ -48,6 +50,8 @@ class Evaluation:
     "of each task's definition, and `lm_eval`: of the package"
     items: dict[str, int]
     "items evaluated"
+    answers: dict[str, Answers] = field(default_factory=dict)
+    "key of the metrics -> which items were right, in the order of the set; of a group subject by subject"
     cut: dict[str, float] = field(default_factory=dict)
     "share of requests (an item with one of its options) that were cut on the left to the model's length"
     not_finite: dict[str, float] = field(default_factory=dict)
@@ -150,7 +154,7 @@ def evaluate_lm(
                 tasks=list(tasks),
                 fewshot_random_seed=few_shot_seed,
                 task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-                log_samples=False,
+                log_samples=True,
             )
         finally:
             if bars:
@@ -167,7 +171,23 @@ def evaluate_lm(
                 metrics[f"{task}/{metric}"] = float(value)
     versions = {task: str(results["versions"][task]) for task in tasks} | {"lm_eval": lm_eval.__version__}
     counts = {task: len(loaded[task][task_of(task).split]) for task in tasks}
-    return Evaluation(metrics=metrics, standard_errors=errors, versions=versions, items=counts)
+    answers = {}
+    for task in tasks:
+        answers |= _answers(task, results["samples"], loaded[task][task_of(task).split])
+    return Evaluation(metrics=metrics, standard_errors=errors, versions=versions, items=counts, answers=answers)
+
+
+def _answers(name: str, samples: Mapping[str, Sequence[Mapping[str, Any]]], rows: list[Any]) -> dict[str, Answers]:
+    """`<task>/<metric>` -> which of `rows` were right: items of the harness count from each subject's first."""
+    task = task_of(name)
+    parts = sorted(part for part in samples if part.startswith(f"{name}_")) if task.group else [name]
+    logged = [sample for part in parts for sample in sorted(samples[part], key=lambda sample: sample["doc_id"])]
+    if len(logged) != len(rows):
+        raise DataError(f"task {name!r}: lm-eval {lm_eval.__version__} answered {len(logged)} of {len(rows)} items")
+    items = digest(rows, 16)
+    return {
+        f"{name}/{metric}": Answers.of((sample[metric] == 1 for sample in logged), items) for metric in task.metrics
+    }
 
 
 def load_items(

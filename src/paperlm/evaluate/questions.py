@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.evaluate.tasks import Source, TaskName, task_of
-from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Seed, parent
-from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Result, Seed
 
 BATCH = {"cpu": 16, "cuda": 64}
 "Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
 
 
-class AskedModel(Job):
+class AskedModel(LooksAtModel):
     """Settings of a job that asks one model tasks of lm-evaluation-harness, by the likelihood of each option.
 
     Metrics: `<task>/acc`, `<task>/acc_norm` where the task has it (likelihood by the option's length in characters),
     `<task>/items`, and `<task>/cut`, the share of requests that did not fit into `max_length`. MMLU is the mean over
-    items of 57 subjects.
+    items of 57 subjects. The record keeps which items were right, so that two models can be compared in pairs.
     """
 
-    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
-    "the model"
-    at: At = "end"
-    "of which state of it"
     tasks: list[TaskName] = Field(min_length=1)
     "names of paperlm.evaluate.tasks"
     source: Source
@@ -48,10 +43,8 @@ class AskedModel(Job):
             raise ValueError("a task is named twice")
         return tasks
 
-    @model_validator(mode="after")
-    def model_predicts_tokens(self) -> AskedModel:
-        require_head(self.of, "tokens")
-        return self
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def data(self) -> list[DataSettings]:
         """One set a task, whole: `items` is applied later, so that jobs share what is prepared."""
@@ -114,6 +107,7 @@ def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[
         outcome="measured",
         metrics=metrics,
         standard_errors=found.standard_errors,
+        answers=found.answers,
         labels=labels,
         versions=found.versions,
     )

@@ -103,8 +103,8 @@ def _windows(number: int, encoded: Any, stride: int) -> list[Window]:
     lengths = np.array([int(mask.sum()) for mask in inside])
     # How much a window sees around each token of the passage; longer windows win where that is equal.
     token = np.arange(int((starts + lengths).max()))
-    around = np.minimum(token - starts[:, None], (starts + lengths)[:, None] - 1 - token) + 0.01 * lengths[:, None]
-    best = np.where(around >= 0, around, -np.inf).argmax(0)
+    around = np.minimum(token - starts[:, None], (starts + lengths)[:, None] - 1 - token)
+    best = np.where(around >= 0, around + 0.01 * lengths[:, None], -np.inf).argmax(0)
     found = []
     for i in range(count):
         places = np.where(inside[i][:, None], np.array(encoded["offset_mapping"][i]), -1)

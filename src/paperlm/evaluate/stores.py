@@ -7,20 +7,16 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.jobs.base import At, Job, packed_bytes, parent
+from paperlm.jobs.base import Head, LooksAtModel, packed_bytes
 
 Store = Literal["plain", "packed", "int8", "fp4", "nf4", "fp4_double", "nf4_double"]
 """plain: bfloat16 as it is; packed: NeuZip's; the others are bitsandbytes' quantizers, double with scales that are
 quantized as well."""
 
 
-class StoredModel(Job):
-    """Settings of a job that looks at a model in bfloat16 whose weights are stored."""
+class StoredModel(LooksAtModel):
+    """Settings of a job that looks at a model whose weights are rounded to bfloat16, and stored."""
 
-    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
-    "the model; its weights are rounded to bfloat16 first"
-    at: At = "end"
-    "of which state of it"
     store: Store
     mant_bits: Literal[0, 1, 3, 7] = 7
     "of packed: bits of the mantissa; 7 is without loss"
@@ -42,15 +38,14 @@ class StoredModel(Job):
             raise ValueError("norm_semantics says what block_norm divides by: give that too")
         if self.store == "plain" and self.policy != "paper":
             raise ValueError("policy says which weights are stored; plain ones are not: leave it out")
-        update = self.snapshot("of")
-        if update is not None and update not in (there := self.of.snapshots()):
-            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
-            raise ValueError(f"at: {self.at}: {self.of.slug()} {has} beside its end")
         return self
 
     def behaviours(self) -> dict[str, int]:
         counts_bytes = self.store == "packed" and "weight_bytes" in (self.metrics() or ())
         return super().behaviours() | (packed_bytes() if counts_bytes else {})
+
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def stored_as(self) -> str:
         """Short name of the store, for file names."""
@@ -62,8 +57,7 @@ class StoredModel(Job):
 
     def slug(self) -> str:
         policy = "" if self.policy == "paper" else f"-{self.policy}"
-        at = "" if self.at == "end" else f"-at_{self.at}"
-        return f"{self.kind}-{self.stored_as()}{policy}-{self.of.slug()}{at}"
+        return f"{self.kind}-{self.stored_as()}{policy}-{self.of_what()}"
 
 
 def cannot_store(job: StoredModel) -> str:

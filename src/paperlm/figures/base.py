@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -109,7 +110,8 @@ def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str
 
 
 def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffRow]:
-    """A row for each statistic that claims read: its mean over seeds, beside what the paper's text says of it.
+    """A row for each statistic that claims read: its mean over the seeds where it is finite, beside what the
+    paper's text says of it.
 
     Raises SpecError for words about another statistic.
     """
@@ -120,12 +122,15 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
             raise SpecError(f"figures.{name}.in_words: {unknown('statistic', column, columns)}")
     rows = []
     for (row, column), sample in drawing.samples.items():
-        mean, several = statistics.fmean(sample.values), len(set(sample.values)) > 1
+        finite = [value for value in sample.values if math.isfinite(value)]
+        mean, several = statistics.fmean(finite or sample.values), len(set(finite)) > 1
+        lost = len(sample.values) - len(finite)
+        regenerated = f"{mean:.4g}" + (f" ({lost} of {len(sample.values)} not finite)" if finite and lost else "")
         said = spec.in_words.get(column)
         reason = f"in the text: {said}" if said else "the paper prints no number of this"
         rows.append(DiffRow(
-            table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=f"{mean:.4g}",
-            metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(sample.values):.4g}" if several else "",
+            table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=regenerated,
+            metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(finite):.4g}" if several else "",
             seeds=len(sample.values), verdict=SEE_CLAIMS if said else NOT_PRINTED, reason=reason,
             labels="; ".join(drawing.labels),
         ))  # fmt: skip

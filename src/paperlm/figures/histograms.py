@@ -91,6 +91,16 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             axis.set(title=title if len(found) == 1 else f"{row}: {title}", xlabel=options["label"])
             axis.set_ylabel("density" if axis is line[0] else "")
             axis.grid(visible=False, axis="x")
+    middle = sorted(
+        {block for seeds in found.values() for t in panels.values() for block in histograms_of(seeds[0], t)}
+    )
+    if len(middle) > 1:
+        import matplotlib.lines
+        import matplotlib.patches
+
+        handles = [matplotlib.patches.Patch(color="0.7"), matplotlib.lines.Line2D([], [], **MIDDLE)]
+        alone = f"block {' or '.join(map(str, middle[1:]))} alone"
+        figure.legend(handles, ["all blocks", alone], loc="outside upper right", ncols=2, frameon=False, fontsize=8)
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="left", va="center")
         for axis in axes.flat:
@@ -105,6 +115,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
 
+
+MIDDLE = {"color": "0.25", "linewidth": 0.8}
+"Look of the middle block's line."
 
 Bins = tuple[list[float], list[float]]
 "Edges, one more than there are densities."
@@ -125,7 +138,7 @@ def histograms_of(record: Record, tensor: str) -> dict[int, Bins]:
 
 def _histogram(axis: Axes, edges: list[float], density: list[float], color: Any, middle: bool) -> None:
     if middle:
-        axis.stairs(density, edges, color="0.25", linewidth=0.8)
+        axis.stairs(density, edges, **MIDDLE)
     else:
         axis.stairs(density, edges, fill=True, color=color, alpha=0.7)
 

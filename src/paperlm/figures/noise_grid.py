@@ -24,6 +24,9 @@ class Options(FigureOptions):
     def reads(self) -> Columns:
         return {"grid": COLUMNS}
 
+    def reads_metrics(self) -> tuple[str, ...]:
+        return ("perplexity",)
+
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """The first seed of each row. Statistics `Absolute 2^a` and `Relative 2^r` are of noise of one kind alone, `Without

@@ -24,7 +24,7 @@ from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import Key
-from paperlm.tables.results import collect, seed_of
+from paperlm.tables.results import UNIGRAM, collect, seed_of
 
 FEW = 40
 "Points of a curve up to which each is marked."
@@ -68,6 +68,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """Smoothed means over seeds; the numbers are those of each seed, not smoothed."""
     import matplotlib.pyplot as plt
     import pandas as pd
+    from matplotlib.ticker import EngFormatter
 
     _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
@@ -93,6 +94,12 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         if len(curves) > 1:
             axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
     axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options["log"] else "linear")
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    low, high = axis.get_ylim()
+    inside = [height for height in plateaus(found, options["y"]) if low < height < high]  # no reason to widen the axis
+    for index, height in enumerate(inside):
+        label = "" if index else "unigram plateau"
+        axis.axhline(height, color="0.4", linestyle=":", linewidth=1, label=label)
     if options["bits"]:
         bits = axis.secondary_yaxis("right", functions=(lambda nats: nats / math.log(2), lambda b: b * math.log(2)))
         bits.set_ylabel("bits")
@@ -109,6 +116,14 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     samples = curve_samples(found, options, project.scale.seed_noise.value) if options["reference"] else {}
     labels = (*labels_of(project, name, records), *_rises(found, options))
     return Drawing(figure, frame, samples, untested, labels=labels)
+
+
+def plateaus(found: Mapping[str, tuple[Record, ...]], y: str) -> list[float]:
+    """Where a curve lies of a model that knows nothing but how frequent each token is: of each text that the records
+    name. Empty for what is neither a loss in nats nor a perplexity of tokens."""
+    form = {"loss": math.log, "ppl_true": float}.get(y)
+    known = {record.metrics.get(UNIGRAM) for seeds in found.values() for record in seeds} - {None}
+    return sorted(map(form, known)) if form else []
 
 
 def curve_samples(

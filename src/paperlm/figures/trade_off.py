@@ -84,9 +84,11 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
 
 
 def points_of(samples: Mapping, x: str, y: str) -> list[Point]:
-    """Rows that have finite numbers in both columns."""
+    """Rows that have finite numbers in both columns. Means are the table's: of the seeds that trained, or of all if
+    none did."""
     rows = dict.fromkeys(row for row, _ in samples)
-    means = {key: statistics.fmean(sample.values) for key, sample in samples.items()}
+    alike = {key: sample.ended(False) or sample.ended(True) for key, sample in samples.items()}
+    means = {key: statistics.fmean(values.values()) for key, values in alike.items()}
     found = [Point(row, means.get((row, x), math.nan), means.get((row, y), math.nan)) for row in rows]
     return [point for point in found if math.isfinite(point.x) and math.isfinite(point.y)]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from paperlm.errors import JobError, SpecError, unknown
 from paperlm.frozen import Frozen, digest
@@ -61,6 +61,9 @@ def in_order(states: Iterable[Stage]) -> tuple[Stage, ...]:
     """Each once, the earliest first."""
     return tuple(sorted(set(states), key=lambda state: (update_of(state), folder_of(state))))
 
+
+Head = Literal["tokens", "spans"]
+"What a model predicts of a text: each next token, or where an answer in it begins and ends."
 
 SLUG = r"[a-z0-9][a-z0-9_.-]*"
 
@@ -131,6 +134,26 @@ class Job(Frozen):
     def snapshots(self) -> range:
         """Updates after which a child may ask for this job's model, the last one apart."""
         return range(0)
+
+    def needs_head(self) -> Head | None:
+        """What the model of `of` has to predict; None: nothing of the kind."""
+        return None
+
+    def lacks(self, head: Head) -> str:
+        """Why the model that it leaves does not predict this; empty: it does, or its own parent was asked."""
+        return ""
+
+    @model_validator(mode="after")
+    def fits_the_model(self) -> Job:
+        if (of := self.parents().get("of")) is None:
+            return self
+        if (head := self.needs_head()) and (why := of.lacks(head)):
+            raise ValueError(f"of: {why}")
+        update = self.snapshot("of")
+        if isinstance(update, int) and update not in (there := of.snapshots()):
+            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
+            raise ValueError(f"at: {getattr(self, 'at', update)}: a job of kind {of.kind!r} {has} beside its end")
+        return self
 
     # -- the name --
 
@@ -248,6 +271,20 @@ KVCacheOptions = Annotated[dict[str, Any] | None, AfterValidator(_in_full(lambda
 At = int | Literal["init", "end"]
 "Of which state of the parent: after so many updates, before the first (`init`), after the last (`end`)."
 
+
+class LooksAtModel(Job):
+    """Settings of a job that looks at a model, at one state of its training."""
+
+    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
+    "the model"
+    at: At = "end"
+    "of which state of it: after so many updates, before the first (`init`), after the last (`end`)"
+
+    def of_what(self) -> str:
+        """The model's part of the name, with the state behind it where that is not the end."""
+        return self.of.slug() + ("" if self.at == "end" else f"-at_{self.at}")
+
+
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 "Decay of one of Adam's two moments."
@@ -310,6 +347,39 @@ class Series(Frozen):
         return [row[index] for row in self.rows]
 
 
+class Answers(Frozen):
+    """Which items of a set were answered rightly, in few characters: 2,512 for HellaSwag's 10,042 items."""
+
+    items: int = Field(gt=0)
+    digest: str = Field(pattern=r"^[0-9a-f]{16}$")
+    "of the items in their order: two sets of answers are compared in pairs where it is the same"
+    right: str
+    "hexadecimal, a bit for each item from the first on, filled up with zeros to whole bytes"
+
+    @model_validator(mode="after")
+    def has_a_bit_for_each_item(self) -> Answers:
+        size = -(-self.items // 8)
+        if not re.fullmatch(f"[0-9a-f]{{{2 * size}}}", self.right) or int(self.right, 16) % (
+            1 << 8 * size - self.items
+        ):
+            raise ValueError(
+                f"right: {self.items} items take {2 * size} hexadecimal digits, with zeros behind the last"
+            )
+        return self
+
+    @classmethod
+    def of(cls, flags: Iterable[bool], items: str) -> Answers:
+        """A flag for each item; `items`: their digest."""
+        bits = "".join("1" if flag else "0" for flag in flags)
+        size = -(-len(bits) // 8)
+        return cls(items=len(bits), digest=items, right=f"{int(bits.ljust(8 * size, '0') or '0', 2):0{2 * size}x}")
+
+    def flags(self) -> list[bool]:
+        """A flag for each item."""
+        bits = f"{int(self.right, 16):0{4 * len(self.right)}b}"
+        return [bit == "1" for bit in bits[: self.items]]
+
+
 class Cost(Frozen):
     """What a job took. With its environment the only part of a record that differs between equal jobs on a CPU."""
 
@@ -336,6 +406,8 @@ class Result:
     standard_errors: dict[str, float | None] = field(default_factory=dict)
     "metric -> its standard error, where the measurement has one; the record leaves out what is no finite number"
     series: dict[str, Series] = field(default_factory=dict)
+    answers: dict[str, Answers] = field(default_factory=dict)
+    "metric that is a share of right answers -> which items were right, for comparisons in pairs"
     cost: Cost | None = None
     "None: the caller's wall time"
     labels: list[str] = field(default_factory=list)

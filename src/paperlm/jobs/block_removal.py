@@ -15,10 +15,9 @@ from pydantic import AfterValidator, Field, model_validator
 from paperlm.errors import unknown
 from paperlm.evaluate.tasks import TASKS
 from paperlm.files import write_json
-from paperlm.jobs.base import Inputs, Job, Machine, Result, Series
-from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.base import Head, Inputs, Job, Machine, Result, Series
 from paperlm.jobs.span_answers import TASK as SQUAD
-from paperlm.probe.text import Sequences, TextProbe, root, run_probe
+from paperlm.probe.text import Sequences, TextProbe, run_probe
 
 METRIC = "acc"
 "Of the task; the papers print accuracies."
@@ -64,9 +63,10 @@ class BlockRemoval(TextProbe):
             raise ValueError("few_shot: a model that answers by spans takes no worked examples; leave it out")
         if self.task is not None:
             self.evaluation()
-        if self.reads_text():
-            require_head(root(self), "tokens")
         return self
+
+    def needs_head(self) -> Head:
+        return "tokens" if self.reads_text() else "spans"
 
     def reads_text(self) -> bool:
         return self.task != SQUAD
@@ -102,6 +102,9 @@ class BlockRemoval(TextProbe):
     def data(self) -> list[Any]:
         text = super().data() if self.reads_text() else []
         return text + (self.evaluation().data() if self.task else [])
+
+    def behaviours(self) -> dict[str, int]:
+        return {**super().behaviours(), **(self.evaluation().behaviours() if self.task == SQUAD else {})}
 
     def slug(self) -> str:
         return super().slug() + (f"-{self.task}" if self.task else "")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from paperlm.jobs.base import Inputs, Machine, Result, Series
-from paperlm.jobs.hub_model import require_head
-from paperlm.probe.text import Sequences, TextProbe, root, run_probe
+from paperlm.jobs.base import Head, Inputs, Machine, Result, Series
+from paperlm.probe.text import Sequences, TextProbe, run_probe
 
 
 class GradientNorms(TextProbe):
@@ -22,10 +21,8 @@ class GradientNorms(TextProbe):
     batch: int = Field(gt=0)
     "sequences of a batch: a larger one has less of the gradient's noise in its norm"
 
-    @model_validator(mode="after")
-    def model_predicts_tokens(self) -> GradientNorms:
-        require_head(root(self), "tokens")
-        return self
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def metrics(self) -> tuple[str, ...]:
         return ("loss", "tokens")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from paperlm.data.model_files import ModelData, model_files
 from paperlm.data.registry import ModelEntry, model_entry, registry
 from paperlm.errors import JobError, SpecError
-from paperlm.jobs.base import Inputs, Job, Machine, Result
+from paperlm.jobs.base import Head, Inputs, Job, Machine, Result
 
 
 class HubModel(Job):
@@ -44,22 +44,19 @@ class HubModel(Job):
     def series(self) -> dict[str, tuple[str, ...]]:
         return {}
 
+    def lacks(self, head: Head) -> str:
+        """By the registry."""
+        _, entry = model_entry(self.name)
+        if entry.predicts == head:
+            return ""
+        does = {"tokens": "predicts no next token", "spans": "marks no span of a text as an answer"}[head]
+        entries = registry().models.items()
+        fit = sorted(f"{other.source}:{name}" for name, other in entries if other.predicts == head)
+        return f"{self.name} is a {entry.architecture}, which {does}; models that do: {', '.join(fit)}"
+
     def slug(self) -> str:
         name, _ = model_entry(self.name)
         return name.rpartition("/")[2].lower()
-
-
-def require_head(model: Job, predicts: Literal["tokens", "spans"]) -> None:
-    """ValueError for a model from elsewhere whose head predicts something else, by the registry; others pass."""
-    if not isinstance(model, HubModel):
-        return
-    _, entry = model_entry(model.name)
-    if entry.predicts == predicts:
-        return
-    lacks = {"tokens": "predicts no next token", "spans": "marks no span of a text as an answer"}[predicts]
-    entries = registry().models.items()
-    fit = sorted(f"{other.source}:{name}" for name, other in entries if other.predicts == predicts)
-    raise ValueError(f"of: {model.name} is a {entry.architecture}, which {lacks}; models that do: {', '.join(fit)}")
 
 
 def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from paperlm.jobs.base import Inputs, Job, Machine, Result
 from paperlm.jobs.weight_entropy import METRICS, of_shares
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class NormalEntropy(Job):
@@ -34,7 +37,7 @@ def run(job: NormalEntropy, inputs: Inputs, machine: Machine) -> Result:
     return of_shares(normal_shares(job.std), 0)
 
 
-def normal_shares(std: float):
+def normal_shares(std: float) -> np.ndarray:
     """Probability of each of the 65,536 bfloat16 patterns under N(0, std^2), float64 (65536,): of what rounds to it, to
     nearest, between the halves of its distances to its neighbours."""
     import math

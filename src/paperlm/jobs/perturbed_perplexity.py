@@ -9,13 +9,13 @@ from pydantic import Field, field_validator, model_validator
 from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
-from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Seed, Series, parent
+from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Result, Seed, Series
 
 Exponents = tuple[int | None, ...]
 "Powers of two; null: no noise of this kind."
 
 
-class PerturbedPerplexity(Job):
+class PerturbedPerplexity(LooksAtModel):
     """exp of the summed loss by bytes of the text, with noise on the weights of linear layers, in float32.
 
     A weight w becomes w + u max(2^absolute, 2^relative |w|), u uniform in [-1, 1] and the same at every size of noise.
@@ -25,10 +25,6 @@ class PerturbedPerplexity(Job):
     kind: ClassVar[str] = "perturbed_perplexity"
     summary: ClassVar[str] = "perplexity of a model with noise on its weights, over absolute and relative sizes of it"
 
-    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
-    "the model"
-    at: At = "end"
-    "of which state of it"
     text: DatasetName
     "a text of the registry, whose validation documents are read"
     documents: int = Field(gt=0)
@@ -52,13 +48,12 @@ class PerturbedPerplexity(Job):
         return value
 
     @model_validator(mode="after")
-    def fits_the_model(self) -> PerturbedPerplexity:
-        self.data()  # the text exists
-        update = self.snapshot("of")
-        if update is not None and update not in (there := self.of.snapshots()):
-            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
-            raise ValueError(f"at: {self.at}: {self.of.slug()} {has} beside its end")
+    def text_exists(self) -> PerturbedPerplexity:
+        self.data()
         return self
+
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def data(self) -> list[DataSettings]:
         return [TextData(dataset=self.text, documents=self.documents)]
@@ -70,7 +65,7 @@ class PerturbedPerplexity(Job):
         return {"grid": ("absolute", "relative", "loss", "perplexity")}
 
     def slug(self) -> str:
-        return f"perturbed-{self.of.slug()}" + ("" if self.at == "end" else f"-at_{self.at}")
+        return f"perturbed-{self.of_what()}"
 
 
 def run(job: PerturbedPerplexity, inputs: Inputs, machine: Machine) -> Result:

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from paperlm.data.settings import DataSettings
-from paperlm.jobs.base import At, Inputs, Job, Machine, parent
+from paperlm.jobs.base import Inputs, LooksAtModel, Machine, parent
 
 if TYPE_CHECKING:
     from paperlm.jobs.base import Result
 
 
-class RankProbability(Job):
+class RankProbability(LooksAtModel):
     """Softmax of each validation token sorted in descending order, averaged over tokens at each rank."""
 
     kind: ClassVar[str] = "rank_probability"
     summary: ClassVar[str] = "softmax probabilities of a model by rank"
 
     of: parent("pretrain")
-    at: At = "end"
     tokens: int = Field(gt=0)
     "at most so many validation tokens, the first"
 
@@ -35,8 +34,7 @@ class RankProbability(Job):
         return {"ranks": ("rank", "mean_probability")}
 
     def slug(self) -> str:
-        at = "" if self.at == "end" else f"-at_{self.at}"
-        return f"ranks-{self.of.slug()}{at}"
+        return f"ranks-{self.of_what()}"
 
 
 def run(job: RankProbability, inputs: Inputs, machine: Machine) -> Result:

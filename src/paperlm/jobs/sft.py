@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from paperlm.data.settings import DataSettings
 from paperlm.errors import DataError, JobError
 from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
-from paperlm.jobs.base import Inputs, Job, Machine, Result, Series, parent
-from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.base import Head, Inputs, Job, Machine, Result, Series, parent
 
 
 class SFT(Training):
@@ -46,10 +45,8 @@ class SFT(Training):
     eval_every: int = Field(0, ge=0)
     "held-out loss after every so many updates; 0: before the first and after the last only"
 
-    @model_validator(mode="after")
-    def model_predicts_tokens(self) -> SFT:
-        require_head(self.of, "tokens")
-        return self
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def data(self) -> list[DataSettings]:
         fields = ("instruction", "output") if self.template == "llm_adapters" else ("chosen", "rejected")

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.evaluate.tasks import Source
-from paperlm.jobs.base import Inputs, Job, Machine, Result, parent
-from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.base import Head, Inputs, Job, Machine, Result, parent
 
 TASK = "squad"
 SETS: dict[Source, str] = {"bundled": "squad", "local": "squad_1000", "hub": "rajpurkar/squad"}
@@ -28,6 +27,7 @@ class SpanAnswers(Job):
 
     kind: ClassVar[str] = "span_answers"
     summary: ClassVar[str] = "answers questions by spans of a passage (SQuAD v1.1)"
+    behaviour: ClassVar[int] = 2  # a token behind all windows but a short last one may start an answer
 
     of: parent("hub_model")
     "the model, of an architecture whose head marks spans"
@@ -44,10 +44,8 @@ class SpanAnswers(Job):
     longest: int = Field(30, gt=0)
     "tokens of an answer at most; the default is run_squad.py's"
 
-    @model_validator(mode="after")
-    def model_marks_spans(self) -> SpanAnswers:
-        require_head(self.of, "spans")
-        return self
+    def needs_head(self) -> Head:
+        return "spans"
 
     def data(self) -> list[DataSettings]:
         """The validation items, whole: `items` is applied later, so that jobs share what is prepared."""

@@ -17,6 +17,7 @@ class StoredSpeed(StoredModel):
 
     kind: ClassVar[str] = "stored_speed"
     summary: ClassVar[str] = "iterations a second of a model whose weights are stored in fewer bits, on a GPU"
+    behaviour: ClassVar[int] = 2  # memory is that of the iterations alone
 
     what: Literal["forward", "update"] = "forward"
     "update: of a pretrain job, with that job's optimizer and weights in place of `store`"
@@ -31,6 +32,10 @@ class StoredSpeed(StoredModel):
     def updates_are_of_a_pretraining(self) -> StoredSpeed:
         if self.what == "update" and (self.of.kind != "pretrain" or self.store != "plain"):
             raise ValueError("what: update: `of` is a pretrain job, which says how weights lie; store is plain")
+        if self.what == "update" and self.of.numerics != "pure_bf16":
+            raise ValueError(
+                f"what: update: it is timed in bfloat16; numerics of `of` is {self.of.numerics}, not pure_bf16"
+            )
         return self
 
     def metrics(self) -> tuple[str, ...]:
@@ -41,8 +46,8 @@ class StoredSpeed(StoredModel):
 
 
 def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
-    """Metrics iterations_per_second, by the median iteration, and peak_bytes, of the device. `blocked` without a GPU,
-    where the time would be that of a reference, and for a store that is not to be had here."""
+    """Metrics iterations_per_second, by the median iteration, and peak_bytes, of the device meanwhile. `blocked`
+    without a GPU, where the time would be that of a reference, and for a store that is not to be had here."""
     import torch
 
     device = machine.torch_device()
@@ -50,8 +55,9 @@ def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
         return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
     if why := cannot_store(job):
         return Result(outcome="blocked", reason=why)
-    torch.cuda.reset_peak_memory_stats(device)
-    seconds = timed(iteration(job, inputs, device), job.repeats, lambda: torch.cuda.synchronize(device))
+    step = iteration(job, inputs, device)
+    torch.cuda.reset_peak_memory_stats(device)  # before it was stored the model lay there whole
+    seconds = timed(step, job.repeats, lambda: torch.cuda.synchronize(device))
     return Result(
         outcome="measured",
         metrics={

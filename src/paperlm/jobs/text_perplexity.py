@@ -12,25 +12,20 @@ from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
-from paperlm.jobs.base import At, Inputs, Job, KVCacheOptions, Machine, Result, Series, parent
-from paperlm.jobs.hub_model import require_head
+from paperlm.jobs.base import Head, Inputs, KVCacheOptions, LooksAtModel, Machine, Result, Series
 
 
-class TextPerplexity(Job):
+class TextPerplexity(LooksAtModel):
     """exp of the mean loss of a token, over all tokens of all chunks but the BOS that each begins with.
 
     The protocol of the public evaluation of BitNet b1.58: documents without special tokens, an EOS behind each, those
-    that are longer than a chunk left out, the others packed greedily. Weights are taken in the numbers they are stored
-    in, losses in float32, sums in float64.
+    that are longer than a chunk left out, the others packed greedily. Tokens are of the model's own tokenizer; weights
+    are taken in the numbers they are stored in, losses in float32, sums in float64.
     """
 
     kind: ClassVar[str] = "text_perplexity"
     summary: ClassVar[str] = "perplexity of a model on documents packed into chunks"
 
-    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
-    "the model, whose own tokenizer makes the tokens"
-    at: At = "end"
-    "of which state of it"
     text: DatasetName
     "a text of the registry, whose validation documents are read"
     documents: int = Field(gt=0)
@@ -43,14 +38,12 @@ class TextPerplexity(Job):
     "numbers of queries, keys and values, as the model's configuration has it; null: as it was trained"
 
     @model_validator(mode="after")
-    def fits_the_model(self) -> TextPerplexity:
-        require_head(self.of, "tokens")
-        self.data()  # the text exists
-        update = self.snapshot("of")
-        if update is not None and update not in (there := self.of.snapshots()):
-            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
-            raise ValueError(f"at: {self.at}: {self.of.slug()} {has} beside its end")
+    def text_exists(self) -> TextPerplexity:
+        self.data()
         return self
+
+    def needs_head(self) -> Head:
+        return "tokens"
 
     def data(self) -> list[DataSettings]:
         return [TextData(dataset=self.text, documents=self.documents)]
@@ -63,7 +56,7 @@ class TextPerplexity(Job):
 
     def slug(self) -> str:
         cache = "" if self.kv_cache is None else f"-q{self.kv_cache['q_bits']}_kv{self.kv_cache['kv_bits']}"
-        return f"text_perplexity{cache}-{self.of.slug()}" + ("" if self.at == "end" else f"-at_{self.at}")
+        return f"text_perplexity{cache}-{self.of_what()}"
 
 
 def run(job: TextPerplexity, inputs: Inputs, machine: Machine) -> Result:

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
-
-from paperlm.jobs.base import At, Inputs, Job, Machine, Result, Series, parent
+from paperlm.jobs.base import Inputs, LooksAtModel, Machine, Result, Series
 
 FIELDS = ("sign", "exponent", "mantissa")
 METRICS = (*FIELDS, "joint", "ratio_sum", "ratio_joint", "weights")
 
 
-class WeightEntropy(Job):
+class WeightEntropy(LooksAtModel):
     """Entropies and histograms of the fields of all stored weights of a model together, rounded to bfloat16."""
 
     kind: ClassVar[str] = "weight_entropy"
     summary: ClassVar[str] = "entropies of sign, exponent and mantissa of a model's weights"
 
-    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
-    "the model"
-    at: At = "end"
-    "of which state of it"
     policy: Literal["paper", "all_linear", "all"] = "paper"
     "which weights: linear layers but the head; the head too; embeddings too"
-
-    @model_validator(mode="after")
-    def fits_the_model(self) -> WeightEntropy:
-        update = self.snapshot("of")
-        if update is not None and update not in (there := self.of.snapshots()):
-            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
-            raise ValueError(f"at: {self.at}: {self.of.slug()} {has} beside its end")
-        return self
 
     def metrics(self) -> tuple[str, ...]:
         return METRICS
@@ -41,7 +27,7 @@ class WeightEntropy(Job):
 
     def slug(self) -> str:
         policy = "" if self.policy == "paper" else f"-{self.policy}"
-        return f"entropy{policy}-{self.of.slug()}" + ("" if self.at == "end" else f"-at_{self.at}")
+        return f"entropy{policy}-{self.of_what()}"
 
 
 def run(job: WeightEntropy, inputs: Inputs, machine: Machine) -> Result:

@@ -24,15 +24,15 @@ class Size:
 
 
 SIZES = {
-    "71M": Size(512, 1368, 8, 12, 70_578_688, "Table 7; configs/llama_71m.json"),
-    "130M": Size(768, 2048, 12, 12, 134_105_856, "Table 7; configs/llama_130m.json"),
-    "250M": Size(768, 2560, 16, 24, 247_370_496, "configs/llama_250m.json (Table 7 prints hidden 1024)"),
-    "250M_table7": Size(1024, 2560, 16, 24, 354_993_152, "Table 7 as printed; no released model has this shape"),
+    "71M": Size(512, 1368, 8, 12, 70_578_688, "Mix-LN Table 7; configs/llama_71m.json"),
+    "130M": Size(768, 2048, 12, 12, 134_105_856, "Mix-LN Table 7; configs/llama_130m.json"),
+    "250M": Size(768, 2560, 16, 24, 247_370_496, "configs/llama_250m.json (Mix-LN Table 7 prints hidden 1024)"),
+    "250M_table7": Size(1024, 2560, 16, 24, 354_993_152, "Mix-LN Table 7 as printed; no released model has this shape"),
     "350M": Size(1024, 2736, 16, 24, 367_969_280, "Curse of Depth; authors' log prints 367.97M"),
-    "1B": Size(2048, 5461, 32, 24, 1_339_082_752, "Table 7; configs/llama_1b.json"),
+    "1B": Size(2048, 5461, 32, 24, 1_339_082_752, "Mix-LN Table 7; configs/llama_1b.json"),
     "phi3.5-mini": Size(3072, 8192, 32, 32, 3_820_686_336, "config.json of Phi-3.5-mini: a LLaMA in other names"),
     "gpt2": Size(768, 2048, 12, 12, 134_105_856, "GPT-2's width, heads and depth; 8/3 of the width for three matrices"),
-    "7B": Size(4096, 11008, 32, 32, 6_738_415_616, "Table 7; configs/llama_7b.json"),
+    "7B": Size(4096, 11008, 32, 32, 6_738_415_616, "Mix-LN Table 7; configs/llama_7b.json"),
     "bitnet_700M": Size(1536, 4096, 24, 24, 777_856_512, "BitNet a4.8 Table 6"),
     "bitnet_1.3B": Size(2048, 5460, 32, 24, 1_338_935_296, "BitNet a4.8 Table 6"),
     "bitnet_3B": Size(3200, 8640, 32, 26, 3_426_473_600, "BitNet a4.8 Table 6; heads of 100"),

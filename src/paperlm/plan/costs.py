@@ -69,7 +69,7 @@ class Costs:
         if flops and name not in known and (rates := self._rates_of(job)):
             return flops * statistics.median(chain(*([rate for _, rate in found] for found in rates.values())))
         found = self._of(job.kind, name)
-        if found is None and flops and (rates := self._elsewhere.get(job.kind)):
+        if found is None and flops and (rates := self._elsewhere.get(job.kind) or self._elsewhere.get(job.paced_as)):
             self._other_scales |= {scale for scale, _ in rates}
             return flops * statistics.median(rate for _, rate in rates)
         return found
@@ -91,9 +91,11 @@ class Costs:
 
     @functools.cached_property
     def _elsewhere(self) -> dict[str, list[tuple[str, float]]]:
-        """Kind -> (scale, seconds per operation) of the records of other scales on such a device, of the largest models
-        of each: a small one does not fill a card."""
+        """Kind -> (scale, seconds per operation) of the records of other scales on GPUs, for a scale on GPUs; of the
+        largest models of each: a small one does not fill a card."""
         found: dict[str, list[tuple[str, float, float]]] = {}
+        if self._project.scale.device != "gpu":
+            return {}
         for scale in self._project.scales:
             if scale == self._project.scale.scale or self._project.load_scale(scale).device != "gpu":
                 continue

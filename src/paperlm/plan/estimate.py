@@ -49,9 +49,11 @@ class Estimate:
         silent = [kind for kind in self.kinds if self.minutes(kind) is None]
         minutes = max(sum(known) / at_once, self.longest) / 60
         shown = f"{minutes:.0f} minutes" if minutes >= 1.5 else "a minute"
+        if minutes >= 120:
+            shown = f"{minutes / 60:,.1f} hours"
         time = f"about {shown} {how} {self.basis}" if known else ""
-        rest = f"no record says how long {', '.join(silent)} takes" if silent else ""
-        return f"{count} jobs to make; " + "; ".join(filter(None, (time, rest)))
+        rest = f"no record says how long {', '.join(silent)} take{'s' * (len(silent) == 1)}" if silent else ""
+        return "; ".join(filter(None, (f"{count} job{'s' * (count != 1)} to make", time, rest)))
 
 
 def chosen(project: Project, names: Sequence[str]) -> list[str]:
@@ -97,7 +99,7 @@ def print_plan(project: Project, names: Sequence[str], cores: int | None) -> Non
     console, plan = Console(), Workflow(project)
     found = estimate(plan, names, "measured")
     if not found.kinds:
-        console.print(f"nothing to make at scale {project.scale.scale}: every record is there, or needs a GPU")
+        console.print(_nothing(plan), highlight=False)
         return
     grid = Table(title=f"jobs to make at scale {project.scale.scale}", title_justify="left")
     for column in ("kind", "jobs", "minutes, one after the other"):
@@ -118,11 +120,21 @@ def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: 
     damaged file of the reference.
     """
     found = estimate(plan, names, "stored")
+    if not found.kinds:
+        return _nothing(plan)
     side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, cores)
-    if found.gpus and found.kinds:
+    if found.gpus:
         return "\n".join([found.line(*side_by_side), *(f"  {found.asks(kind)}" for kind in found.kinds)])
     kinds = ", ".join(f"{len(each)} {kind}" for kind, each in found.kinds.items())
-    return found.line(*side_by_side) + (f" ({kinds})" if kinds else "")
+    return f"{found.line(*side_by_side)} ({kinds})"
+
+
+def _nothing(plan: Workflow) -> str:
+    """Why there are no jobs to make, and what plans them all the same."""
+    there = f"nothing to make at scale {plan.project.scale.scale}: every record is there"
+    if plan.state.makes_missing:
+        return there
+    return f"{there}, or none is made on this machine (--config run_missing=yes plans those that are missing)"
 
 
 def stated_cores(arguments: Sequence[str], cores: int | None) -> int | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from paperlm_kernels.bench import rows
 
 from paperlm.errors import RecordError
-from paperlm.plan.exhibit import MeasuredColumn, MeasuredRow
 from paperlm.plan.project import Project
+from paperlm.plan.table import MeasuredColumn, MeasuredRow
 
 
 def read_rows(path: Path) -> list[rows.Row]:

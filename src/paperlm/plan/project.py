@@ -17,10 +17,11 @@ from paperlm.frozen import Frozen
 from paperlm.jobs import Job
 from paperlm.jobs.base import Seed, Stage, kept_for
 from paperlm.load import load, parse, read_yaml
-from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting, TableSpec
+from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting
 from paperlm.plan.paper import Deviation, PaperSpec, ScaleChanges
 from paperlm.plan.resolve import Context, Resolver
 from paperlm.plan.scale import ScaleSpec
+from paperlm.plan.table import TableSpec
 from paperlm.record.places import Places
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -17,11 +17,11 @@ from paperlm.files import write_json
 from paperlm.frozen import digest
 from paperlm.jobs import Job, job_kinds
 from paperlm.plan.echo import our_settings
-from paperlm.plan.exhibit import ArithmeticTable, MeasurementsTable, SettingsTable
 from paperlm.plan.measured import measured_methods, places, read_rows
 from paperlm.plan.project import Project
 from paperlm.plan.scale import JobSize
 from paperlm.plan.state import State
+from paperlm.plan.table import ArithmeticTable, MeasurementsTable, SettingsTable
 from paperlm.record.record import behaviours_of_ancestors
 
 NOTHING = "nothing-to-make"

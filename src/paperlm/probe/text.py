@@ -17,7 +17,7 @@ from paperlm.data.registry import DatasetName
 from paperlm.data.shards import TokenShards
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
-from paperlm.jobs.base import At, Inputs, Job, Machine, Result, parent
+from paperlm.jobs.base import Inputs, Job, LooksAtModel, Machine, Result
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +35,9 @@ def root(job: Job) -> Job:
     return job
 
 
-class TextProbe(Job):
+class TextProbe(LooksAtModel):
     """Settings of a measurement inside a model. Weights are float32, also of a model that was trained in bfloat16."""
 
-    of: parent("pretrain", "continue_pretrain", "sft", "rloo", "hub_model")
-    "the model"
-    at: At = "end"
-    "of which state of a pre-training: after so many updates, before the first, after the last"
     text: DatasetName | None = None
     "for a model from elsewhere alone: the text of the registry that it reads"
     text_tokens: int | None = Field(None, gt=1)
@@ -56,7 +52,7 @@ class TextProbe(Job):
         return True
 
     @model_validator(mode="after")
-    def fits_the_model(self) -> TextProbe:
+    def reads_what_the_model_does(self) -> TextProbe:
         elsewhere = root(self).kind == "hub_model"
         if not self.reads_text():
             if self.text is not None or self.text_tokens is not None:
@@ -69,10 +65,6 @@ class TextProbe(Job):
             )
         elif elsewhere:
             self.data()  # the text exists
-        update = self.snapshot("of")
-        if update is not None and update not in (there := self.of.snapshots()):
-            has = f"has states {there.start} to {there.stop - 1}" if there else "has no other state"
-            raise ValueError(f"at: {self.at}: a job of kind {self.of.kind!r} {has} beside its end")
         return self
 
     def data(self) -> list[Any]:
@@ -81,7 +73,7 @@ class TextProbe(Job):
         return [root(self).token_data()]
 
     def slug(self) -> str:
-        return f"{self.kind}-{self.of.slug()}" + ("" if self.at == "end" else f"-at_{self.at}")
+        return f"{self.kind}-{self.of_what()}"
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,19 @@ def disagreements(committed: Record, made: Record) -> list[str]:
     - a series has the same columns and as many rows; of a column of words or whole numbers every row is equal; of
       another one the median deviation over the rows is within 5 % of the row's value, or within the noise from row to
       row, the median second difference. Its last row is no test of its own: in a curve of training that is a single
-      batch, and what a job ends in are its metrics.
+      batch, and what a job ends in are its metrics;
+    - answers are to the same items in the same order; how many are right is a metric.
     """
     if committed.outcome != made.outcome:
         return [f"outcome {committed.outcome}, now {made.outcome}"]
     exact = _kind_of_machine(committed) == _kind_of_machine(made) and made.environment.device == "CPU"
     if made.outcome in NO_MODEL and not exact:
         return []
-    return [*_metrics(committed, made, exact), *_series(committed, made, exact)]
+    return [
+        *_metrics(committed, made, exact),
+        *_series(committed, made, exact),
+        *_answers(committed, made, exact),
+    ]
 
 
 def _kind_of_machine(record: Record) -> tuple[Any, ...]:
@@ -79,6 +84,18 @@ def _series(committed: Record, made: Record, exact: bool) -> Iterator[str]:
             row = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), None)
             if row is not None and (exact or not _alike(pairs)):
                 yield f"series {name}: {column} {pairs[row][0]}, now {pairs[row][1]} (row {row + 1}, the first)"
+
+
+def _answers(committed: Record, made: Record, exact: bool) -> Iterator[str]:
+    for name, then in committed.answers.items():
+        now = made.answers.get(name)
+        if now is None or (then.items, then.digest) != (now.items, now.digest):
+            yield f"answers {name}: to {then.items} items ({then.digest}), now " + (
+                f"to {now.items} ({now.digest})" if now else "missing"
+            )
+        elif exact and then != now:
+            first = next(n for n, pair in enumerate(zip(then.flags(), now.flags(), strict=True)) if len(set(pair)) > 1)
+            yield f"answers {name}: another one to item {first + 1} (the first)"
 
 
 def _shape(series: Series | None) -> str:

@@ -13,7 +13,7 @@ from paperlm.errors import RecordError, SpecError
 from paperlm.files import write_json
 from paperlm.frozen import Frozen
 from paperlm.jobs import job_from
-from paperlm.jobs.base import Cost, Job, Outcome, Series
+from paperlm.jobs.base import Answers, Cost, Job, Outcome, Series
 
 
 class Environment(Frozen):
@@ -61,6 +61,8 @@ class Record(Frozen):
     metrics: dict[str, float | int | None] = {}
     standard_errors: dict[str, float] = {}
     series: dict[str, Series] = {}
+    answers: dict[str, Answers] = {}
+    "metric -> which items were answered rightly; empty: not kept, as by records that are older than this field"
     labels: list[str] = Field([])
     "warnings that must stand wherever the number does, e.g. a method that leaks the future"
     versions: dict[str, str] = {}

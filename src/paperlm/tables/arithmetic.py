@@ -13,9 +13,9 @@ from paperlm import cost
 from paperlm.cost.memory import MIB
 from paperlm.errors import SpecError, unknown
 from paperlm.load import parse
-from paperlm.plan.exhibit import ArithmeticTable
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
+from paperlm.plan.table import ArithmeticTable
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number

@@ -74,10 +74,17 @@ def _layout(contents: Contents, printed: PublishedTable) -> tuple[list[list[str]
     cells = contents.cells
     rows = []
     for row in contents.rows:
-        labels = printed.labels.get(row, (row, *[""] * (width - 1))[:width])
+        labels = printed.labels.get(row) or _labels_of_ours(row, width)
         values = [cells[row, column].regenerated for column in contents.columns]
         rows.append([contents.scale_of(row), *labels, *values])
     return lines, rows
+
+
+def _labels_of_ours(row: str, width: int) -> list[str]:
+    """Label cells of a row that the paper does not print: named as the printed ones are, the last parts of its name
+    stand in the last columns."""
+    parts = row.rsplit(", ", width - 1) if width else []
+    return [*parts, *[""] * (width - len(parts))]
 
 
 def write_diff(path: Path, rows: list[DiffRow]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from paperlm.errors import RecordError, SpecError, did_you_mean
-from paperlm.plan.exhibit import Printed
+from paperlm.plan.table import Printed
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.published import PublishedTable, read_cells
 from paperlm.tables.vocabulary import NOT_FOUND, NOT_PRINTED

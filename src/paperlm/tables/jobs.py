@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.plan.exhibit import DivergedRule, JobCells, JobsTable
+from paperlm.plan.exhibit import DivergedRule, JobCells
 from paperlm.plan.project import Project
+from paperlm.plan.table import JobsTable
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, Key, check_labels, format_count, format_value, relative
 from paperlm.tables.published import PublishedTable, half_a_digit, number
@@ -49,7 +50,8 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
         values, diverged, seeds = tuple(result.values(metric)), tuple(result.diverged), result.seeds
         if (error := result.standard_error(metric)) is not None:
             # In the number's own unit: a reward or a gain may be near 0.
-            samples[key] = CellSamples(values, diverged, seeds, error, pool=metric)
+            scores = result.scores(metric)
+            samples[key] = CellSamples(values, diverged, seeds, error, pool=metric, scores=scores)
             continue
         mean = result.mean(metric)
         deviation = project.scale.seed_noise.value * abs(mean) if math.isfinite(mean) else 0.0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from paperlm.errors import SpecError, unknown
+from paperlm.frozen import digest
 from paperlm.jobs import Job
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
+from paperlm.tables.claims.paired import ItemSet, Scores
 
 UNIGRAM = "unigram_perplexity"
 
@@ -76,3 +80,20 @@ def metric_of(record: Record, name: str, values: Mapping[str, Any]) -> float | N
         raise SpecError(f"{record.job_id}: {unknown('metric', name, [*record.metrics, *DERIVED])}")
     value = record.metrics[name]
     return None if value is None else float(value)
+
+
+LOSSES = {"perplexity": np.exp, "loss": np.asarray}
+"Metric of a record with the series `chunks` -> how it follows from the loss of a token."
+
+
+def scores_of(record: Record, names: Sequence[str], factor: float) -> Scores | None:
+    """What a record says of each item behind the mean of these metrics; None where it does not keep it."""
+    if all(name in record.answers for name in names):
+        kept = [record.answers[name] for name in names]
+        return Scores(tuple(ItemSet(one.digest, tuple(map(float, one.flags()))) for one in kept), factor)
+    chunks = record.series.get("chunks")
+    if len(names) != 1 or names[0] not in LOSSES or chunks is None:
+        return None
+    tokens, losses = (tuple(map(float, chunks.column(name))) for name in ("tokens", "summed_loss"))
+    items = digest([[used.data_id for used in record.data], tokens], 16)
+    return Scores((ItemSet(items, losses, tokens, "chunks"),), factor, LOSSES[names[0]])

@@ -13,7 +13,8 @@ from paperlm.errors import RecordError, SpecError
 from paperlm.plan.exhibit import DivergedRule
 from paperlm.plan.project import Cell, Project
 from paperlm.record.record import Record, drift, read_record
-from paperlm.tables.metrics import UNIGRAM, metric_of
+from paperlm.tables.claims.paired import Scores
+from paperlm.tables.metrics import UNIGRAM, metric_of, scores_of
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ class CellResult:
             return None
         each = [math.sqrt(sum(e * e for e in errors)) / len(names) for errors in found]
         return self.factor * statistics.fmean(each)
+
+    def scores(self, metric: str) -> dict[int, Scores]:
+        """Seed -> what its record says of each item, of the seeds that trained and whose record keeps it."""
+        runs = zip(self.seeds, self.usable, self.diverged, strict=True)
+        found = {s: scores_of(r, self.metrics or (metric,), self.factor) for s, r, diverged in runs if not diverged}
+        return {seed: scores for seed, scores in found.items() if scores}
 
     def noise(self, metric: str, scale_noise: float) -> float:
         """Relative noise of one run: over seeds from five on, before that at least the scale's measured one, or the

@@ -10,8 +10,9 @@ from typing import Any
 
 from paperlm.errors import SpecError, unknown
 from paperlm.plan.echo import our_settings
-from paperlm.plan.exhibit import EchoColumn, Setting, SettingsTable
+from paperlm.plan.exhibit import Setting
 from paperlm.plan.project import Project
+from paperlm.plan.table import EchoColumn, SettingsTable
 from paperlm.tables.claims import PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, check_labels
 from paperlm.tables.published import PublishedTable, half_a_digit, number

@@ -258,5 +258,6 @@ def _find(cells: dict[tuple[str, str], object], name: str) -> tuple[str, str]:
     names = {f"{row},{column}".replace(", ", ",").strip(","): (row, column) for row, column in cells}
     wanted = ",".join(part.strip() for part in name.split(",")).strip(",")
     if wanted not in names:
-        raise SpecError(f"--cell takes ROW,COLUMN: {unknown('cell', wanted, names)}")
+        takes = "ROW,COLUMN" if any(column for _, column in cells) else "ROW, as a figure has no columns"
+        raise SpecError(f"--cell takes {takes}: {unknown('cell', wanted, names)}")
     return names[wanted]

@@ -11,9 +11,20 @@ from typing import Any
 from paperlm.plan.exhibit import ClaimSpec
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import Project
-from paperlm.tables.claims import CellSamples, Key, Point, PrintedCell, Verdict, judge, parts_of, read
-from paperlm.tables.claims.formula import Formula
-from paperlm.tables.claims.judge import NOT_TESTED, label_of
+from paperlm.tables.claims import (
+    CellSamples,
+    Key,
+    PairedGap,
+    Point,
+    PrintedCell,
+    Verdict,
+    judge,
+    paired_gap,
+    parts_of,
+    read,
+)
+from paperlm.tables.claims.formula import Comparison, Formula
+from paperlm.tables.claims.judge import NOT_TESTED, label_of, name_of
 from paperlm.tables.contents import Contents
 from paperlm.tables.needs import Evidence
 
@@ -39,11 +50,19 @@ class Reading:
         self.cells: dict[Key, CellSamples] = {}
         self.printed: dict[Key, PrintedCell] = {}
         self.tables: dict[str, dict[Any, str]] = {}
+        self._paired: dict[tuple[Key, Key], PairedGap | None] = {}
         for short, exhibit in self.exhibits.items():
             found = self.contents.get(exhibit)
             self.cells |= {(short, key): sample for key, sample in (found.samples if found else {}).items()}
             self.printed |= {(short, key): cell for key, cell in (found.printed if found else {}).items()}
             self.tables[short] = {key: cell.text for key, cell in (found.printed if found else {}).items()}
+
+    def paired(self, left: Key, right: Key) -> PairedGap | None:
+        """Two cells on the same items; None where a record of them keeps none. Claims on one pair say the same."""
+        if (left, right) not in self._paired:
+            both = [self.cells[key].scores if key in self.cells else {} for key in (left, right)]
+            self._paired[left, right] = paired_gap(*both, seed=f"{name_of(left)} less {name_of(right)}")
+        return self._paired[left, right]
 
     def formula(self, claim: ClaimSpec, names: Mapping[str, Any] | None = None) -> Formula:
         """Of a claim, or of one of its parts. Raises SpecError."""
@@ -109,11 +128,12 @@ def judged(reading: Reading, paper: PaperSpec, claim: ClaimSpec) -> Verdict:
 
 def _reason(reading: Reading, claim: ClaimSpec, verdict: Verdict, names: Mapping[str, Any]) -> str:
     """Why it is open, what one seed rests on, earlier rules, numbers that a figure's claim reads, the claim's note."""
-    if verdict.verdict == NOT_TESTED:
-        return verdict.reason
     formula = _formula(reading, claim, names)
+    paired = [] if verdict.parts or claim.of_print else _paired(reading, formula)
+    if verdict.verdict == NOT_TESTED:
+        return "; ".join(filter(None, [verdict.reason, *paired]))
     keys = sorted(key for key in formula.cells if key in reading.cells)
-    said = [verdict.reason]
+    said = [verdict.reason, *paired]
     if not verdict.part and any(
         len(reading.cells[key].values) == 1 and not reading.cells[key].constant for key in keys
     ):
@@ -124,6 +144,27 @@ def _reason(reading: Reading, claim: ClaimSpec, verdict: Verdict, names: Mapping
     if reading.name in reading.project.figures and not verdict.parts:
         said.append("; ".join(f"{_cell_of(key)}: {statistics.fmean(reading.cells[key].values):.4g}" for key in keys))
     return "; ".join(filter(None, [*said, "" if verdict.part else claim.note]))
+
+
+MOST_PAIRED = 3
+"Pairs of cells of a claim, or of a part of it, up to which each is said."
+
+
+def _paired(reading: Reading, formula: Formula) -> list[str]:
+    """The two cells of each comparison that reads no others, on the same items, where the records keep them."""
+    pairs = []
+    for leaf in formula.leaves():
+        if isinstance(leaf, Comparison) and len(leaf.reads) == 2:
+            pair = sorted(leaf.reads, key=lambda key: leaf.text.index(name_of(key)))
+            pairs += [pair] if pair not in pairs and pair[::-1] not in pairs else []
+    found = [(pair, gap) for pair in pairs if (gap := reading.paired(*pair))] if len(pairs) <= MOST_PAIRED else []
+    return [f"{' less '.join(_apart(*pair))}: {gap}" for pair, gap in found]
+
+
+def _apart(left: Key, right: Key) -> list[str]:
+    """What tells two cells from each other: their rows in one column, their columns in one row."""
+    apart = [n for n in (0, 1) if left[1][n] != right[1][n] or left[0] != right[0]]
+    return [", ".join(key[1][n] for n in apart if key[1][n]) for key in (left, right)]
 
 
 def _formula(reading: Reading, claim: ClaimSpec, names: Mapping[str, Any]) -> Formula:

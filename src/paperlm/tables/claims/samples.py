@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paperlm.tables.claims.formula import Key, Point
+from paperlm.tables.claims.paired import Scores
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class CellSamples:
     measured: bool = True
     "False: nothing says how one run varies, so that one value decides nothing"
     printed: str = ""
+    scores: Mapping[int, Scores] = field(default_factory=dict)
+    "seed -> what its record says of each item, of seeds that trained and whose record keeps it"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "diverged", self.diverged or (False,) * len(self.values))

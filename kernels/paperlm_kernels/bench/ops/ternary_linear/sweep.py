@@ -1,24 +1,29 @@
 """Times the tiles that a product may take, on each matrix: what those of `paperlm_kernels.ternary_linear` come from.
 
-    python -m paperlm_kernels.bench.ops.ternary_linear.sweep --compile      # fills Triton's cache, on all processors
-    python -m paperlm_kernels.bench.ops.ternary_linear.sweep --out sweep.jsonl
+    python -m paperlm_kernels.bench.ops.ternary_linear.sweep --cases 7b_m16,3b_o_m1 --compile  # fills Triton's cache
+    python -m paperlm_kernels.bench.ops.ternary_linear.sweep --cases 7b_m16,3b_o_m1 --out sweep.jsonl
 
 prints, for each matrix and number of tokens, the product by cuBLAS in bfloat16, by the tiles that are chosen, and by
-the best three, in microseconds. A tile whose result has another bit than that of the chosen ones is named.
+the best three, in microseconds. Tiles whose result has another bit than that of the chosen ones, and those that failed,
+are named. Each case is timed in a process of its own: after an access outside of memory nothing else works in one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import difflib
 import itertools
 import json
 import multiprocessing
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +31,7 @@ import torch
 import torch.nn.functional as F
 
 from paperlm_kernels.bench.cold import cold_times, copies_of
-from paperlm_kernels.bench.ops.ternary_linear.declared import CASES, WIDTHS, Case
+from paperlm_kernels.bench.ops.ternary_linear.declared import CASES, Case
 from paperlm_kernels.bench.ops.ternary_linear.methods import EPS, Inputs
 from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
 from paperlm_kernels.ternary_linear import pack_ternary
@@ -34,16 +39,20 @@ from paperlm_kernels.ternary_linear.launch import GEMV_TOKENS, FewTiles, Tiles, 
 
 SHARED = 220 * 1024
 "Bytes of shared memory that a program of an H200 may have, less what it needs for itself."
+READ_AHEAD = 40 * 1024
+"Bytes of shared memory, the least for few tokens: with 16, none with less came within a twentieth of the best."
 SUMS = 128
 "Registers of a thread that its sums may take."
+APART = multiprocessing.get_context("forkserver")
+"Processes that begin with what is imported here, and with no CUDA of ours."
 AnyTiles = Tiles | FewTiles
 
 
 def few_candidates(case: Case) -> Iterator[FewTiles]:
-    """Of the dot products of four bytes: 8 to 64 words of weights a thread and step."""
-    for rows, words, warps, stages in itertools.product((4, 8, 16, 32), (64, 128, 256), (1, 2, 4, 8), (1, 3)):
+    """Of the dot products of four bytes: 8 to 32 words of weights a thread and step."""
+    for rows, words, warps, stages in itertools.product((4, 8, 16, 32), (64, 128, 256), (2, 4, 8), (1, 3)):
         steps = -(-case.columns // (16 * words))
-        if 8 <= rows * words // (32 * warps) <= 64 and rows * case.tokens <= 64 and stages <= steps + 1:
+        if 8 <= rows * words // (32 * warps) <= 32 and rows * case.tokens <= 64 and stages <= steps + 1:
             for splits in sorted({1, min(steps, max(1, 264 // -(-case.rows // rows)))}):
                 yield FewTiles(rows, words, warps, stages, splits)
 
@@ -51,19 +60,22 @@ def few_candidates(case: Case) -> Iterator[FewTiles]:
 def candidates(case: Case, programs: int) -> Iterator[Tiles]:
     """Of the matrix units, on so many multiprocessors."""
     M, N, width = case.tokens, case.rows, -(-case.columns // 128) * 32
-    if M <= 64:
-        lanes, steps = (max(8, 1 << (M - 1).bit_length()),), (64, 128, 256)
-        pairs, stages_of = ((32, 1), (32, 2), (64, 2), (64, 4), (128, 4), (128, 8), (256, 8)), (3, 5)
+    few = M <= 64
+    if few:
+        lanes, steps, stages_of = (max(16, 1 << (M - 1).bit_length()),), (64, 128, 256), (2, 3, 4, 5)
+        pairs, waves = ((32, 2), (64, 4), (128, 4), (128, 8)), (1, 2, 3)
     else:
         lanes, steps, stages_of = (64, 128, 256) if M <= 256 else (128, 256), (32, 64), (3, 4)
-        pairs = ((64, 4), (128, 4), (128, 8), (256, 8))
+        pairs, waves = ((64, 4), (128, 4), (128, 8), (256, 8)), (2,) if M <= 256 else ()
     for tokens, (rows, warps), step, stages in itertools.product(lanes, pairs, steps, stages_of):
         shared = stages * step * (rows + 4 * tokens)
-        if step > width or tokens * rows > SUMS * 32 * warps or shared > (SHARED // 2 if M <= 64 else SHARED):
+        if step > width or tokens * rows > SUMS * 32 * warps or shared > (SHARED // 2 if M <= 16 else SHARED):
+            continue
+        if few and shared < READ_AHEAD:
             continue
         tiles = -(-M // tokens) * -(-N // rows)
         most = max(1, width // step // 2)
-        for splits in sorted({1, min(most, -(-2 * programs // tiles))} if M <= 256 else {1}):
+        for splits in sorted({1, *(min(most, -(-wave * programs // tiles)) for wave in waves if tiles < programs)}):
             yield Tiles(tokens, rows, step, warps, stages, splits)
 
 
@@ -73,16 +85,24 @@ def all_candidates(case: Case, programs: int) -> list[AnyTiles]:
     return [*few, *(() if case.tokens == 1 else candidates(case, programs))]
 
 
-def cases_of(sizes: list[str], tokens: list[int]) -> list[Case]:
-    """Matrices of the sizes, each with so many tokens, those with the first number first."""
+def cases_of(names: list[str]) -> list[Case]:
+    """`7b_down_m16` is a matrix with so many tokens, `7b_m16` are all of that size. Raises SystemExit for a misspelt
+    one."""
     matrices = {name.rsplit("_m", 1)[0]: case for name, case in CASES.items()}
-    return [
-        dataclasses.replace(case, name=f"{name}_m{M}", tokens=M)
-        for M in tokens
-        for size in sizes
-        for name, case in matrices.items()
-        if name.startswith(f"{size}_")
-    ]
+    known = dict.fromkeys([*matrices, *(name.split("_")[0] for name in matrices)])
+    found = {}
+    for name in names:
+        start, _, M = name.rpartition("_m")
+        if start not in known or not M.isdecimal() or int(M) < 1:
+            near = difflib.get_close_matches(start or name, known, 1) or ["7b"]
+            raise SystemExit(
+                f"--cases: {name!r} is no matrix with a number of tokens; did you mean "
+                f"'{near[0]}_m{M if M.isdecimal() and int(M) else 16}'?"
+            )
+        for matrix, case in matrices.items():
+            if f"{matrix}_".startswith(f"{start}_"):
+                found[f"{matrix}_m{M}"] = dataclasses.replace(case, name=f"{matrix}_m{M}", tokens=int(M))
+    return [*found.values()]
 
 
 def call_of(inputs: Inputs, tiles: AnyTiles | None) -> Callable[[], torch.Tensor]:
@@ -115,14 +135,15 @@ def compile_all(cases: list[Case], programs: int, workers: int, seconds: float) 
             form = dataclasses.replace(tiles, splits=min(2, tiles.splits or 1))
             wanted.setdefault(form, {}).setdefault(kind, case)
     end = time.monotonic() + seconds
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(workers, APART)
     jobs = [pool.submit(compile_tiles, (tiles, [*kinds.values()])) for tiles, kinds in wanted.items()]
     done = 0
     for job in jobs:
         try:
             if said := job.result(timeout=max(0.1, end - time.monotonic())):
                 print(said, flush=True)
-            done += 1
+            else:
+                done += 1
         except TimeoutError:
             break
     pool.shutdown(wait=False, cancel_futures=True)
@@ -135,7 +156,7 @@ def timed(calls: list[Callable[[], torch.Tensor]]) -> float:
 
 
 def sweep(case: Case, programs: int, end: float) -> Iterator[dict]:
-    """Rows of one case: bf16, chosen, and every candidate, until time is up."""
+    """Rows of one case: bf16, chosen, and candidates in a random order, until time is up or the card is lost."""
     inputs = Inputs(case, torch.device("cuda"), 0)
     copies = copies_of(case.rows * case.columns // 4, inputs.device)
     copies = min(copies, 128)
@@ -147,7 +168,9 @@ def sweep(case: Case, programs: int, end: float) -> Iterator[dict]:
     calls = [call_of(inputs, None) for _ in range(copies)]
     right = calls[0]()
     yield about | {"tiles": "chosen", "us": timed(calls)}
-    for tiles in all_candidates(case, programs):
+    tried = all_candidates(case, programs)
+    random.Random(0).shuffle(tried)
+    for tiles in tried:
         if time.monotonic() > end:
             return
         row = about | {"tiles": dataclasses.asdict(tiles), "kind": type(tiles).__name__}
@@ -155,8 +178,32 @@ def sweep(case: Case, programs: int, end: float) -> Iterator[dict]:
             same = torch.equal(calls[0](tiles), right)
             row |= {"us": timed([partial(call, tiles) for call in calls]), "same": same}
         except Exception as error:  # a tile that does not fit the card
-            row |= {"failed": f"{type(error).__name__}: {str(error)[:120]}"}
+            yield row | {"failed": f"{type(error).__name__}: {str(error)[:120]}"}
+            with contextlib.suppress(Exception):
+                torch.cuda.synchronize()
+                continue
+            return
         yield row
+
+
+def send_rows(case: Case, end: float, into: Connection) -> None:
+    """`sweep`, into a pipe."""
+    for row in sweep(case, processors(torch.device("cuda")), end):
+        into.send(row)
+
+
+def rows_apart(case: Case, end: float, send: Callable[[Case, float, Connection], None] = send_rows) -> list[dict]:
+    """What `send` has sent from a process of its own, to its end or until it died."""
+    out, into = APART.Pipe(duplex=False)
+    process = APART.Process(target=send, args=(case, end, into))
+    process.start()
+    into.close()
+    found = []
+    with contextlib.suppress(EOFError):
+        while True:
+            found.append(out.recv())
+    process.join()
+    return found
 
 
 def short(row: dict) -> str:
@@ -167,40 +214,50 @@ def short(row: dict) -> str:
     return f"{rows} step {step} warps {tiles['warps']} stages {tiles['stages']} splits {tiles['splits']}"
 
 
-def summary(found: list[dict]) -> str:
+def summary(case: Case, found: list[dict]) -> str:
     """One case in a line."""
-    bf16, chosen = (next(row["us"] for row in found if row["tiles"] == name) for name in ("bf16", "chosen"))
-    ranked = sorted((row for row in found if row.get("kind") and "us" in row), key=lambda row: row["us"])
+    us = {row["tiles"]: row["us"] for row in found if isinstance(row["tiles"], str)}
+    if len(us) < 2:
+        return f"{case.name}: its process ended before the chosen tiles were timed"
+    tried = [row for row in found if "kind" in row]
+    ranked = sorted((row for row in tried if "us" in row), key=lambda row: row["us"])
     best = "; ".join(f"{row['us']:.2f} {short(row)}" for row in ranked[:3])
-    wrong = [short(row) for row in ranked if not row["same"]]
-    gain = bf16 / ranked[0]["us"] if ranked else 0.0
-    return (
-        f"{found[0]['case']}: bf16 {bf16:.2f}, chosen {chosen:.2f} ({bf16 / chosen:.2f}x), floor "
-        f"{found[0]['floor_us']}, best of {len(ranked)} ({gain:.2f}x): {best}" + (f"; WRONG: {wrong}" if wrong else "")
+    gain = us["bf16"] / ranked[0]["us"] if ranked else 0.0
+    line = (
+        f"{case.name}: bf16 {us['bf16']:.2f}, chosen {us['chosen']:.2f} ({us['bf16'] / us['chosen']:.2f}x), floor "
+        f"{found[0]['floor_us']}, best of {len(ranked)} ({gain:.2f}x): {best}"
     )
+    if failed := [row for row in tried if "failed" in row]:
+        line += f"; FAILED: {len(failed)}, the last {short(failed[-1])}: {failed[-1]['failed']}"
+    if wrong := [short(row) for row in ranked if not row["same"]]:
+        line += f"; WRONG: {wrong}"
+    return line
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default=",".join(reversed(WIDTHS)), help="models, the first ones first")
-    parser.add_argument("--tokens", default="16,1,256,4096", help="numbers of tokens, the first ones first")
+    parser.add_argument(
+        "--cases", default="7b_m16,7b_m1,7b_m256,7b_m4096", help="matrices and numbers of tokens, the first ones first"
+    )
     parser.add_argument("--seconds", type=float, default=600.0, help="after which nothing new is begun")
+    parser.add_argument("--each", type=float, default=600.0, help="the same, of a case")
     parser.add_argument("--compile", action="store_true", help="compile only")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--out", type=Path, help="a file of rows, JSON")
     given = parser.parse_args()
-    cases = cases_of(given.sizes.split(","), [int(M) for M in given.tokens.split(",")])
+    cases = cases_of(given.cases.split(","))
+    APART.set_forkserver_preload(["paperlm_kernels.bench.ops.ternary_linear.sweep"])
     if given.compile:
         compile_all(cases, 132, given.workers, given.seconds)
         return
-    end, programs = time.monotonic() + given.seconds, processors(torch.device("cuda"))
+    end = time.monotonic() + given.seconds
     for case in cases:
         if time.monotonic() > end:
             print(f"no time for {case.name} and what follows")
             break
-        found = list(sweep(case, programs, end))
-        print(summary(found), flush=True)
+        found = rows_apart(case, min(end, time.monotonic() + given.each))
+        print(summary(case, found), flush=True)
         if given.out:
             with given.out.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row) + "\n" for row in found)

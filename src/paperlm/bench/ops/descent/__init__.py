@@ -56,7 +56,7 @@ _LLAMA2 = {
 }  # fmt: skip
 # Shapes: the models' published configurations. All weights are fresh, N(0, 0.02^2), as the paper's.
 CASES = {
-    "gpt_neo_2.7b": Case("GPTNeo", _NEO, "GPT-Neo 2.7B"),
+    "gpt_neo_2_7b": Case("GPTNeo", _NEO, "GPT-Neo 2.7B"),
     "llama3_8b": Case("Llama", _LLAMA3, "Llama-3 8B"),
     "llama2_13b": Case("Llama", _LLAMA2, "Llama-2 13B"),
     "llama3_8b_one": Case("Llama", _LLAMA3, "Llama-3 8B, a sequence an update", batch=1),
@@ -85,8 +85,9 @@ class Descent(Operation):
         "memory": "the most that is allocated from the first update on, weights included",
     }
     metrics = {"time": {"measure": ("update",)}, "memory": {}, "resident": {}, "loss": {}}
+    numbers = ("value", "low", "high", "per_second")
     packages = ("transformers",)
-    groups = {"table1": ("gpt_neo_2.7b", "llama3_8b", "llama2_13b")}
+    groups = {"table1": ("gpt_neo_2_7b", "llama3_8b", "llama2_13b")}
     limit = 300.0
     methods = METHODS
 

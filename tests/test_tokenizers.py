@@ -1,0 +1,54 @@
+"""The bundled tokenizers: where their vocabulary is from, and what they make of texts."""
+
+import hypothesis
+import pytest
+from support_c4 import BPE, c4_texts
+from tokenizers import Tokenizer
+
+from paperlm.data.registry import HERE
+from paperlm.data.tokenizer import TextTokenizer, examples, train_bpe
+
+
+def test_bpe1024_comes_out_bit_equal_when_trained_again_on_the_training_documents(tmp_path):
+    train_bpe(c4_texts("train"), 1024).save(str(tmp_path / "again.json"), pretty=False)
+    assert (tmp_path / "again.json").read_bytes() == BPE.read_bytes()
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(hypothesis.strategies.text().filter(lambda text: "<pad>" not in text))
+@hypothesis.example("<s>struck</s> \r\n\t \u00a0\u2028\u200d\ufeff\x00 e\u0301 \u00e9 👩‍👩‍👧 𝔘𝔫𝔦 العربية 漢字 {\\<|>}")
+def test_bpe1024_gives_every_text_back(text):
+    tokenizer = TextTokenizer("bpe1024")
+    (ids,) = tokenizer.encode([text])
+    assert ids[-1] == 1 and ids.count(1) == 1 + text.count("</s>") and 0 not in ids
+    assert tokenizer.inner.decode(ids[:-1], skip_special_tokens=False) == text
+
+
+def test_t5_gives_the_ids_of_its_documentation_one_eos_no_sentinel_and_the_truncation_of_the_authors_call():
+    tokenizer, texts = TextTokenizer("t5"), c4_texts("train")[::10]
+    assert (tokenizer.pad, tokenizer.eos) == (0, 1)
+    known = tokenizer.encode(["translate English to German: The house is wonderful.", ""])
+    assert known == [[13959, 1566, 12, 2968, 10, 37, 629, 19, 1627, 5, 1], [1]]
+    encoded = tokenizer.encode(texts)
+    assert len(encoded) == len(texts) == 196
+    assert all(ids[-1] == 1 and ids.count(1) == 1 and min(ids) > 0 and max(ids) < 32000 for ids in encoded)
+    raw = Tokenizer.from_file(str(HERE / "tokenizers/t5/tokenizer.json"))
+    raw.enable_truncation(256)  # their call lets the tokenizer append eos
+    rows = [row for ids in encoded for row in examples(ids, 256, "truncate")]
+    assert rows == [e.ids for e in raw.encode_batch(texts, add_special_tokens=True)] != encoded
+
+
+def test_t5_reads_a_newline_as_a_blank_and_braces_backslash_and_less_as_unknown():
+    tokenizer = TextTokenizer("t5")
+    newline, blank, *others = tokenizer.encode(["one\ntwo", "one two", "{", "}", "\\", "<"])
+    assert newline == blank and 2 not in blank
+    assert others == [[3, 2, 1]] * 4 and tokenizer.inner.id_to_token(2) == "<unk>"
+    odd = {piece for piece in tokenizer.inner.get_vocab() if set(piece) & set("\n{}\\<")}
+    assert odd == {"<pad>", "</s>", "<unk>", *(f"<extra_id_{n}>" for n in range(100))}
+
+
+@pytest.mark.parametrize("name", ["bpe1024", "t5"])
+def test_a_text_that_spells_the_padding_token_goes_on_after_it(name):
+    """Its label is left out of the loss, as by the authors' call; the text around it is not."""
+    (ids,) = TextTokenizer(name).encode(["an HTML page may say <pad> in its text"])
+    assert ids.count(0) == 1 and 0 not in ids[:3] and 0 not in ids[-3:]
