@@ -1,8 +1,9 @@
 """Whole updates of descent on models of NeuZip's Table 1 at their full size, with fresh weights: memory and speed.
 
 Ordinary SGD, LOMO and LOMO on packed weights train transformers' models of the paper's shapes, in bfloat16 with
-activation checkpointing, on real text. The memory of all is capped as on the paper's card. Losses of the same updates
-tell whether the methods agree: two that differ in a bit somewhere differ here.
+activation checkpointing, on real text. The memory of all is capped as on the paper's card. Losses of the first
+updates, with PyTorch's deterministic kernels, tell whether methods agree: two that differ in a bit somewhere differ
+here.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Descent(Operation):
 
     summary = "memory and time of descent on full-size models, on plain and on packed weights"
     measures = {
-        "update": "time of an update, and its last loss",
+        "update": "time of an update, and the loss of the third",
         "memory": "the most that is allocated from the first update on, weights included",
     }
     metrics = {"time": {"measure": ("update",)}, "memory": {}, "resident": {}, "loss": {}}
