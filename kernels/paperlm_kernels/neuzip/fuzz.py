@@ -128,14 +128,14 @@ def main() -> None:
         parser.error(f"--mutations {given.mutations}: give at least one")
     if given.out and not given.out.parent.is_dir():
         parser.error(f"--out {given.out}: there is no folder {given.out.parent}")
-    began = time.monotonic()
+    began, commit = time.monotonic(), commit_id()  # of what is loaded now
     outcomes = run(given.mutations, given.seed, progress=True)
     for name, count in outcomes.most_common():
         print(f"{count:9d}  {name}")
     if given.out:
         record = {
             "mutations": given.mutations, "seed": given.seed, "outcomes": dict(outcomes.most_common()),
-            "seconds": round(time.monotonic() - began), "commit": commit_id(), "date": time.strftime("%Y-%m-%d"),
+            "seconds": round(time.monotonic() - began), "commit": commit, "date": time.strftime("%Y-%m-%d"),
             "versions": {"numpy": np.__version__, "torch": torch.__version__},
         }  # fmt: skip
         given.out.write_text(json.dumps(record, indent=1) + "\n")
