@@ -69,17 +69,19 @@ def test_the_products_are_on_the_matrix_units_with_the_weights_in_registers(
 
 
 @both
-@pytest.mark.parametrize("tokens,split,gather", [(1, True, False), (2, False, False), (4, False, False),
-                                                 (1, False, True)])  # fmt: skip
+@pytest.mark.parametrize("tokens,rows,split,gather", [(1, 1536, True, False), (1, 9600, False, False),
+                                                      (1, 22016, False, False), (2, 3200, False, False),
+                                                      (4, 3200, False, False), (1, 8192, False, True)])  # fmt: skip
 def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
-    tokens, split, gather, architecture, tmp_path
+    tokens, rows, split, gather, architecture, tmp_path
 ):
-    few = few_tiles_of(tokens)
+    few = few_tiles_of(tokens, rows, 132)
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": split, "GATHER": gather,
         "ASM": True,
     }  # fmt: skip
-    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, {"width"}, architecture, few.warps, 3)
+    # no size is said to be a multiple of 16: of 3200 columns neither words nor chunks are
+    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3)
     ptx = kernel.asm["ptx"]
     # a thread has 16 words of weights for each token, of four codes in each of their four planes
     assert ptx.count("dp4a") == 16 * 4

@@ -115,6 +115,23 @@ def test_tiles_of_16_tokens_on_an_h200_are_those_that_were_the_fastest(spot, row
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize(
+    "rows,width,right",
+    [(22016, 4096, (256, 64, 64)), (12288, 4096, (256, 64, 64)), (4096, 11008, (128, 64, 32))],
+)
+def test_tiles_of_256_tokens_on_an_h200_are_those_that_were_the_fastest(spot, rows, width, right):
+    tiles = launch.tiles_of(256, rows, width // 4, 132)
+    assert (tiles.rows, tiles.tokens, tiles.step) == right and tiles.splits == 1
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("rows,right", [(22016, (32, 64, 4)), (12288, (16, 64, 2)), (4096, (8, 128, 2))])
+def test_tiles_of_a_token_on_an_h200_have_as_many_rows_as_keep_it_busy(spot, rows, right):
+    few = launch.few_tiles_of(1, rows, 132)
+    assert (few.rows, few.words, few.warps) == right
+
+
+@compiled_or_interpreted
 @pytest.mark.parametrize("tokens,splits", [(1, 2), (1, 9), (4, 3)])
 def test_a_split_sum_of_few_tokens_is_the_same_to_the_bit(spot, tokens, splits):
     _, codes, scale, alpha, packed = case(spot, tokens, 70, 4300)

@@ -6,18 +6,21 @@ import triton.language as tl
 from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish
 
 
-@triton.jit(do_not_specialize=["M", "splits", "listed"])
+@triton.jit(do_not_specialize=["M", "splits", "listed", "chunks"])
 def gemv_kernel(
-    x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, width, splits, listed,
+    x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, chunks, splits, listed,
     BM: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
     GATHER: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """y (M, N) of x and packed weights read as int32: (M, 4 * width) and (rows padded to 128, width) words.
+    """y (M, N) of x and packed weights read as int32: (M, 4 * width) and (rows padded to 128, width) words, where a
+    row has width = 8 * chunks words. That factor is written here for the compiler, which reads 16 bytes at a time only
+    where it knows a row to begin at a multiple of them: 3200 columns are 200 words, no multiple of 16.
 
     Word w of a row holds, in plane s, the codes of the four activations in word 32 (w // 8) + 8 s + w % 8.
 
     GATHER: of token `program_id(2)` only the rows in its list (places, counts) are computed, y is zeros elsewhere.
     """
+    width = 8 * chunks
     block = tl.program_id(0)
     split = tl.program_id(1)
     token = tl.program_id(2) + tl.arange(0, BM)
