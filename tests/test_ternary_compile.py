@@ -144,7 +144,7 @@ def test_the_gradient_of_a_row_stays_in_registers(width, glu, tmp_path):
 
 CACHE = {name: "*u8" for name in ("k_data", "v_data", "k_first", "v_first")}
 CACHE |= dict.fromkeys(("k_steps", "v_steps"), "*fp16") | dict.fromkeys(("cos", "sin", "parts", "stats"), "*fp32")
-CACHE |= dict.fromkeys(("q", "k", "v"), "*bf16") | {"lengths": "*i32"}
+CACHE |= dict.fromkeys(("q", "k", "v", "turned"), "*bf16") | {"lengths": "*i32"}
 CACHE |= dict.fromkeys(
     ("levels", "zero", "most", "first_levels", "first_zero", "scale", "q_levels", "q_zero"), "fp32"
 )  # fmt: skip
@@ -159,7 +159,7 @@ def test_appending_and_merging_compile_without_spills(bits, head_dim, tmp_path):
     rows = {"row_bytes": layout.row_bytes, "low_bytes": sizes[0], "high_bytes": sum(sizes[1:])}
     power = triton.next_power_of_2
     append = rows | {"THREE": bits == 3, "ROTATE": True, "HALF": power(head_dim // 2), "QUARTER": power(head_dim // 4)}
-    append["EIGHTH"] = power(-(-head_dim // 8))
+    append |= {"EIGHTH": power(-(-head_dim // 8)), "GROUPS": 1}
     merge = {"QUANTIZE": True, "SPLITS": 16, "BLOCK": power(head_dim)}
     for function, constants, out, warps in (
         (kv.append_kernel, append, "*bf16", 1),
