@@ -49,7 +49,7 @@ def test_the_products_are_on_the_matrix_units_with_the_weights_in_registers(
     tiles = Tiles(tokens, rows, step, warps, stages)
     constants = {
         "BM": tokens, "BN": rows, "BYTES": step, "GROUP": tiles.group, "SPLIT": split, "SWAP": tiles.swap,
-        "DENSE": False, "ASM": True,
+        "DENSE": False, "GATED": False, "ASM": True,
     }  # fmt: skip
     if architecture == 80:
         stages = 2  # of the 99 KiB of the smaller cards
@@ -78,7 +78,7 @@ def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     few = few_tiles_of(tokens, rows, 132)
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": split, "GATHER": gather,
-        "ASM": True,
+        "GATED": False, "ASM": True,
     }  # fmt: skip
     # no size is said to be a multiple of 16: of 3200 columns neither words nor chunks are
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3)
@@ -87,6 +87,30 @@ def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     assert ptx.count("dp4a") == 16 * 4
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", ptx)  # ahead of their use
     assert architecture != 90 or spilled(kernel, tmp_path) == 0
+
+
+@pytest.mark.parametrize("rows,columns", [(22016, 4096), (17280, 3200)])
+@pytest.mark.parametrize("tokens", [16, 256])
+def test_a_gated_product_stays_on_the_matrix_units_without_spills(tokens, rows, columns, tmp_path):
+    t = tiles_of(tokens, rows, columns // 4, 132)
+    constants = {
+        "BM": t.tokens, "BN": t.rows, "BYTES": t.step, "GROUP": t.group, "SPLIT": t.splits > 1, "SWAP": t.swap,
+        "DENSE": False, "GATED": True, "ASM": True,
+    }  # fmt: skip
+    kernel = compile_for(gemm.gemm_kernel, LINEAR, constants, {"width", "N"}, 90, t.warps, t.stages)
+    assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0 and spare_buffers(kernel) > 0
+    assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8", kernel.asm["ptx"])
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_gated_product_of_few_tokens_reads_16_bytes_of_weights(tokens, tmp_path):
+    few = few_tiles_of(tokens, 17280, 132)
+    constants = {
+        "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": False, "GATHER": False,
+        "GATED": True, "ASM": True,
+    }  # fmt: skip
+    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), 90, few.warps, 3)
+    assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", kernel.asm["ptx"]) and spilled(kernel, tmp_path) == 0
 
 
 @both

@@ -107,22 +107,23 @@ def _tiles_of_16(N: int, width: int, programs: int) -> Tiles:
 
 def run_linear(
     codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
-    tiles: Tiles | FewTiles | None = None, splits: int | None = None,
+    tiles: Tiles | FewTiles | None = None, splits: int | None = None, gated: bool = False,
 ) -> Tensor:  # fmt: skip
     """y (M, N). codes int8 (M, padded K), data as packed, or int8 (padded N, padded K) for weights in a byte each.
 
+    gated: y is (M, N / 2), up * relu(gate)^2, of weights whose first half of rows is the gate's, the second up's.
     `tiles` or `splits` force what follows from the shapes otherwise.
     """
     M, K = codes.shape
     dense = data.dtype == torch.int8
     width = K // 4
-    y = torch.empty(M, N, dtype=dtype, device=codes.device)
+    y = torch.empty(M, N // 2 if gated else N, dtype=dtype, device=codes.device)
     programs = processors(codes.device)
     if M == 0:
         return y
     vectors = (scale, rowsum, alpha, y)
     if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
-        _run_gemv(codes, data, vectors, width, tiles, splits)
+        _run_gemv(codes, data, vectors, N, width, tiles, splits, gated=gated)
         return y
     tiles = tiles or tiles_of(M, N, width, programs)
     splits = splits or tiles.splits
@@ -132,7 +133,7 @@ def run_linear(
         gemm.gemm_kernel[(m_tiles * n_tiles, splits)](
             codes, data.view(torch.int8), *vectors, work, arrived, M, N, width, splits, n_tiles, m_tiles,
             BM=tiles.tokens, BN=tiles.rows, BYTES=tiles.step, GROUP=tiles.group, SPLIT=splits > 1, SWAP=tiles.swap,
-            DENSE=dense, ASM=ASM, num_warps=tiles.warps, num_stages=tiles.stages,
+            DENSE=dense, GATED=gated, ASM=ASM, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     return y
 
@@ -144,15 +145,15 @@ def run_rows(
     """y (M, N) in the listed rows of each token, zeros elsewhere."""
     y = torch.zeros(codes.shape[0], N, dtype=dtype, device=codes.device)
     if codes.shape[0]:
-        _run_gemv(codes, data, (scale, rowsum, alpha, y), codes.shape[1] // 4, None, splits, (places, counts))
+        _run_gemv(codes, data, (scale, rowsum, alpha, y), N, codes.shape[1] // 4, None, splits, (places, counts))
     return y
 
 
 def _run_gemv(
-    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], width: int, tiles: FewTiles | None, splits: int | None,
-    listed: tuple[Tensor, Tensor] | None = None,
+    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], N: int, width: int, tiles: FewTiles | None,
+    splits: int | None, listed: tuple[Tensor, Tensor] | None = None, gated: bool = False,
 ) -> None:  # fmt: skip
-    M, N = vectors[3].shape
+    M = codes.shape[0]
     BM = 1 if listed else triton.next_power_of_2(M)
     tiles = tiles or few_tiles_of(BM, N, processors(codes.device))
     blocks, tokens = triton.cdiv(N, tiles.rows), M if listed else 1
@@ -164,7 +165,8 @@ def _run_gemv(
         gemv.gemv_kernel[(blocks, splits, tokens)](
             codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 32,
             splits, 0 if places is None else places.stride(0), BM=BM, BN=tiles.rows, WORDS=tiles.words,
-            STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, ASM=ASM, num_warps=tiles.warps,
+            STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, GATED=gated, ASM=ASM,
+            num_warps=tiles.warps,
         )  # fmt: skip
 
 
