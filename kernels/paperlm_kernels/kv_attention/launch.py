@@ -85,7 +85,8 @@ def run_append(
             k_data.shape[2], layout.row_bytes, low, high, layout.levels, layout.zero, 2.0**layout.bits - 1,
             first.levels, first.zero, *k.stride()[:3], *v.stride()[:3], *(q.stride()[:3] if groups else (0, 0, 0)),
             THREE=layout.bits == 3, FIRST=layout.has_first, SYMMETRIC=layout.mapping == "symmetric",
-            ROTATE=cos is not None, HALF=_block(D // 2), QUARTER=_block(D // 4), EIGHTH=_block(-(-D // 8)), GROUPS=groups, num_warps=1,
+            ROTATE=cos is not None, HALF=_block(D // 2), QUARTER=_block(D // 4), EIGHTH=_block(-(-D // 8)),
+            GROUPS=groups, num_warps=1,
         )  # fmt: skip
     return turned
 
