@@ -15,20 +15,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     out = tmp_path_factory.mktemp("decode") / "rows.jsonl"
-    arguments = [
-        "decode",
-        "--device",
-        "cpu",
-        "--scale",
-        "small",
-        "--cases",
-        "3B_b16",
-        "--repeats",
-        "2",
-        "--warmup",
-        "1",
-    ]
-    assert main([*arguments, "--out", str(out)]) == 0
+    chosen = "--cases 3B_b16 --scale small --measure decode,memory,kernels --repeats 2 --warmup 1"
+    assert main(["decode", "--device", "cpu", *chosen.split(), "--out", str(out)]) == 0
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -37,6 +25,8 @@ def test_every_method_has_a_rate_and_its_shape_beside_it(rows):
     assert set(rates) == {"ours", "ours_kv4", "ours_kv3", "transformers"}
     assert all(row["value"] > 0 and row["unit"] == "tokens/s" for row in rates.values())
     assert all(row["shape"]["batch"] == 2 and row["shape"]["context"] == 12 for row in rates.values())
+    launched = {row["name"]: row for row in rows if row["metric"] == "kernel"}
+    assert set(launched) == set(rates) and all(row["unit"] == "us" for row in launched.values())
     said = [row["outcome"] for row in rows if row["metric"] == "outcome"]
     assert len(said) == 4 and all("on a GPU only" in one for one in said)  # memory
 

@@ -69,8 +69,9 @@ class Decode(Operation):
     measures = {
         "decode": "tokens a second of all sequences together",
         "memory": "what weights and caches take",
+        "kernels": "time of each kernel of a token",
     }
-    metrics = {"throughput": {"measure": ("decode",)}, "memory": {}}
+    metrics = {"throughput": {"measure": ("decode",)}, "memory": {}, "kernel": {}}
     methods = METHODS
     packages = (PEER,)
     groups = {"3B": ("3B_b1", "3B_b16")}

@@ -126,6 +126,11 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
             yield operation.outcome(
                 task, name, "absent: PyTorch counts what is allocated on a GPU only", measure="memory"
             )
+    if "kernels" in task.measures:
+        side.rewind()
+        token = clocks.Step(lambda: None, lambda _: side.advance())
+        for kernel, (ms, launches) in clocks.kernel_times(token, device, warmup=task.warmup).items():
+            yield operation.row(task, name, "kernel", "us", [1e3 * ms], measure=kernel, launches=launches)
     if "decode" not in task.measures:
         return
     once = graph_of(side) if gpu else side.advance
