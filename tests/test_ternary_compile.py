@@ -156,6 +156,17 @@ def test_a_row_is_normalized_and_quantized_in_registers(width, mode, kind, tmp_p
     assert ptx.count("div.rn.f32") <= 4
 
 
+@pytest.mark.parametrize("width,keep", [(3200, True), (8640, False), (11008, False)])
+def test_codes_and_values_of_training_are_made_in_registers(width, keep, tmp_path):
+    block, warps = _block(width)
+    constants = {
+        "GLU": False, "NORM": True, "RESIDUAL": False, "MEAN": False, "TOPK": keep, "E2M1": False, "CODES": True,
+        "VALUES": True, "COMPACT": False, "BLOCK": block,
+    }  # fmt: skip
+    kernel = compile_for(norm.norm_quantize_kernel, NORM, constants, ROW, 90, warps, 3)
+    assert spilled(kernel, tmp_path) <= 4  # a number, once a row
+
+
 @pytest.mark.parametrize("width", [1536, 4096, 11008])
 @pytest.mark.parametrize("glu", [False, True])
 def test_the_gradient_of_a_row_stays_in_registers(width, glu, tmp_path):

@@ -45,7 +45,7 @@ class Case:
 
     def small(self) -> Case:
         """A block, narrow and short: to try the benchmark, not to report."""
-        return dataclasses.replace(self, size=_TINY, batch=min(2, self.batch), context=12, tokens=4, vocab=1024)
+        return dataclasses.replace(self, size=_TINY, batch=min(2, self.batch), context=12, tokens=12, vocab=1024)
 
 
 _TINY = Size(64, 176, 4, 2, 0, "to try the benchmark")

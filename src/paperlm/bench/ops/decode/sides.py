@@ -128,7 +128,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
             )
     if "kernels" in task.measures:
         side.rewind()
-        token = clocks.Step(lambda: None, lambda _: side.advance())
+        token = clocks.Step(lambda: None, lambda _: side.advance())  # the next ones, of which a round has enough
         for kernel, (ms, launches) in clocks.kernel_times(token, device, warmup=task.warmup).items():
             yield operation.row(task, name, "kernel", "us", [1e3 * ms], measure=kernel, launches=launches)
     if "decode" not in task.measures:
