@@ -15,6 +15,7 @@ from paperlm_kernels.bench.ops.descent import CAP, Case, sized
 from paperlm_kernels.bench.rows import percentiles
 from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paperlm.data.sources import documents
 from paperlm.data.tokenizer import TextTokenizer
@@ -78,8 +79,11 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
 
 
 def deterministic_losses(update: Callable[[Tensor], Tensor], texts: Iterable[Tensor]) -> list[float]:
-    """Losses of updates for which PyTorch takes its deterministic kernels (its fastest attention adds up gradients in
-    any order), as the paper does for its Table 1."""
+    """Losses of updates for which PyTorch takes its deterministic kernels, as the paper does for its Table 1.
+
+    Attention is computed by its definition: the backward passes of the fast forms add up gradients in any order, also
+    where deterministic kernels are asked for, and two runs may differ.
+    """
     modes, fill = torch.utils.deterministic, torch.utils.deterministic.fill_uninitialized_memory
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     # cuBLAS wants a workspace to be set, which only several streams need
@@ -88,7 +92,8 @@ def deterministic_losses(update: Callable[[Tensor], Tensor], texts: Iterable[Ten
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return [update(ids).item() for ids in texts]
+            with sdpa_kernel(SDPBackend.MATH):
+                return [update(ids).item() for ids in texts]
     finally:
         modes.fill_uninitialized_memory = fill
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
