@@ -140,7 +140,7 @@ def fault(root: Path, do: Callable[[Path], None], how: str, at: int, ends: Calla
     status, said = child(lambda: do(root))
     if status:
         return f"the same command then ended in {status} {said}"
-    left = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.name.endswith((".tmp", ".old"))]
+    left = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.name.endswith((".tmp", ".old", ".gone"))]
     if left:
         return f"left {left[0]} behind"
     return "" if ends(root) == expected else "the same command then gave another outcome"

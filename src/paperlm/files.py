@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -50,6 +51,15 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         if path.is_dir():
             raise PaperLMError(f"{path}: a folder in the place of the file; move it away and start again") from error
         raise
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder so that a kill leaves it whole or not there; what then is left beside it goes the next time."""
+    gone = folder.with_name(f".{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from paperlm.data.settings import DataSettings
 from paperlm.data.shards import load_manifest
 from paperlm.errors import JobError, RecordError, SpecError, unknown
+from paperlm.files import discard
 from paperlm.jobs import Inputs, Job, Machine, Result, run_job
 from paperlm.jobs.base import NO_MODEL, Cost, Stage, in_order
 from paperlm.locks import held
@@ -103,7 +104,7 @@ class Maker:
             if job.leaves_model:
                 store_model(self._building(job), folder, job, record.outcome, origin)
             write_record(record_path, record)
-            shutil.rmtree(self.places.root / self.places.work(job), ignore_errors=True)
+            discard(self.places.root / self.places.work(job))
 
     def _keep(self, job: Job) -> tuple[Stage, ...]:
         return self.keep.get(job.job_id, ())
