@@ -178,7 +178,8 @@ def outcome(root: Path, kind: str) -> dict[str, Any]:
         if (path := root / places.made(job)).is_file():
             found[job.job_id] = read_record(path, job.job_id).model_dump(exclude={"cost", "environment"})
     files = [p for name in ("smoke/models", "data") for p in (root / "results" / name).rglob("*") if p.is_file()]
-    kept = [p for p in files if "locks" not in p.parts]
+    # How far a preparation is, is read by nothing once its manifest is there.
+    kept = [p for p in files if "locks" not in p.parts and not p.name.endswith(".progress.json")]
     return found | {p.relative_to(root).as_posix(): sha256_of(p) for p in sorted(kept)}
 
 

@@ -22,8 +22,9 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error says that there is no space left: by its number or, of safetensors and torch, in its words."""
-    if isinstance(error, OSError):
+    """Whether an error says that there is no space left: by its number or, of safetensors, torch and a copied folder,
+    in its words."""
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL_DISK
     return any(words in str(error) for words in ("No space left", "File too large", "Disk quota exceeded"))
 
