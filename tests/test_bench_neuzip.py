@@ -25,6 +25,7 @@ def test_the_listing_needs_no_card_and_says_why_a_peer_cannot_run(capsys):
     listed = capsys.readouterr().out
     assert "[absent: needs a CUDA GPU]" in listed and "10.69 bits" in listed
     assert "[absent: zipnn is not installed]" in listed
+    assert "[absent: the project of that name is on GitHub only;" in listed  # PyPI's splitzip is never imported
     assert all(name in listed for name in ops.operation("neuzip").methods)
 
 

@@ -21,7 +21,7 @@ class NeuZip(Declared):
         "determinism": "whether three runs of unpacking give the same bits",
         "kernels": "time of each kernel of packing and unpacking",
     }
-    packages = ("nvidia-nvcomp-cu12", "dfloat11", "splitzip", "bitsandbytes", "zipnn")
+    packages = ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", "dfloat11", "bitsandbytes", "zipnn")
     numbers = ("value", "low", "high", "gb_per_s", "over_floor")
 
     @property

@@ -10,8 +10,9 @@ import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.operation import Operation, Row, Task
+from paperlm_kernels.bench.ops.neuzip.coder import Coder, Inputs
 from paperlm_kernels.bench.ops.neuzip.declared import sized
-from paperlm_kernels.bench.ops.neuzip.methods import METHODS, Coder, Inputs
+from paperlm_kernels.bench.ops.neuzip.methods import METHODS
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
 
@@ -27,6 +28,9 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         got = decode().clone()
     except (AbsentError, ImportError) as reason:
         yield operation.outcome(task, name, f"absent: {reason}")
+        return
+    if coder.lossless and (wrong := _different(got, coder.truth())):
+        yield operation.outcome(task, name, f"failed: {wrong} of {case.weights} weights are not decoded to their bits")
         return
     bits = coder.bits_of(stored)
     for part in task.measures:
@@ -49,6 +53,10 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
                     yield operation.row(
                         task, name, "kernel", "us", [1e3 * ms], measure=f"{which} {kernel}", launches=launches
                     )
+
+
+def _different(got: torch.Tensor, weights: torch.Tensor) -> int:
+    return int((got.view(torch.int16).to(weights.device) != weights.view(torch.int16)).sum())
 
 
 def _time(operation: Operation, task: Task, coder: Coder, part: str, bits: float, name: str) -> Row:
