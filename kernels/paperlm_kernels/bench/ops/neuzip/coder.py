@@ -11,9 +11,14 @@ from torch import Tensor
 
 from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.ops.neuzip.declared import Case
+from paperlm_kernels.bench.peers import AbsentError
 
 Call = Callable[[], Any]
 SCALE = 0.02
+COLUMNS = 8192
+"Of the matrix that is multiplied with tokens."
+TOKENS = {"gemv": 1, "gemv8": 8}
+"Part -> tokens."
 
 
 class Inputs:
@@ -25,6 +30,7 @@ class Inputs:
         self.weights = torch.empty(case.weights, dtype=torch.bfloat16, device=device)
         for part in self.weights.split(2**24):  # never the whole in float32
             part.copy_(torch.randn(len(part), generator=g, device=device) * SCALE)
+        self.tokens = torch.randn(max(TOKENS.values()), COLUMNS, generator=g, device=device).bfloat16()
 
 
 class Coder(Contender):
@@ -52,6 +58,12 @@ class Coder(Contender):
             return self.stored
         stored, out = self.stored(), torch.empty_like(self.inputs.weights)
         return lambda: self.decode(stored, out)
+
+    def matrix(self) -> Tensor:
+        """The weights in rows of COLUMNS. Raises AbsentError where that does not go."""
+        if self.case.weights % COLUMNS:
+            raise AbsentError(f"{self.case.weights} weights are no rows of {COLUMNS}")
+        return self.inputs.weights.view(-1, COLUMNS)
 
     def truth(self) -> Tensor:
         return self.inputs.weights

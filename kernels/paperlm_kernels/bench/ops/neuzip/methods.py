@@ -5,17 +5,26 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from paperlm_kernels.bench.ops.neuzip.coder import Call, Coder
+from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Call, Coder
 from paperlm_kernels.bench.ops.neuzip.peers import DFloat11, NvComp, NvComp13, SplitZip, ZipNN
 from paperlm_kernels.neuzip import Packed, pack
+from paperlm_kernels.neuzip.product import linear
 
 
 class Ours(Coder):
     """`pack` with options. Its codebook is made anew at each packing."""
 
+    parts: ClassVar[tuple[str, ...]] = (*Coder.parts, *TOKENS)
     options: ClassVar[dict[str, Any]] = {}
+
+    def call(self, part: str) -> Call:
+        if part not in TOKENS:
+            return super().call(part)
+        packed, x = pack(self.matrix(), **self.options), self.inputs.tokens[: TOKENS[part]]
+        return lambda: linear(x, packed)
 
     def stored(self) -> Packed:
         return pack(self.inputs.weights, **self.options)
@@ -67,7 +76,15 @@ class OursK0(Ours):
 
 
 class Copy(Coder):
-    """Reads and writes 2 bytes a weight."""
+    """Reads and writes 2 bytes a weight, or multiplies with them as they are."""
+
+    parts = (*Coder.parts, *TOKENS)
+
+    def call(self, part: str) -> Call:
+        if part not in TOKENS:
+            return super().call(part)
+        matrix, x = self.matrix().clone(), self.inputs.tokens[: TOKENS[part]]
+        return lambda: F.linear(x, matrix)
 
     def stored(self) -> Tensor:
         return self.inputs.weights.clone()
