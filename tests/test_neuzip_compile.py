@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_product  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
+from paperlm_kernels.neuzip.product import REGISTERS  # noqa: E402
 from support_compile import compile_for, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
@@ -108,6 +109,22 @@ def test_the_product_with_four_bit_exponents_compiles_and_spills_nothing(archite
     types = {**POINTERS, "x": "*i64", "plane": "*i64", "y": "*i16"}
     kernel = compile_for(
         kernel_product.fix4_product_kernel, types, constants, {"rows", "columns"}, architecture, WARPS, 3
+    )  # fmt: skip
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0
+
+
+@both
+@pytest.mark.parametrize("profile", ["default", "dense", "fast"])
+@pytest.mark.parametrize("run,tokens", [(1, 1), (1, 2), (1, 8), (4, 1), (8, 2), (8, 4), (8, 8)])
+def test_the_product_with_prefix_codes_compiles_and_spills_nothing(architecture, profile, run, tokens, tmp_path):
+    g = PROFILES[profile]
+    constants = {
+        "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "UNIT": g.unit, "RUN": run, "M": tokens, "PATCHES": 32,
+    }  # fmt: skip
+    types = {**POINTERS, "x": "*i64", "plane": "*i64", "partial": "*fp32"}
+    kernel = compile_for(
+        kernel_product.stream_product_kernel, types, constants, set(), architecture, WARPS, 3, maxnreg=REGISTERS[tokens]
     )  # fmt: skip
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
