@@ -190,16 +190,18 @@ def begin() -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - progress bars of every child
 
 
-def survey(kind: str, hows: tuple[str, ...], sample: int | None) -> Iterator[dict[str, Any]]:
-    """A row for each place, `sample` of them evenly spread: how, at, change, fault."""
+def survey(kind: str, hows: tuple[str, ...], sample: int | None, part: str = "") -> Iterator[dict[str, Any]]:
+    """A row for each change with `part` in its name, `sample` of them evenly spread: how, at, of, change, fault."""
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
         make(base / "whole", kind)
         expected = outcome(base / "whole", kind)
         seen = changes(base, lambda root: make(root, kind))
-        count = len(seen) if sample is None else min(sample, len(seen))
+        places = [at for at, change in enumerate(seen) if part in change]
+        count = len(places) if sample is None else min(sample, len(places))
+        spread = sorted({round(i * (len(places) - 1) / max(count - 1, 1)) for i in range(count)})
         for how in hows:
-            for at in sorted({round(i * (len(seen) - 1) / max(count - 1, 1)) for i in range(count)}):
+            for at in (places[i] for i in spread):
                 found = fault(
                     base / "hurt", lambda root: make(root, kind), how, at, lambda root: outcome(root, kind), expected
                 )
@@ -212,11 +214,12 @@ def main() -> int:
     parser.add_argument("--how", nargs="+", choices=["kill", "full"], default=["kill", "full"])
     parser.add_argument("--sample", type=int, default=12, help="places of each, evenly spread")
     parser.add_argument("--every", action="store_true", help="every place")
+    parser.add_argument("--part", default="", help="only changes that have it in their name")
     parser.add_argument("--out", type=Path, help="JSON file for what came out")
     options = parser.parse_args()
     begin()
     rows = []
-    for row in survey(options.kind, tuple(options.how), None if options.every else options.sample):
+    for row in survey(options.kind, tuple(options.how), None if options.every else options.sample, options.part):
         print(json.dumps(row), flush=True)
         rows.append(row)
     faults = [row for row in rows if row["fault"]]

@@ -50,7 +50,7 @@ def test_thirty_places_of_a_job_and_of_the_one_that_works_on_its_model(how):
 
 
 def test_a_file_that_is_written_in_its_place_is_found_out(tmp_path):
-    """The survey itself: without the neighbour that is renamed, a kill leaves half a manifest."""
+    """The survey itself: without the neighbour that is renamed, a kill leaves an empty manifest."""
     (tmp_path / "sitecustomize.py").write_text(
         "import paperlm.files as files\n"
         "def in_place(path, write):\n"
@@ -59,5 +59,5 @@ def test_a_file_that_is_written_in_its_place_is_found_out(tmp_path):
         "        write(file)\n"
         "files.write_atomic = in_place\n"
     )
-    rows = survey("--kind", "pretrain", "--how", "kill", "--sample", "16", environment=visible(tmp_path))
-    assert any("truncated or altered" in row["fault"] for row in rows)
+    rows = survey("--kind", "pretrain", "--how", "kill", "--part", "/manifest.json", environment=visible(tmp_path))
+    assert any("manifest.json: truncated or altered" in row["fault"] for row in rows)
