@@ -12,7 +12,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: table test slow lint setup report clean
+.PHONY: table test slow kills lint setup report clean
 table: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv $(CURVES) --cores $(CORES) --rerun-incomplete
 
@@ -24,6 +24,10 @@ test: setup
 
 slow: setup
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m slow
+
+# Kills, and a full disk, at every change that a job makes to files: a quarter of an hour on one core.
+kills: setup
+	$(BIN)/python tests/support_kills.py --every --out docs/reference/kills.json
 
 lint: setup
 	$(BIN)/ruff check .

@@ -35,12 +35,13 @@ def made_up(job: Pretrain, losses: np.ndarray, final: float, final_sequences: fl
     """A record of these losses whose last perplexities are these."""
     slots = job.global_batch * job.seq_len
     train = [[i + 1, slots * (i + 1), float(loss)] for i, loss in enumerate(losses)]
-    last = [final, final_sequences or 1.1 * final]
-    metrics = {"ppl_true": last[0], "ppl_sequences": last[1], "tokens_nonpad": 1, "unigram_perplexity": 2e3}
-    evaluations = [[job.steps // 2, 1, 2 * last[0], 2 * last[1]], [job.steps, 2, *last]]
+    columns = job.series()["eval"]
+    last = dict(zip(columns[2:], (final, final_sequences or 1.1 * final), strict=False))
+    metrics = {**last, "tokens_nonpad": 1, "unigram_perplexity": 2e3}
+    evaluations = [[job.steps // 2, 1, *(2 * value for value in last.values())], [job.steps, 2, *last.values()]]
     series = {
         "train": Series(columns=["update", "tokens", "loss"], rows=train),
-        "eval": Series(columns=["update", "tokens", "ppl_true", "ppl_sequences"], rows=evaluations),
+        "eval": Series(columns=columns, rows=evaluations),
     }
     return Record(
         job_id=job.job_id, kind=job.kind, behaviour=job.behaviours(), job=job.canonical(), outcome="trained",

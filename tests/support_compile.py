@@ -14,9 +14,9 @@ SHARED = {90: 232448, 80: 101376}
 "Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
 
 
-def compile_for(kernel, types, constants, aligned, architecture, warps, stages):
+def compile_for(kernel, types, constants, aligned, architecture, warps, stages, **more):
     """The kernel with pointers and numbers of these types (32-bit integers unless they are named); all pointers and the
-    integers in `aligned` are multiples of 16."""
+    integers in `aligned` are multiples of 16. more: of the compiler's options."""
     names = kernel.arg_names
     source = ASTSource(
         fn=kernel,
@@ -28,7 +28,7 @@ def compile_for(kernel, types, constants, aligned, architecture, warps, stages):
             if n not in constants and (types.get(n, "").startswith("*") or n in aligned)
         },
     )
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, **more}
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paperlm.plan.project import ROOT
 
-DOCUMENTS = ["README.md", "kernels/README.md", "kernels/MEASURED.md"]
+DOCUMENTS = ["README.md", "kernels/README.md", "kernels/MEASURED.md", "kernels/MEASURED_FEW_BITS.md"]
 DOCUMENTS += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
 
 

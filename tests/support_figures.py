@@ -57,8 +57,10 @@ def measured(job: Job) -> Record:
         case "output_variance":
             return record_of(job, {}, series={"variance": _blocks(job, ["var_tok", "var_all"])})
         case "block_removal":
-            series = {"removal": _blocks(job, ["accuracy", "drop", "stderr", "perplexity"], lambda b: -0.001 * b)}
-            errors = {"full/accuracy": 0.02}
+            columns = job.series()["removal"]
+            others = [0.01, *([0.3, 0.0, 0.01] if "f1" in columns else [20.0])]
+            rows = [[b, 0.4 - 0.001001 * b, -0.001001 * b, *others] for b in range(1, depth_of(job) + 1)]
+            series, errors = {"removal": Series(columns=columns, rows=rows)}, {"full/accuracy": 0.02}
             return record_of(job, {"full/accuracy": 0.4}, series=series, standard_errors=errors)
         case "activation_distribution":
             names = [("qkv", 0), ("qkv", 2), ("o", 0), ("gate_up", 0), ("down", 0), *((q, 0) for q in job.quantizers)]
@@ -68,8 +70,8 @@ def measured(job: Job) -> Record:
             series = {"histogram": Series(columns=columns, rows=rows)}
             return record_of(job, metrics, series=series, standard_errors=dict.fromkeys(metrics, 0.001))
         case "rloo":
-            rows = [[update, 0.1 * update, 0.0] for update in range(1, 41)]
-            return record_of(job, {}, series={"reward": Series(columns=["update", "reward", "kl"], rows=rows)})
+            rows = [[update, 0.1 * update, 1.0, 0.0, 8.0] for update in range(1, 41)]
+            return record_of(job, {}, series={"reward": Series(columns=job.series()["reward"], rows=rows)})
         case "weight_entropy" | "normal_entropy":
             found = fresh_weights()
             return record_of(job, found.metrics, series=found.series, standard_errors=found.standard_errors)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+from paperlm.data.shards import write_manifest
 from paperlm.files import sha256_of
 from paperlm.jobs.base import Inputs, Job, Machine
 from paperlm.jobs.reward_model import RewardModel
@@ -105,9 +106,7 @@ def write_set(folder: Path, **splits) -> Path:
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(item) + "\n" for item in items))
         entries[name] = {"file": path.name, "rows": len(items), "sha256": sha256_of(path)}
-    manifest = folder / "manifest.json"
-    manifest.write_text(json.dumps({"splits": entries}))
-    return manifest
+    return write_manifest(folder, {"data_id": folder.name, "splits": entries})
 
 
 def write_model(folder: Path, seed=0, layers=2, **config) -> Path:
@@ -157,15 +156,15 @@ if __name__ == "__main__":
     from paperlm.jobs import run_job
 
     base, kind = Path(sys.argv[1]), sys.argv[2]
-    real, calls = common.write_json, []
+    real, calls = common.write_sealed, []
 
-    def kill_within_the_third(path, value):
+    def kill_within_the_third(path, what, value):
         calls.append(path)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        real(path, value)
+        real(path, what, value)
 
-    common.write_json = kill_within_the_third
+    common.write_sealed = kill_within_the_third
     parents = {path.name: path for path in (base / "parents").iterdir()}
     given = inputs(base, base / "data" / "manifest.json", **parents)
     every = {"sft": 2, "reward_model": 3, "rloo": 1}[kind]

@@ -15,6 +15,7 @@ from support_model import randomize
 from paperlm.data.items import prepare_any
 from paperlm.data.registry import HERE
 from paperlm.data.settings import data_settings
+from paperlm.data.shards import write_manifest
 from paperlm.evaluate.tasks import TASKS
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM
 
@@ -50,8 +51,7 @@ def rewrite(manifest, folder, change, split="test"):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     content = json.loads(manifest.read_text(encoding="utf-8"))
     content["splits"][split] |= {"rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    (folder / "copy/manifest.json").write_text(json.dumps(content), encoding="utf-8")
-    return folder / "copy/manifest.json"
+    return write_manifest(folder / "copy", content)
 
 
 def without(field):

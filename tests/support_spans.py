@@ -15,6 +15,7 @@ from support_models import fresh
 
 from paperlm.data.items import prepare_any
 from paperlm.data.settings import ItemData
+from paperlm.data.shards import write_manifest
 from paperlm.files import sha256_of
 
 LENGTH, STRIDE, POSITIONS = 96, 24, 128
@@ -107,7 +108,7 @@ def prepared_items(folder, items=None):
         path.write_text("".join(json.dumps(item) + "\n" for item in items))
         content = json.loads(manifest.read_text())
         content["splits"]["validation"] |= {"rows": len(items), "sha256": sha256_of(path)}
-        manifest.write_text(json.dumps(content))
+        write_manifest(folder, content)
     return manifest
 
 

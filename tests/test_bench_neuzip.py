@@ -25,6 +25,7 @@ def test_the_listing_needs_no_card_and_says_why_a_peer_cannot_run(capsys):
     listed = capsys.readouterr().out
     assert "[absent: needs a CUDA GPU]" in listed and "10.69 bits" in listed
     assert "[absent: zipnn is not installed]" in listed
+    assert "[absent: the project of that name is on GitHub only;" in listed  # PyPI's splitzip is never imported
     assert all(name in listed for name in ops.operation("neuzip").methods)
 
 
@@ -43,3 +44,14 @@ def test_a_run_on_a_cpu_gives_times_bits_and_no_error_where_nothing_is_lost(tmp_
     assert all(row["gb_per_s"] > 0 for row in found if row["metric"] == "time")
     assert all(row["value"] == 1 for row in found if row["metric"] == "determinism")
     assert [row["outcome"] for row in found if row["name"] == "dfloat11"] == ["absent: needs a CUDA GPU"]
+
+
+def test_products_are_timed_where_the_weights_are_a_matrix(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    given = ["--device", "cpu", "--repeats", "1", "--scale", "small", "--measure", "gemv,gemv8", "--out", str(out)]
+    assert main(["neuzip", "--cases", "cpu_w2e20,figure4_07", "--methods", "ours_fix4,copy", *given]) == 0
+    found = rows.read(out)
+    timed = [(row["case"], row["name"], row["measure"]) for row in found if row["metric"] == "time"]
+    assert timed == [("cpu_w2e20", name, part) for name in ("ours_fix4", "copy") for part in ("gemv", "gemv8")]
+    why = "absent: 351463 weights are no rows of 8192"
+    assert [row["outcome"] for row in found if row["case"] == "figure4_07"] == [why] * 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,6 +131,46 @@ def test_the_tiles_that_are_tried_fit_a_program_and_leave_no_split_of_a_sum_with
                 assert tiles.tokens * tiles.rows // (32 * tiles.warps) <= 128
 
 
+class SlowPool:
+    """A pool that is done with six jobs in time."""
+
+    def __init__(self, *given):
+        self.asked = []
+
+    def submit(self, do, tiles, case):
+        self.asked.append(case.name)
+        future = Future()
+        if len(self.asked) <= 6:
+            future.set_result(None)
+        return future
+
+    def shutdown(self, **how):
+        assert how == {"wait": True, "cancel_futures": True}
+
+
+def test_tiles_are_compiled_for_each_case_in_turn_and_only_those_are_timed(monkeypatch, capsys):
+    sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
+    pool, cases = SlowPool(), sweep.cases_of(["7b_o_m1", "1.3b_gate_up_m16"])
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda *given: pool)
+    ready = sweep.compile_all(cases, 132, 2, 0.1)
+    assert pool.asked[:6] == ["7b_o_m1", "1.3b_gate_up_m16"] * 3
+    assert len(ready) == 6 and f"6 of {len(pool.asked)} forms of tiles" in capsys.readouterr().out
+    monkeypatch.setattr(sweep, "timed", lambda calls: float(len([call() for call in calls])))
+    monkeypatch.setattr(sweep, "copies_of", lambda *given: 1)
+    monkeypatch.setattr(sweep, "call_of", lambda inputs, tiles: lambda tiles=tiles: torch.zeros(1))
+    monkeypatch.setattr(
+        sweep,
+        "Inputs",
+        lambda case, *rest: SimpleNamespace(weight=torch.ones(1, 1), x=torch.ones(1, 1).bfloat16(), device=CPU),
+    )
+    for case in cases:
+        rows = list(sweep.sweep(case, 132, 60.0, ready))
+        assert [row["tiles"] for row in rows[:2]] == ["bf16", "chosen"]
+        kinds = {"FewTiles": sweep.FewTiles, "Tiles": sweep.Tiles}
+        timed = {sweep.form_of(kinds[row["kind"]](**row["tiles"]), case) for row in rows[2:]}
+        assert len(timed) == 3 and timed <= ready and all(row["same"] for row in rows[2:])
+
+
 def test_a_summary_names_the_best_tiles_and_those_with_other_bits():
     sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
     about = {"case": "7b_o_m16", "floor_us": 1.0}
@@ -145,16 +187,16 @@ def test_a_summary_names_the_best_tiles_and_those_with_other_bits():
     assert line.endswith("WRONG: ['64x16 step 64 warps 4 stages 4 splits 1']")
 
 
-def _send_two_and_die(case, end, into):
+def _send_two_and_die(case, seconds, into):
     into.send({"tiles": "bf16", "us": 8.0})
-    into.send({"tiles": "chosen", "us": end, "case": case.name})
+    into.send({"tiles": "chosen", "us": seconds, "case": case.name})
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_rows_of_a_case_whose_process_dies_are_kept():
     sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
     case = sweep.cases_of(["7b_o_m16"])[0]
-    assert sweep.rows_apart(case, 4.0, _send_two_and_die) == [
+    assert sweep.rows_apart(_send_two_and_die, case, 4.0) == [
         {"tiles": "bf16", "us": 8.0}, {"tiles": "chosen", "us": 4.0, "case": "7b_o_m16"}
     ]  # fmt: skip
     assert "before the chosen tiles were timed" in sweep.summary(case, [])

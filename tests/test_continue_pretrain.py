@@ -242,7 +242,7 @@ def test_a_folder_without_an_optimizers_state_is_refused(whole, manifest, tmp_pa
     _, folder = whole
     shutil.copytree(folder / f"model/trunk-{AT}", tmp_path / "state")
     (tmp_path / "state/optimizer.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"optimizer.safetensors: truncated or altered; make it again"):
+    with pytest.raises(CheckpointError, match=r"optimizer.safetensors: missing, truncated or altered; make it again"):
         going_on(branch(), manifest, tmp_path / "state", tmp_path)
 
 

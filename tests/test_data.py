@@ -278,7 +278,10 @@ def test_a_damaged_shard_or_manifest_is_refused_by_name(name, damage, corpus, tm
     damage(tmp_path / "out" / name)
     with pytest.raises(DataError, match=rf"out/{name}: .*delete the folder .* and start again"):
         TokenShards(manifest, "train")
-    for change, message in ((cut, "unreadable .*delete .* and start again"), (Path.unlink, "no prepared data; run ")):
+    for change, message in (
+        (cut, "truncated or altered; delete .* and start again"),
+        (Path.unlink, "no prepared data; run "),
+    ):
         change(manifest)
         with pytest.raises(DataError, match=rf"out/manifest.json: {message}"):
             TokenShards(manifest, "train")

@@ -140,8 +140,8 @@ def test_the_drawn_numbers_and_the_statistics_of_a_figure_of_blocks_are_those_of
     for index, cell in enumerate(tiny.cells(name)):
         job = cell.jobs[0]
         drops[cell.row] = [0.001 * (index + 1) * block for block in range(1, 13)]
-        rows = [[block, drop] for block, drop in enumerate(drops[cell.row], 1)]
-        record = series_of(measured(job), "removal", ["block", "drop"], rows)
+        rows = [[block, 0.5 + drop, drop, 0.01, 20.0] for block, drop in enumerate(drops[cell.row], 1)]
+        record = series_of(measured(job), "removal", job.series()["removal"], rows)
         write_record(tmp_path / f"records/{index}.json", record)
     drawn(monkeypatch, tiny, name, sorted((tmp_path / "records").iterdir()), tmp_path)
     lines = list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))

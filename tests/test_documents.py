@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 import subprocess
@@ -201,13 +202,21 @@ BENCH = "paper_tables/records/bench"
 MARKS = {
     "README.md": ["gpu: mixln_table1"],
     "docs/data.md": ["registry: bundled and local"],
-    "docs/speed.md": [f"measured: python -m paperlm bench show {BENCH}/{name}.jsonl" for name in ("pretrain", "sft")],
+    "docs/speed.md": [
+        f"measured: python -m paperlm bench show {BENCH}/{name}.jsonl"
+        for name in ("pretrain", "sft", "decode", "descent")
+    ],
     "kernels/README.md": [f"measured: python -m paperlm_kernels.bench show {BENCH}/cross_entropy.jsonl # first table"],
     "kernels/MEASURED.md": [
         f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
         for name in ("cross_entropy", "cross_entropy_h100")
     ],
+    "kernels/MEASURED_FEW_BITS.md": [
+        f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
+        for name in ("ternary_linear", "kv_attention", "neuzip")
+    ],
 }
+MEASURED = ["docs/speed.md", "kernels/MEASURED.md", "kernels/MEASURED_FEW_BITS.md"]
 
 
 def test_every_generated_part_is_what_its_source_says():
@@ -216,7 +225,7 @@ def test_every_generated_part_is_what_its_source_says():
     assert {document: found for document, found in marks.items() if found} == MARKS
 
 
-@pytest.mark.parametrize("document", ["docs/speed.md", "kernels/MEASURED.md"])
+@pytest.mark.parametrize("document", MEASURED)
 def test_a_part_that_was_measured_is_what_the_command_of_its_mark_prints(document):
     for mark in MARKS[document]:
         shown = _run(ROOT, words(mark.removeprefix("measured: "))).strip()
@@ -227,6 +236,17 @@ def test_the_table_in_the_readme_of_the_kernels_is_the_first_of_the_measured():
     section = read("kernels/README.md").split("### Measured")[1].split("\n## ")[0]
     (table,) = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
     assert re.search(r"(?:^\|.*\n)+", read("kernels/MEASURED.md"), re.MULTILINE)[0] == table
+
+
+def test_the_times_of_the_sweep_are_the_latest_of_its_record():
+    rows = map(json.loads, (ROOT / "paper_tables/records/tiles/ternary_linear.jsonl").read_text().splitlines())
+    latest = {(row["case"], row["tiles"]): row["us"] for row in rows if row["tiles"] in ("bf16", "chosen")}
+    cases = {case for case, _ in latest}
+    assert len(cases) > 20
+    for case in cases:
+        theirs, ours = latest[case, "bf16"], latest[case, "chosen"]
+        line = f"| {case} | {theirs:.1f} | {ours:.1f} | {theirs / ours:.2f} |"
+        assert line in read("kernels/MEASURED_FEW_BITS.md"), line
 
 
 def test_the_table_of_data_has_a_line_for_each_set_that_is_not_on_the_hub():
@@ -244,7 +264,7 @@ def copy(root: Path) -> Project:
     for name in (BENCH, "docs"):
         shutil.copytree(ROOT / name, root / name)
     (root / "kernels").mkdir()
-    for name in ("README.md", "kernels/README.md", "kernels/MEASURED.md"):
+    for name in ("README.md", "kernels/README.md", "kernels/MEASURED.md", "kernels/MEASURED_FEW_BITS.md"):
         shutil.copy(ROOT / name, root / name)
     return Project({}, root)
 

@@ -110,7 +110,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(manifest, tm
     content = bytearray((newest / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (newest / "model.safetensors").write_bytes(content[:-9] if damage == "truncate" else content)
-    with pytest.raises(CheckpointError, match=r"model.safetensors: truncated or altered; delete .*step-00000002"):
+    with pytest.raises(
+        CheckpointError, match=r"model.safetensors: missing, truncated or altered; delete .*step-00000002"
+    ):
         trained(job, manifest, tmp_path / "run")
     shutil.rmtree(newest)
     assert numbers(trained(job, manifest, tmp_path / "run")) == numbers(unbroken)

@@ -332,7 +332,9 @@ def test_a_damaged_checkpoint_is_named_and_left_alone(stopped, name):
     path = stopped.work / "checkpoints" / "checkpoint-6" / name
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match=rf"checkpoint-6/{name}: truncated or altered; delete .*checkpoint-4"):
+    with pytest.raises(
+        CheckpointError, match=rf"checkpoint-6/{name}: (missing, )?truncated or altered; delete .*checkpoint-4"
+    ):
         run_job(sft(), stopped, CPU)
     assert path.stat().st_size == len(content) // 2
 
@@ -355,15 +357,15 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_stays(tmp_path, parent, d
     from paperlm.errors import PaperLMError
     from paperlm.finetune import common
 
-    real, calls = common.write_json, []
+    real, calls = common.write_sealed, []
 
-    def full_at_the_second(path, value):
+    def full_at_the_second(path, what, value):
         calls.append(path)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, value)
+        real(path, what, value)
 
-    monkeypatch.setattr(common, "write_json", full_at_the_second)
+    monkeypatch.setattr(common, "write_sealed", full_at_the_second)
     given = inputs(tmp_path, data, of=parent)
     with pytest.raises(PaperLMError, match="no space left for the checkpoint"):
         run_job(sft(), given, Machine(device="cpu", progress=False, checkpoint_updates=3))
@@ -377,10 +379,10 @@ def test_no_file_of_a_checkpoint_is_unpickled_with_code(stopped, monkeypatch):
 
     folder = stopped.work / "checkpoints" / "checkpoint-6"
     torch.save({"evil": Evil()}, folder / "rng_state.pth")
-    from paperlm.files import sha256_of
+    from paperlm.files import sha256_of, write_sealed
 
     state = json.loads((folder / STATE).read_text())
     state["sha256"]["rng_state.pth"] = sha256_of(folder / "rng_state.pth")
-    (folder / STATE).write_text(json.dumps(state))
+    write_sealed(folder / STATE, state["what"], state)
     with pytest.raises(Exception, match=r"[Ww]eights.only"):
         run_job(sft(), stopped, CPU)

@@ -234,7 +234,7 @@ def test_an_altered_shard_is_refused_by_name(tmp_path, name):
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(DataError, match=rf"{name}: missing, truncated or altered images; delete the folder"):
+    with pytest.raises(DataError, match=rf"{name}: missing, truncated or altered; delete the folder"):
         ImageShards(folder / "manifest.json", "train", channels=1)
     (folder / name).unlink()
     with pytest.raises(DataError, match=name):

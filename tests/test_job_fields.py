@@ -96,7 +96,7 @@ def with_more_classes(entry: DatasetEntry, folder: Path, classes: int) -> Datase
         path = folder / f"{split}.labels.json"
         path.write_text(json.dumps(content | {"names": [str(n) for n in range(classes)]}))
         files[split] = [image, file_entry(path, folder) | {"path": str(path)}]
-    about = entry.model_dump(exclude_unset=True) | {"images": entry.images.model_dump() | {"classes": classes}}
+    about = entry.model_dump() | {"images": entry.images.model_dump() | {"classes": classes}}
     return DatasetEntry.model_validate(about | {"files": {split: list(pair) for split, pair in files.items()}})
 
 

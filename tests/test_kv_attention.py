@@ -116,6 +116,31 @@ def test_relative_errors_on_gaussian_heads_are_those_that_the_mappings_have(bits
 
 
 @everywhere
+@pytest.mark.parametrize("head_dim", HEADS)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_queries_are_turned_by_the_same_angles_and_lengths_that_layers_share_stay(spot, head_dim, groups):
+    cache, alone = (QuantizedKV.empty(2, 2, head_dim, 7, bits=4, device=spot.device) for _ in range(2))
+    k, v = (normal(2, 3, 2, head_dim, seed=i, device=spot.device) for i in range(2))
+    q = normal(2, 3, 3 * 2 * groups, head_dim, seed=2, device=spot.device)[:, :, ::3]  # a slice, as of a fused product
+    cos, sin = angles(2, 0, 3, head_dim)
+    turning = [a.float().to(spot.device) for a in (cos, sin)]
+    turned = cache.append(k, v, *turning, q=q, advance=False, backend=spot.backend)
+    assert turned.shape == q.shape and cache.lengths.tolist() == [0, 0]
+    torch.testing.assert_close(turned.cpu().double(), turn(q.cpu(), cos, sin), rtol=1e-5, atol=1e-5)
+    assert alone.append(k, v, *turning, backend=spot.backend) is None and alone.lengths.tolist() == [3, 3]
+    assert torch.equal(cache.k_data, alone.k_data) and torch.equal(cache.v_steps, alone.v_steps)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3, 8), (2, 1, 2, 4), (2, 2, 2, 8)])
+def test_queries_that_do_not_fit_the_keys_are_refused(shape):
+    cache, k = QuantizedKV.empty(2, 2, 8, 7), torch.ones(2, 1, 2, 8)
+    with pytest.raises(ValueError, match="multiple of 2, 8"):
+        cache.append(k, k, torch.ones(2, 1, 4), torch.zeros(2, 1, 4), q=torch.ones(shape))
+    with pytest.raises(ValueError, match="cos and"):
+        cache.append(k, k, q=k)
+
+
+@everywhere
 @layouts
 @pytest.mark.parametrize("head_dim", HEADS)
 def test_appending_rotates_the_keys_quantizes_and_packs(spot, bits, mapping, head_dim):

@@ -15,15 +15,16 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_product  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
+from paperlm_kernels.neuzip.product import REGISTERS  # noqa: E402
 from support_compile import compile_for, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
 OCTET = {7: "*i64", 3: "*i32", 1: "*i16", 0: "*u8"}
 POINTERS = dict.fromkeys(
     ("payload", "directory", "table", "patches", "patch_directory", "found", "codes", "words", "most", "patch_counts",
-     "sums", "totals", "packing", "decoding", "scratch"), "*i32",
-) | dict.fromkeys(("units", "norm", "plane8", "payload8", "index", "stored", "escaping"), "*u8") | {
-    "out": "*i16", "weights": "*i16", "counts": "*i64"
+     "sums", "totals", "packing", "decoding", "scratch", "escaping"), "*i32",
+) | dict.fromkeys(("units", "norm", "plane8", "index", "stored"), "*u8") | {
+    "out": "*i16", "weights": "*i16", "counts": "*i64", "counters": "*i64"
 }  # fmt: skip
 
 
@@ -31,8 +32,8 @@ def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, w
     """Compiled as a launch compiles it: no number is known to be a multiple of anything."""
     g = PROFILES[profile]
     known = {
-        "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "UNIT": g.unit, "K": k, "LOG_NORM": log_norm,
-        "WHOLE": whole, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
+        "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
+        "LOG_NORM": log_norm, "WHOLE": whole, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
         "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
@@ -108,6 +109,22 @@ def test_the_product_with_four_bit_exponents_compiles_and_spills_nothing(archite
     types = {**POINTERS, "x": "*i64", "plane": "*i64", "y": "*i16"}
     kernel = compile_for(
         kernel_product.fix4_product_kernel, types, constants, {"rows", "columns"}, architecture, WARPS, 3
+    )  # fmt: skip
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0
+
+
+@both
+@pytest.mark.parametrize("profile", ["default", "dense", "fast"])
+@pytest.mark.parametrize("run,tokens", [(1, 1), (1, 2), (1, 8), (4, 1), (8, 2), (8, 4), (8, 8)])
+def test_the_product_with_prefix_codes_compiles_and_spills_nothing(architecture, profile, run, tokens, tmp_path):
+    g = PROFILES[profile]
+    constants = {
+        "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "UNIT": g.unit, "RUN": run, "M": tokens, "PATCHES": 32,
+    }  # fmt: skip
+    types = {**POINTERS, "x": "*i64", "plane": "*i64", "partial": "*fp32"}
+    kernel = compile_for(
+        kernel_product.stream_product_kernel, types, constants, set(), architecture, WARPS, 3, maxnreg=REGISTERS[tokens]
     )  # fmt: skip
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0

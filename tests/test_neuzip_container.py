@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -234,3 +235,12 @@ def test_ten_thousand_mutations_are_refused_or_harmless():
     outcomes = fuzz.run(10_000)
     assert sum(outcomes.values()) == 10_000
     assert {name for name in vars(errors) if name.endswith("Error")} - {"ContainerError"} <= set(outcomes)
+
+
+def test_the_recorded_million_of_mutations_has_an_outcome_for_each_and_no_other_exception_than_a_refusal():
+    recorded = json.loads((Path(__file__).parent.parent / "paper_tables/records/fuzz/neuzip.json").read_text())
+    outcomes = recorded["outcomes"]
+    assert sum(outcomes.values()) == recorded["mutations"] == 1_000_000
+    assert set(outcomes) - {"same weights", "other weights"} <= {
+        name for name in vars(errors) if name.endswith("Error")
+    }

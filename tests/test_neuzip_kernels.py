@@ -129,6 +129,22 @@ def test_an_update_with_an_old_codebook_gives_the_definitions_bytes(spot):
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("profile", ["fast", "fix4"])
+def test_updates_that_were_begun_end_in_any_order_with_the_definitions_bytes(spot, profile):
+    options = {"profile": profile, "raw": "never"}
+    many = [pack(gaussian(2 * B).to(spot.device), backend=spot.backend, **options) for _ in range(4)]
+    others = [odd_weights(B + 512, seed=n, finite=False) for n in range(4)]
+    others = [torch.cat([gaussian(B - 512, n), t]) for n, t in enumerate(others)]
+    before = many[0].to_bytes()
+    ends = [one.update_later(t.to(spot.device), backend=spot.backend) for one, t in zip(many, others, strict=True)]
+    assert many[3].to_bytes() == before
+    for n in (3, 0, 2, 1):
+        ends[n]()
+        right = pack(gaussian(2 * B), backend="reference", **options).update_(others[n], backend="reference")
+        assert many[n].to_bytes() == right.to_bytes()
+
+
+@compiled_or_interpreted
 @pytest.mark.parametrize("payload", ["random", "longest", "shortest"])
 def test_a_payload_of_any_bits_leads_no_lane_out_of_the_buffers(spot, payload):
     """What lies around the buffers, and is not theirs, changes nothing in what is decoded."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from paperlm_kernels.neuzip import pack
+from paperlm_kernels.neuzip import pack, raise_decode_errors
+from paperlm_kernels.neuzip.errors import StreamError
+from paperlm_kernels.neuzip.header import Section
 from paperlm_kernels.neuzip.product import linear
 from support_neuzip import compiled_or_interpreted, gaussian
 
@@ -45,6 +47,42 @@ def test_rows_that_share_blocks_of_patches_get_their_own_alone(spot):
     x[0, 0], x[0, 7], x[0, 1023] = 1.0, 2.0, 4.0
     packed = pack(w.to(spot.device), profile="fix4", raw="never")
     assert packed.header.patches == 4 and near(linear(x.to(spot.device), packed, backend=spot.backend), x, w)
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("profile", ["default", "dense", "fast"])
+@pytest.mark.parametrize(
+    "tokens,rows,columns", [(1, 9, 2048), (2, 3, 5120), (3, 17, 1024), (5, 7, 3072), (8, 2, 16384)]
+)
+def test_the_product_with_prefix_codes_is_within_a_rounding_of_float64(spot, profile, tokens, rows, columns):
+    w, x = weights(rows, columns), gaussian(tokens * columns, 1, 1.0).view(tokens, columns)
+    w[-1, -3:] *= 2.0**30
+    packed = pack(w.to(spot.device), profile=profile, raw="never")
+    assert packed.header.patches >= 6
+    got = linear(x.to(spot.device), packed, backend=spot.backend)
+    assert got.shape == (tokens, rows) and near(got, x, w)
+    assert torch.equal(got, linear(x.to(spot.device), packed, backend=spot.backend))
+    raise_decode_errors(spot.device)
+
+
+@compiled_or_interpreted
+def test_more_patches_than_are_added_at_once_belong_to_their_rows_and_tokens(spot):
+    w, x = weights(5, 3072, outliers=False), gaussian(5 * 3072, 1, 1.0).view(5, 3072)
+    w[1, 1000:1090] *= 2.0**40
+    w[2] = 0.0
+    w[4, ::50] *= 2.0**-60
+    packed = pack(w.to(spot.device), raw="never")
+    assert packed.header.patches > 3 * 32
+    assert near(linear(x.to(spot.device), packed, backend=spot.backend), x, w)
+
+
+@compiled_or_interpreted
+def test_a_damaged_stream_is_noticed_by_the_product(spot):
+    packed = pack(weights(8, 2048).to(spot.device), raw="never")
+    packed.sections[Section.PAYLOAD][:64] ^= 0x5A5A5A5A
+    linear(gaussian(2048).to(spot.device), packed, backend=spot.backend)
+    with pytest.raises(StreamError):
+        raise_decode_errors(spot.device)
 
 
 def test_everything_else_is_unpacked_and_multiplied_as_pytorch_does():

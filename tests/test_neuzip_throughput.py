@@ -12,8 +12,8 @@ from support_tables import edited
 from paperlm.errors import RecordError, SpecError
 from paperlm.figures.base import write_figure
 from paperlm.figures.options import check_options
-from paperlm.plan.exhibit import CaseSpec
 from paperlm.plan.project import Project
+from paperlm.plan.table import CaseSpec
 from paperlm.plan.workflow import Workflow
 from paperlm.tables.build import table_contents
 
@@ -97,12 +97,15 @@ def test_a_cpu_measures_small_matrices_and_judges_no_speed(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "give `tokens`, of a loss, or `weights`, of a codec"),
-        ({"tokens": 8, "weights": 8}, "give `tokens`, of a loss, or `weights`, of a codec"),
-        ({"weights": 8, "vocab": 100}, "are of a loss: leave them out beside `weights`"),
+        ({}, "give `tokens`, of a loss, `weights`, of a codec, or `sequences`, of an update"),
+        ({"tokens": 8, "weights": 8}, "give `tokens`, of a loss, `weights`, of a codec, or `sequences`, of an update"),
+        ({"weights": 8, "vocab": 100}, "are of a loss: leave them out without `tokens`"),
+        ({"sequences": 2, "length": 9, "width": 4}, "are of a loss: leave them out without `tokens`"),
+        ({"sequences": 2}, "sequences and length go together"),
+        ({"weights": 8, "length": 9}, "sequences and length go together"),
     ],
 )
-def test_a_case_is_of_a_loss_or_of_a_codec(fields, words):
+def test_a_case_is_of_a_loss_of_a_codec_or_of_updates(fields, words):
     with pytest.raises(ValidationError, match=words):
         CaseSpec(model="a size", source="a test", **fields)
 

@@ -10,10 +10,10 @@ import transformers
 from pydantic import ValidationError
 from support_probe import TOKENS, FineTuned, Pretrained, inputs, new_model, save
 
-from paperlm.data.shards import TokenShards
+from paperlm.data.shards import TokenShards, write_manifest
 from paperlm.data.texts import prepare_text, read_documents
 from paperlm.errors import DataError, JobError
-from paperlm.files import sha256_of
+from paperlm.files import sha256_of, write_sealed
 from paperlm.jobs import angular_distance, block_removal, gradient_norms, job_from, output_variance
 from paperlm.jobs.angular_distance import AngularDistance
 from paperlm.jobs.base import Machine
@@ -59,8 +59,7 @@ def tokens(tmp_path_factory):
         np.save(path, rows)
         shards.append({"file": path.name, "rows": len(rows), "sha256": sha256_of(path)})
     validation = {"shards": shards, "rows": len(ids), "tokens": int(lengths.sum())}
-    (folder / "manifest.json").write_text(json.dumps({"pad_id": 0, "validation": validation}))
-    return folder / "manifest.json"
+    return write_manifest(folder, {"data_id": "tokens", "pad_id": 0, "validation": validation})
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +152,9 @@ def test_a_killed_block_removal_goes_on_with_the_next_block(tmp_path, folder, to
     whole = do(job_of(BlockRemoval), tmp_path, folder, [tokens])
     path = tmp_path / "work/measured.json"
     done = json.loads(path.read_text())
-    assert list(done) == ["full", "1", "2", "3"]
-    del done["3"]
-    path.write_text(json.dumps(done))
+    assert list(done["done"]) == ["full", "1", "2", "3"]
+    del done["done"]["3"]
+    write_sealed(path, done["what"], done)
     from paperlm.probe import losses
 
     calls = []
@@ -224,7 +223,7 @@ def test_an_altered_document_is_found(tmp_path):
     assert json.loads(manifest.read_text())["licence"].startswith("ODC-BY")
     path = tmp_path / "documents.jsonl"
     path.write_text(path.read_text() + " ")
-    with pytest.raises(DataError, match=r"documents\.jsonl: missing or altered; delete the folder"):
+    with pytest.raises(DataError, match=r"documents\.jsonl: missing, truncated or altered; delete the folder"):
         read_documents(manifest)
 
 

@@ -196,7 +196,8 @@ def test_a_blocked_seed_is_left_out_and_counted(tmp_path):
     project = Project({"scale": "paper", "seeds": [0, 1, 2]})
 
     def second(record: Record, seed: int) -> Record:
-        return record.model_copy(update={"outcome": "blocked", "metrics": {}}) if seed == 1 else record
+        blocked = {"outcome": "blocked", "reason": "tried", "metrics": {}, "standard_errors": {}}
+        return record.model_copy(update=blocked) if seed == 1 else record
 
     cell = row_of(project, evaluated(project, tmp_path, second))["MMLU"]
     assert (cell.regenerated, cell.seeds, cell.verdict) == ("27.99", 2, "match")

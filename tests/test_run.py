@@ -14,7 +14,7 @@ from support import job_environment
 from support_jobs import commit, folder_of, made, maker, model, number
 
 from paperlm.errors import JobError, RecordError, SpecError
-from paperlm.files import write_json
+from paperlm.files import write_sealed
 from paperlm.jobs import Job, Machine
 from paperlm.plan.project import Project
 from paperlm.record import model_store
@@ -60,15 +60,15 @@ def test_a_job_without_its_parents_model_is_refused_and_the_command_named(tmp_pa
 def test_the_manifest_is_written_last_and_names_every_file_with_its_checksum(tmp_path, monkeypatch):
     seen = []
 
-    def note(path, content):
+    def note(path, what, content):
         assert content["files"].keys() == {
             str(p.relative_to(path.parent)) for p in path.parent.rglob("*") if p.is_file()
         }
         assert not folder_of(tmp_path, model()).exists(), "in its place when it is whole"
         seen.append(path.name)
-        write_json(path, content)
+        write_sealed(path, what, content)
 
-    monkeypatch.setattr(model_store, "write_json", note)
+    monkeypatch.setattr(model_store, "write_sealed", note)
     job = model()
     maker(tmp_path, keep={job.job_id: (1,)}).make(job)
     assert seen == ["manifest.json"]
@@ -91,7 +91,7 @@ def alter(folder: Path) -> None:
 
 def of_another_job(folder: Path) -> None:
     content = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(content | {"job_id": "toy-s9-00000000"}))
+    write_sealed(folder / "manifest.json", content["what"], content | {"job_id": "toy-s9-00000000"})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def of_another_job(folder: Path) -> None:
         ),
         (
             lambda f: (f / "manifest.json").write_text("{}"),
-            r"manifest.json: truncated or altered; delete .*{job} and make it again",
+            r"manifest.json: has no checksum of itself: .*; delete .*{job} and make it again",
         ),
         (lambda f: (f / "manifest.json").unlink(), r"no finished model of {job}; make it again"),
         (of_another_job, r"is the model of toy-s9-00000000, not of {job}; delete it and make it again"),

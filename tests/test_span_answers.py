@@ -29,6 +29,7 @@ from paperlm.data.model_files import ModelData, _commit, prepare_model_files
 from paperlm.data.registry import ModelRepository, registry
 from paperlm.errors import DataError, JobError
 from paperlm.evaluate.spans import answer, load_questions, require_spans, scores, windows_of
+from paperlm.files import write_sealed
 from paperlm.jobs import block_removal, job_from, span_answers
 from paperlm.jobs.angular_distance import AngularDistance
 from paperlm.jobs.base import Inputs, Machine
@@ -227,9 +228,9 @@ def test_a_killed_removal_goes_on_with_the_next_block(tmp_path, folder, manifest
     whole = block_removal.run(job, inputs(tmp_path, folder, [manifest]), CPU)
     path = tmp_path / "work/measured.json"
     done = json.loads(path.read_text())
-    assert list(done) == ["full", "1", "2", "3"]
-    del done["3"]
-    path.write_text(json.dumps(done))
+    assert list(done["done"]) == ["full", "1", "2", "3"]
+    del done["done"]["3"]
+    write_sealed(path, done["what"], done)
     calls, asked = [], module.answer
     monkeypatch.setattr(module, "answer", lambda *a, **k: calls.append(a) or asked(*a, **k))
     assert block_removal.run(job, inputs(tmp_path, folder, [manifest]), CPU) == whole and len(calls) == 1

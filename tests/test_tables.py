@@ -170,7 +170,7 @@ def test_claims_read_the_token_weighted_perplexity_whatever_form_the_print_has(t
         for cell in project.cells(TABLE):
             for job in cell.jobs:
                 value = printed(cell.row, cell.column)
-                true, paper = (value, 900 / value) if true_is_printed else (900 / value, value)
+                true, paper = (value, 9000 / value) if true_is_printed else (9000 / value, value)
                 record = pretrained(job, true)
                 metrics = record.metrics | {"loss_batches": math.log(paper) * (BATCHES + 1) / BATCHES}
                 paths.append(tmp_path / f"{true_is_printed}-{job.job_id}.json")
@@ -179,8 +179,8 @@ def test_claims_read_the_token_weighted_perplexity_whatever_form_the_print_has(t
         cell, verdict = contents.cells["Mix-LN", "LLaMA-130M"], wholes(project, contents)["MIX-T1-1"]
         found[true_is_printed] = (cell.regenerated, cell.judged_on, cell.metric, verdict)
     assert found == {
-        True: ("34.52", "26.07", "ppl_paper", "holds"),
-        False: ("26.07", "34.52", "ppl_paper", "fails"),
+        True: ("345.22", "26.07", "ppl_paper", "holds"),
+        False: ("26.07", "345.22", "ppl_paper", "fails"),
     }
 
 

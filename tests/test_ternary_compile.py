@@ -49,7 +49,7 @@ def test_the_products_are_on_the_matrix_units_with_the_weights_in_registers(
     tiles = Tiles(tokens, rows, step, warps, stages)
     constants = {
         "BM": tokens, "BN": rows, "BYTES": step, "GROUP": tiles.group, "SPLIT": split, "SWAP": tiles.swap,
-        "DENSE": False, "ASM": True,
+        "DENSE": False, "GATED": False, "ASM": True,
     }  # fmt: skip
     if architecture == 80:
         stages = 2  # of the 99 KiB of the smaller cards
@@ -69,22 +69,48 @@ def test_the_products_are_on_the_matrix_units_with_the_weights_in_registers(
 
 
 @both
-@pytest.mark.parametrize("tokens,split,gather", [(1, True, False), (2, False, False), (4, False, False),
-                                                 (1, False, True)])  # fmt: skip
+@pytest.mark.parametrize("tokens,rows,split,gather", [(1, 1536, True, False), (1, 9600, False, False),
+                                                      (1, 22016, False, False), (2, 3200, False, False),
+                                                      (4, 3200, False, False), (1, 8192, False, True)])  # fmt: skip
 def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
-    tokens, split, gather, architecture, tmp_path
+    tokens, rows, split, gather, architecture, tmp_path
 ):
-    few = few_tiles_of(tokens)
+    few = few_tiles_of(tokens, rows, 132)
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": split, "GATHER": gather,
-        "ASM": True,
+        "GATED": False, "ASM": True,
     }  # fmt: skip
-    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, {"width"}, architecture, few.warps, 3)
+    # no size is said to be a multiple of 16: of 3200 columns neither words nor chunks are
+    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3)
     ptx = kernel.asm["ptx"]
     # a thread has 16 words of weights for each token, of four codes in each of their four planes
     assert ptx.count("dp4a") == 16 * 4
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", ptx)  # ahead of their use
     assert architecture != 90 or spilled(kernel, tmp_path) == 0
+
+
+@pytest.mark.parametrize("rows,columns", [(22016, 4096), (17280, 3200)])
+@pytest.mark.parametrize("tokens", [16, 256])
+def test_a_gated_product_stays_on_the_matrix_units_without_spills(tokens, rows, columns, tmp_path):
+    t = tiles_of(tokens, rows, columns // 4, 132)
+    constants = {
+        "BM": t.tokens, "BN": t.rows, "BYTES": t.step, "GROUP": t.group, "SPLIT": t.splits > 1, "SWAP": t.swap,
+        "DENSE": False, "GATED": True, "ASM": True,
+    }  # fmt: skip
+    kernel = compile_for(gemm.gemm_kernel, LINEAR, constants, {"width", "N"}, 90, t.warps, t.stages)
+    assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0 and spare_buffers(kernel) > 0
+    assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8", kernel.asm["ptx"])
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_gated_product_of_few_tokens_reads_16_bytes_of_weights(tokens, tmp_path):
+    few = few_tiles_of(tokens, 17280, 132)
+    constants = {
+        "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": False, "GATHER": False,
+        "GATED": True, "ASM": True,
+    }  # fmt: skip
+    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), 90, few.warps, 3)
+    assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", kernel.asm["ptx"]) and spilled(kernel, tmp_path) == 0
 
 
 @both
@@ -130,6 +156,17 @@ def test_a_row_is_normalized_and_quantized_in_registers(width, mode, kind, tmp_p
     assert ptx.count("div.rn.f32") <= 4
 
 
+@pytest.mark.parametrize("width,keep", [(3200, True), (8640, False), (11008, False)])
+def test_codes_and_values_of_training_are_made_in_registers(width, keep, tmp_path):
+    block, warps = _block(width)
+    constants = {
+        "GLU": False, "NORM": True, "RESIDUAL": False, "MEAN": False, "TOPK": keep, "E2M1": False, "CODES": True,
+        "VALUES": True, "COMPACT": False, "BLOCK": block,
+    }  # fmt: skip
+    kernel = compile_for(norm.norm_quantize_kernel, NORM, constants, ROW, 90, warps, 3)
+    assert spilled(kernel, tmp_path) <= 4  # a number, once a row
+
+
 @pytest.mark.parametrize("width", [1536, 4096, 11008])
 @pytest.mark.parametrize("glu", [False, True])
 def test_the_gradient_of_a_row_stays_in_registers(width, glu, tmp_path):
@@ -142,7 +179,7 @@ def test_the_gradient_of_a_row_stays_in_registers(width, glu, tmp_path):
 
 CACHE = {name: "*u8" for name in ("k_data", "v_data", "k_first", "v_first")}
 CACHE |= dict.fromkeys(("k_steps", "v_steps"), "*fp16") | dict.fromkeys(("cos", "sin", "parts", "stats"), "*fp32")
-CACHE |= dict.fromkeys(("q", "k", "v"), "*bf16") | {"lengths": "*i32"}
+CACHE |= dict.fromkeys(("q", "k", "v", "turned"), "*bf16") | {"lengths": "*i32"}
 CACHE |= dict.fromkeys(
     ("levels", "zero", "most", "first_levels", "first_zero", "scale", "q_levels", "q_zero"), "fp32"
 )  # fmt: skip
@@ -157,7 +194,7 @@ def test_appending_and_merging_compile_without_spills(bits, head_dim, tmp_path):
     rows = {"row_bytes": layout.row_bytes, "low_bytes": sizes[0], "high_bytes": sum(sizes[1:])}
     power = triton.next_power_of_2
     append = rows | {"THREE": bits == 3, "ROTATE": True, "HALF": power(head_dim // 2), "QUARTER": power(head_dim // 4)}
-    append["EIGHTH"] = power(-(-head_dim // 8))
+    append |= {"EIGHTH": power(-(-head_dim // 8)), "GROUPS": 1}
     merge = {"QUANTIZE": True, "SPLITS": 16, "BLOCK": power(head_dim)}
     for function, constants, out, warps in (
         (kv.append_kernel, append, "*bf16", 1),

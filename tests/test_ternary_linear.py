@@ -11,6 +11,7 @@ from paperlm_kernels.ternary_linear import (
     places_above_zero,
     sparse_columns_linear,
     sparse_rows_linear,
+    ternary_gated,
     ternary_linear,
 )
 from support_ternary import SPOTS, activations, compiled_or_interpreted, everywhere, normal, ternary
@@ -57,6 +58,45 @@ def test_the_kernels_give_the_references_bits_at_the_papers_widths(spot, tokens,
         mine = ternary_linear(codes, scale, sums(codes), packed, alpha, out_dtype=dtype, backend=spot.backend)
         right = ternary_linear(codes, scale, sums(codes), packed, alpha, out_dtype=dtype, backend="reference")
         assert torch.equal(mine, right)
+
+
+@everywhere
+@pytest.mark.parametrize(
+    "tokens,rows,width", [(1, 130, 300), (1, 258, 3200), (3, 66, 300), (5, 130, 300), (40, 258, 300)]
+)
+def test_a_gate_and_what_it_opens_are_one_product(spot, tokens, rows, width):
+    t, codes, scale, alpha, packed = case(spot, tokens, rows, width)
+    mine = ternary_gated(codes, scale, None, packed, alpha, out_dtype=torch.float32, backend=spot.backend)
+    whole = exact(codes, t).double() * scale.cpu().double()[:, None] * alpha.cpu().double()
+    gate, up = whole[:, : rows // 2], whole[:, rows // 2 :]
+    right = torch.where(gate > 0, up * gate**2, 0.0)
+    assert mine.shape == (tokens, rows // 2) and (right == 0).any() and (right != 0).any()
+    torch.testing.assert_close(mine.cpu().double(), right, rtol=1e-6, atol=0)
+    for dtype in (torch.float32, torch.float16):
+        both = [ternary_gated(codes, scale / 1000, None, packed, alpha, out_dtype=dtype, backend=backend)
+                for backend in (spot.backend, "reference")]  # fmt: skip
+        assert torch.equal(*both)
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("tokens,tiles", [(1, None), (4, None), (20, (16, 64)), (20, (64, 256))])
+@pytest.mark.parametrize("splits", [2, 3])
+def test_a_split_gate_is_the_same_to_the_bit_and_a_token_that_is_no_number_stays_none(spot, tokens, tiles, splits):
+    _, codes, scale, alpha, packed = case(spot, tokens, 150, 1300)
+    scale[-1] = torch.nan
+    whole = torch.nn.functional.pad(codes, (0, -1300 % 128))
+    form = tiles and launch.Tiles(*tiles, 64, 4, 2, splits)
+    mine = launch.run_linear(
+        whole, scale, sums(codes), packed.data, alpha, 150, torch.float32, form, splits, gated=True
+    )  # fmt: skip
+    right = ternary_gated(codes, scale, None, packed, alpha, out_dtype=torch.float32, backend="reference")
+    assert torch.equal(mine[:-1], right[:-1]) and mine[-1].isnan().all() and right[-1].isnan().all()
+
+
+def test_a_gate_without_an_up_projection_is_refused():
+    _, codes, scale, alpha, packed = case(SPOTS[0], 2, 131, 300)
+    with pytest.raises(ValueError, match="131 rows of weights; a gate and an up"):
+        ternary_gated(codes, scale, None, packed, alpha)
 
 
 @compiled_or_interpreted
@@ -112,6 +152,23 @@ def test_no_tile_reads_behind_the_rows_of_the_weights_or_the_activations(rows, s
 def test_tiles_of_16_tokens_on_an_h200_are_those_that_were_the_fastest(spot, rows, width, right):
     tiles = launch.tiles_of(16, rows, width // 4, 132)
     assert (tiles.rows, tiles.step, tiles.splits) == right
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize(
+    "rows,width,right",
+    [(22016, 4096, (256, 64, 64)), (12288, 4096, (256, 64, 64)), (4096, 11008, (128, 64, 32))],
+)
+def test_tiles_of_256_tokens_on_an_h200_are_those_that_were_the_fastest(spot, rows, width, right):
+    tiles = launch.tiles_of(256, rows, width // 4, 132)
+    assert (tiles.rows, tiles.tokens, tiles.step) == right and tiles.splits == 1
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("rows,right", [(22016, (32, 64, 4)), (12288, (16, 64, 2)), (4096, (8, 128, 2))])
+def test_tiles_of_a_token_on_an_h200_have_as_many_rows_as_keep_it_busy(spot, rows, right):
+    few = launch.few_tiles_of(1, rows, 132)
+    assert (few.rows, few.words, few.warps) == right
 
 
 @compiled_or_interpreted

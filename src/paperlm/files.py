@@ -1,4 +1,9 @@
-"""Writing files so that a kill or a full disk leaves either the old file or the new one, never half of one."""
+"""The border to the disk: files are written whole or not at all, and read back only as they were written.
+
+A kill or a full disk leaves either the old file or the new one, never half of one. A JSON file that steers a number
+says what it is and carries a checksum of itself (`write_sealed`, `read_sealed`), any other file is named with its
+checksum in such a one (`check_file`). What was damaged is an error of ours with the file and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,14 +22,18 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error says that there is no space left: by its number or, of safetensors and torch, in its words."""
-    if isinstance(error, OSError):
+    """Whether an error says that there is no space left: by its number or, of safetensors, torch and a copied folder,
+    in its words."""
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL_DISK
     return any(words in str(error) for words in ("No space left", "File too large", "Disk quota exceeded"))
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Call `write(file)` on a neighbour of `path`, then rename it to `path`. Raises PaperLMError on a full disk."""
+    """Call `write(file)` on a neighbour of `path`, then rename it to `path`.
+
+    Raises PaperLMError on a full disk, and where `path` is a folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -39,13 +49,117 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
                 f"no space left to write {path} ({error.strerror}); free some and start the same command again: "
                 "finished work is kept and a training run continues from its last checkpoint"
             ) from error
+        if path.is_dir():
+            raise PaperLMError(f"{path}: a folder in the place of the file; move it away and start again") from error
         raise
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder so that a kill leaves it whole or not there; what then is left beside it goes the next time."""
+    gone = folder.with_name(f".{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:
     """`value` as indented JSON, atomically."""
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     write_atomic(path, lambda file: file.write(text.encode()))
+
+
+SEAL = "seal"
+"Key of a JSON object with the SHA-256 of the rest of it."
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """`value` with its seal in place of the one it had."""
+    rest = {key: item for key, item in value.items() if key != SEAL}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def write_sealed(path: Path, what: str, value: Mapping[str, Any]) -> None:
+    """`value` as a sealed JSON object that says what it is, atomically; `read_sealed` reads it."""
+    write_json(path, sealed({"what": what, **value}))
+
+
+def read_sealed(path: Path, what: str, keys: Iterable[str], error: type[PaperLMError], remedy: str) -> dict[str, Any]:
+    """The object that `write_sealed` wrote, seal and `what` included.
+
+    Raises `error` with the path and the remedy if it is missing, a link, unreadable,
+    altered in any value, of another `what`, or without one of the keys.
+    """
+    damaged = error(f"{path}: truncated or altered; {remedy}")
+    if path.is_symlink():
+        raise error(f"{path}: a link in the place of the file; {remedy}")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise error(f"{path}: missing; {remedy}") from None
+    except (OSError, ValueError, RecursionError):
+        raise damaged from None
+    if not isinstance(found, dict):
+        raise damaged
+    if SEAL not in found:
+        raise error(f"{path}: has no checksum of itself: altered, or written by an earlier version; {remedy}")
+    if not is_sealed(found) or not found.keys() >= {"what", *keys}:
+        raise damaged
+    if found["what"] != what:
+        raise error(f"{path}: says that it is {found['what']}, not {what}; {remedy}")
+    return found
+
+
+def is_sealed(value: Mapping[str, Any]) -> bool:
+    """Whether an object has a seal, and the right one."""
+    try:
+        return value.get(SEAL) == sealed(value)[SEAL]
+    except (ValueError, RecursionError):
+        return False
+
+
+def glance(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file that is checked where its numbers are read, for what may err: a plan's minutes, whether
+    something is there. None where there is no such object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def glance_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects in a file of lines, as `glance` reads one; empty where a line is none."""
+    try:
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RecursionError):
+        return []
+    return found if all(isinstance(row, dict) for row in found) else []
+
+
+def check_file(path: Path, sha256: str, error: type[PaperLMError], remedy: str) -> None:
+    """Raise `error` with the path and the remedy for a file that is missing, a link, or has another SHA-256."""
+    if path.is_symlink():
+        raise error(f"{path}: a link in the place of the file; {remedy}")
+    if not path.is_file() or sha256_of(path) != sha256:
+        raise error(f"{path}: missing, truncated or altered; {remedy}")
+
+
+def write_sums(path: Path, what: str, folder: Path) -> None:
+    """The checksums of every file of a folder as a sealed object, for `check_sums`."""
+    files = {p.relative_to(folder).as_posix(): sha256_of(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+    write_sealed(path, what, {"files": files})
+
+
+def check_sums(path: Path, what: str, folder: Path, error: type[PaperLMError], remedy: str) -> None:
+    """Raise `error` if a file that `write_sums` found in the folder is missing or altered, or another one is there."""
+    files = read_sealed(path, what, ["files"], error, remedy)["files"]
+    for name, checksum in files.items():
+        check_file(folder / name, checksum, error, remedy)
+    here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir() or p.is_symlink()}
+    if strangers := sorted(here - files.keys()):
+        raise error(f"{folder / strangers[0]}: does not belong there; {remedy}")
 
 
 def sha256_of(path: Path) -> str:

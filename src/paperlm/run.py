@@ -7,7 +7,6 @@ committed record if there is one.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 from paperlm.data.settings import DataSettings
 from paperlm.data.shards import load_manifest
 from paperlm.errors import JobError, RecordError, SpecError, unknown
-from paperlm.files import write_json
+from paperlm.files import discard
 from paperlm.jobs import Inputs, Job, Machine, Result, run_job
 from paperlm.jobs.base import NO_MODEL, Cost, Stage, in_order
 from paperlm.locks import held
@@ -105,7 +104,7 @@ class Maker:
             if job.leaves_model:
                 store_model(self._building(job), folder, job, record.outcome, origin)
             write_record(record_path, record)
-            shutil.rmtree(self.places.root / self.places.work(job), ignore_errors=True)
+            discard(self.places.root / self.places.work(job))
 
     def _keep(self, job: Job) -> tuple[Stage, ...]:
         return self.keep.get(job.job_id, ())
@@ -117,7 +116,7 @@ class Maker:
         started = time.monotonic()
         parents = self._parents(job)
         data = tuple(self.places.root / self.places.data(settings) for settings in job.data())
-        manifests = [load_manifest(path) for path in data]
+        manifests = [load_manifest(path, one.data_id) for path, one in zip(data, job.data(), strict=True)]
         work = self.places.root / self.places.work(job)
         work.mkdir(parents=True, exist_ok=True)
         building = self._building(job) if job.leaves_model else None
@@ -182,7 +181,7 @@ class Maker:
         if wrong := disagreements(committed, record):
             rejected = self.places.root / self.places.made(job)
             rejected = rejected.with_name(f"{job.job_id}.rejected.json")
-            write_json(rejected, json.loads(record.model_dump_json()))
+            write_record(rejected, record)
             raise RecordError(
                 f"{job.job_id}: made again, and it contradicts {path}: {'; '.join(wrong)}. The new record is "
                 f"{rejected}; python -m paperlm why tells what changed; if it is meant, raise the kind's `behaviour`"

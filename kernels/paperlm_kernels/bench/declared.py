@@ -53,6 +53,8 @@ class Contender(abc.ABC):
 
     package: ClassVar[str | None] = None
     "a peer's; None: ours, or PyTorch's"
+    modules: ClassVar[tuple[str, ...]] = ()
+    "that the peer needs besides"
     needs_gpu: ClassVar[bool] = False
     bits: ClassVar[float]
     "of a number in what it reads"
@@ -66,7 +68,7 @@ class Contender(abc.ABC):
     @classmethod
     def absent(cls, device: str) -> str | None:
         """Why it cannot run here at all."""
-        return why_absent(device, package=cls.package, needs_gpu=cls.needs_gpu)
+        return why_absent(device, package=cls.package, modules=cls.modules, needs_gpu=cls.needs_gpu)
 
     @abc.abstractmethod
     def call(self, part: str) -> Callable[[], Any]:

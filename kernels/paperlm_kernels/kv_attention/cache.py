@@ -82,12 +82,23 @@ class QuantizedKV:
         return 2 * self.k_data.shape[1] * (self.layout.row_bytes + self.k_steps.element_size())
 
     def append(
-        self, k: Tensor, v: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, *, backend: str = "auto"
-    ) -> None:
+        self,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+        *,
+        q: Tensor | None = None,
+        advance: bool = True,
+        backend: str = "auto",
+    ) -> Tensor | None:
         """Adds T positions to every sequence.
 
         k, v: (B, T, heads, D), floating point; cos, sin: (B, T, D / 2) or (B, T, D), whose first half is taken, to turn
         the keys by (first half of a head against the second), or None if they are turned already. One launch on a GPU.
+
+        q: queries (B, T, query heads, D) that are turned by the same angles in the same launch; they are returned, in
+        their dtype. advance=False leaves `lengths` as they are, for a model whose layers share them.
 
         Raises ValueError, TypeError for tensors that do not fit; on a CPU also where there is no room, which a GPU does
         not look at: positions beyond the capacity are not stored there.
@@ -100,6 +111,9 @@ class QuantizedKV:
             if not x.is_floating_point() or x.device != self.k_data.device:
                 raise TypeError(f"{name} of {x.dtype} on {x.device}; give floating point on {self.k_data.device}")
         T = k.shape[1]
+        if q is not None and (q.shape[:2] != k.shape[:2] or q.shape[3:] != (D,) or q.shape[2] % heads or cos is None):
+            raise ValueError(f"q of shape {tuple(q.shape)}; give ({B}, {T}, a multiple of {heads}, {D}), and cos and "
+                             "sin to turn it by")  # fmt: skip
         if (cos is None) != (sin is None):
             raise ValueError("one of cos and sin alone; give both, or none if the keys are turned already")
         if cos is not None:
@@ -115,9 +129,10 @@ class QuantizedKV:
         if chosen_backend(backend, k, torch.float32) == "triton":
             from paperlm_kernels.kv_attention.launch import run_append
 
-            k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
-            run_append(k, v, cos, sin, *self._tensors(), self.layout)
+            k, v, q = (x if x is None or x.stride(-1) == 1 else x.contiguous() for x in (k, v, q))
+            out = run_append(k, v, q, cos, sin, *self._tensors(), self.layout)
         else:
+            out = None if q is None else reference.rotated(q, cos, sin).to(q.dtype)
             positions = self.lengths[:, None].long() + torch.arange(T, device=k.device)
             turned = k if cos is None else reference.rotated(k, cos, sin)
             for data, steps, first, x in (
@@ -125,7 +140,9 @@ class QuantizedKV:
                 (self.v_data, self.v_steps, self.v_first, v),
             ):
                 reference.append_reference(data, steps, first, x, positions, self.layout)
-        self.lengths += T
+        if advance:
+            self.lengths += T
+        return out
 
     def decode(self, q: Tensor, *, q_bits: int = 16, scale: float | None = None, backend: str = "auto") -> Tensor:
         """Attention of one query a sequence, q (B, query heads, D), turned already, over the positions that are there.

@@ -74,25 +74,36 @@ def pack_planes(
 
 @triton.jit
 def append_kernel(
-    k, v, cos, sin, k_data, v_data, k_steps, v_steps, k_first, v_first, lengths, T, heads, D: tl.constexpr, capacity,
-    row_bytes: tl.constexpr, low_bytes: tl.constexpr, high_bytes: tl.constexpr, levels, zero, most, first_levels,
-    first_zero, k_batch, k_token, k_head, v_batch, v_token, v_head, THREE: tl.constexpr, FIRST: tl.constexpr,
-    SYMMETRIC: tl.constexpr, ROTATE: tl.constexpr, HALF: tl.constexpr, QUARTER: tl.constexpr, EIGHTH: tl.constexpr,
+    k, v, q, turned, cos, sin, k_data, v_data, k_steps, v_steps, k_first, v_first, lengths, T, heads, D: tl.constexpr,
+    capacity, row_bytes: tl.constexpr, low_bytes: tl.constexpr, high_bytes: tl.constexpr, levels, zero, most,
+    first_levels, first_zero, k_batch, k_token, k_head, v_batch, v_token, v_head, q_batch, q_token, q_head,
+    THREE: tl.constexpr, FIRST: tl.constexpr, SYMMETRIC: tl.constexpr, ROTATE: tl.constexpr, HALF: tl.constexpr,
+    QUARTER: tl.constexpr, EIGHTH: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Program (new token, batch and head, 0 for the key or 1 for the value)."""
+    """Program (new token, batch and head, part): part 0 is the key, 1 the value, the next ones are the GROUPS queries
+    that attend to the head, which are turned by the same angles into `turned` (B, T, query heads, D)."""
     t = tl.program_id(0)
     b, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     position = tl.load(lengths + b) + t
     angles = (b * T + t).to(tl.int64) * (D // 2)
     row = tl.program_id(1).to(tl.int64) * capacity + position
+    part = tl.program_id(2)
+    if GROUPS:  # noqa: SIM102 - this is known when it is compiled, the other when it runs
+        if part >= 2:
+            d = tl.arange(0, 2 * HALF)
+            at = head * GROUPS + part - 2
+            source = q + b.to(tl.int64) * q_batch + t.to(tl.int64) * q_token + at * q_head
+            value = rotated_row(source, cos, sin, angles, d, d < D, D, ROTATE)
+            out = turned + (((b * T + t).to(tl.int64) * heads * GROUPS) + at) * D
+            tl.store(out + d, value.to(turned.dtype.element_ty), mask=d < D)
     if position < capacity:
-        if tl.program_id(2) == 0:
+        if part == 0:
             append_row(
                 k + b.to(tl.int64) * k_batch + t.to(tl.int64) * k_token + head * k_head, cos, sin, angles,
                 k_data + row * row_bytes, k_steps + row, k_first, D, low_bytes, high_bytes, levels, zero, most,
                 first_levels, first_zero, position, THREE, FIRST, SYMMETRIC, ROTATE, HALF, QUARTER, EIGHTH,
             )  # fmt: skip
-        else:
+        elif part == 1:
             append_row(
                 v + b.to(tl.int64) * v_batch + t.to(tl.int64) * v_token + head * v_head, cos, sin, angles,
                 v_data + row * row_bytes, v_steps + row, v_first, D, low_bytes, high_bytes, levels, zero, most,

@@ -67,23 +67,28 @@ def _block(size: int) -> int:
 
 
 def run_append(
-    k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, k_data: Tensor, v_data: Tensor, k_steps: Tensor,
-    v_steps: Tensor, k_first: Tensor | None, v_first: Tensor | None, lengths: Tensor, layout: KVLayout,
-) -> None:  # fmt: skip
-    """k, v (B, T, heads, D) to the positions behind `lengths`; cos, sin (B, T, D / 2) contiguous, or None."""
+    k: Tensor, v: Tensor, q: Tensor | None, cos: Tensor | None, sin: Tensor | None, k_data: Tensor, v_data: Tensor,
+    k_steps: Tensor, v_steps: Tensor, k_first: Tensor | None, v_first: Tensor | None, lengths: Tensor, layout: KVLayout,
+) -> Tensor | None:  # fmt: skip
+    """k, v (B, T, heads, D) to the positions behind `lengths`; cos, sin (B, T, D / 2) contiguous, or None. The turned
+    q (B, T, query heads, D), where there is one."""
     B, T, heads, D = k.shape
     low, high = _sizes(layout)
     first = layout.first
+    turned = None if q is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    groups = 0 if q is None else q.shape[2] // heads
     if not k.numel():
-        return
+        return turned
     with torch.cuda.device_of(k):
-        kernel.append_kernel[(T, B * heads, 2)](
-            k, v, cos, sin, k_data, v_data, k_steps, v_steps, k_first, v_first, lengths, T, heads, D, k_data.shape[2],
-            layout.row_bytes, low, high, layout.levels, layout.zero, 2.0**layout.bits - 1, first.levels, first.zero,
-            *k.stride()[:3], *v.stride()[:3], THREE=layout.bits == 3, FIRST=layout.has_first,
-            SYMMETRIC=layout.mapping == "symmetric", ROTATE=cos is not None, HALF=_block(D // 2),
-            QUARTER=_block(D // 4), EIGHTH=_block(-(-D // 8)), num_warps=1,
+        kernel.append_kernel[(T, B * heads, 2 + groups)](
+            k, v, q, turned, cos, sin, k_data, v_data, k_steps, v_steps, k_first, v_first, lengths, T, heads, D,
+            k_data.shape[2], layout.row_bytes, low, high, layout.levels, layout.zero, 2.0**layout.bits - 1,
+            first.levels, first.zero, *k.stride()[:3], *v.stride()[:3], *(q.stride()[:3] if groups else (0, 0, 0)),
+            THREE=layout.bits == 3, FIRST=layout.has_first, SYMMETRIC=layout.mapping == "symmetric",
+            ROTATE=cos is not None, HALF=_block(D // 2), QUARTER=_block(D // 4), EIGHTH=_block(-(-D // 8)),
+            GROUPS=groups, num_warps=1,
         )  # fmt: skip
+    return turned
 
 
 def splits_of(programs: int, capacity: int, tiles: Tiles, device: torch.device) -> int:

@@ -75,6 +75,13 @@ def canonical_codes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return codes
 
 
+def _lengths(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of a stored codebook: half a byte each."""
+    lengths = np.empty(SYMBOLS, np.uint8)
+    lengths[::2], lengths[1::2] = data[PALETTE:] & 15, data[PALETTE:] >> 4
+    return lengths
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codebook:
     """A palette (15 exponents, uint8) and the lengths of the 256 pairs, each 1 to `limit`.
@@ -112,8 +119,14 @@ class Codebook:
         """A stored one."""
         if len(data) != STORED:
             raise CodebookError(f"a codebook of {len(data)} bytes; it has {STORED}: the container is damaged")
-        nibbles = np.stack([data[PALETTE:] & 15, data[PALETTE:] >> 4], axis=1).reshape(-1)
-        return cls(data[:PALETTE].copy(), nibbles, limit)
+        return cls(data[:PALETTE].copy(), _lengths(data), limit)
+
+    @classmethod
+    def of_device(cls, data: NDArray[np.uint8], limit: int) -> Codebook:
+        """One that the kernel made: stored as `data`, and not looked through, which takes as long as a small tensor."""
+        book = object.__new__(cls)
+        book.__dict__.update(palette=data[:PALETTE].copy(), lengths=_lengths(data), limit=limit)
+        return book
 
     def to_bytes(self) -> NDArray[np.uint8]:
         """STORED bytes."""

@@ -1,6 +1,6 @@
 """Damages containers in every way it knows, and sees that each is refused, or decoded inside of its buffers.
 
-    python -m paperlm_kernels.neuzip.fuzz --mutations 1000000
+    python -m paperlm_kernels.neuzip.fuzz --mutations 1000000 --out outcomes.json
 
 A mutation is refused with a ContainerError, or changes no weight. One whose checksums were made to fit again (as nobody
 does by accident) may change weights, but raises nothing else; NumPy looks at every index.
@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
 import struct
+import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from paperlm_kernels.bench.rows import commit_id
 from paperlm_kernels.neuzip.errors import ContainerError
 from paperlm_kernels.neuzip.record import from_bytes, pack
 
@@ -114,13 +118,27 @@ def run(mutations: int, seed: int = 0, progress: bool = False) -> collections.Co
 
 
 def main() -> None:
-    """Prints the outcomes."""
+    """Prints the outcomes, and writes them with what they come from."""
     parser = argparse.ArgumentParser(prog="python -m paperlm_kernels.neuzip.fuzz", description=__doc__.split("\n")[0])
     parser.add_argument("--mutations", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="JSON file for the outcomes, the seed and the versions")
     given = parser.parse_args()
-    for name, count in run(given.mutations, given.seed, progress=True).most_common():
+    if given.mutations < 1:
+        parser.error(f"--mutations {given.mutations}: give at least one")
+    if given.out and not given.out.parent.is_dir():
+        parser.error(f"--out {given.out}: there is no folder {given.out.parent}")
+    began, commit = time.monotonic(), commit_id()  # of what is loaded now
+    outcomes = run(given.mutations, given.seed, progress=True)
+    for name, count in outcomes.most_common():
         print(f"{count:9d}  {name}")
+    if given.out:
+        record = {
+            "mutations": given.mutations, "seed": given.seed, "outcomes": dict(outcomes.most_common()),
+            "seconds": round(time.monotonic() - began), "commit": commit, "date": time.strftime("%Y-%m-%d"),
+            "versions": {"numpy": np.__version__, "torch": torch.__version__},
+        }  # fmt: skip
+        given.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,52 +7,50 @@ import triton
 import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import within_block
-from paperlm_kernels.neuzip.kernel_encode import load_stored
-
-
-@triton.jit
-def either(a, b):
-    """Bits of both."""
-    return a | b
+from paperlm_kernels.neuzip.kernel_encode import as_stored, either, load_octet
 
 
 @triton.jit(do_not_specialize=["numel", "blocks", "programs"])
 def count_kernel(
-    weights, norm, counts, numel, blocks, programs,
+    weights, norm, counters, counts, numel, blocks, programs,
     OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """How often each exponent but 0 occurs (256, int64, zeros before): 0 is what remains.
 
-    Nearly all exponents of a tensor are among 16 neighbours: these have counters in a thread's registers, 16 of four
-    bits for a step of eight weights, added up in eight bits, then in sixteen; so a program counts at most 8,184 steps.
-    Steps that have another exponent are read once more.
+    Nearly all exponents of a tensor are among 15 neighbours: these have counters in a thread's registers, of four bits
+    for a step of eight weights, added up in eight bits, then in sixteen; so a program counts at most 8,184 steps. What
+    a weight adds is read from `counters` (512, int64): 256 + i is one of counter i, all others one of the sixteenth.
+    Steps that have such exponents are read once more.
     """
     lane = tl.arange(0, LANES)
     BLOCK: tl.constexpr = OCTETS * LANES * 8
     one = tl.full([LANES], 1, tl.int64)
     # where the neighbours begin is guessed from a few weights; a bad guess costs time alone
     mine, _plane, scales, count = within_block(weights, norm, norm, tl.program_id(0), numel, BLOCK, LOG_NORM)
-    w0, _w1, _w2, _w3, _ = load_stored(mine, scales, lane, count, LANES, WHOLE, K, LOG_NORM)
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    w0, _w1, _w2, _w3, _ = as_stored(n0, n1, n2, n3, scales, lane, count, LANES, K, LOG_NORM)
     some = (w0 >> 7) & 0xFF
-    lowest = tl.sum(some, 0) // tl.maximum(tl.sum((some > 0).to(tl.int32), 0), 1) - 12
-    lowest = tl.minimum(tl.maximum(lowest, 1), 240)
+    lowest = tl.sum(some, 0) // tl.maximum(tl.sum((some > 0).to(tl.int32), 0), 1) - 11
+    lowest = tl.minimum(tl.maximum(lowest, 1), 241)
+    added = counters + 256 - lowest
     a0 = tl.zeros([LANES], dtype=tl.int64)
     a1, a2, a3 = a0, a0, a0
     for block in range(tl.program_id(0), blocks, programs):
         mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, BLOCK, LOG_NORM)
+        n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
         for part in range(OCTETS // 8):
             even = tl.zeros([LANES], dtype=tl.int64)
             odd = tl.zeros([LANES], dtype=tl.int64)
             others = tl.zeros([LANES], dtype=tl.int32)  # bit t: step t has exponents that are not counted yet
-            for t in range(8):
+            for t in tl.range(0, 8, loop_unroll_factor=4 if K == 7 else 1):
                 octet = (part * 8 + t) * LANES + lane
-                w0, w1, w2, w3, _ = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+                w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
+                n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
                 nibbles = tl.zeros([LANES], dtype=tl.int64)
                 for j in tl.static_range(8):
                     word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
-                    place = (((word >> (7 + 16 * (j % 2))) & 0xFF) - lowest).to(tl.uint32, bitcast=True)
-                    nibbles += tl.where(place < 16, one << ((place & 15) * 4).to(tl.int64), 0)
-                    others |= (place >= 16).to(tl.int32) << t
+                    nibbles += tl.load(added + ((word >> (7 + 16 * (j % 2))) & 0xFF))
+                others |= ((nibbles >> 60) != 0).to(tl.int32) << t
                 even += nibbles & 0x0F0F0F0F0F0F0F0F
                 odd += (nibbles >> 4) & 0x0F0F0F0F0F0F0F0F
             a0 += even & 0x00FF00FF00FF00FF
@@ -64,18 +62,19 @@ def count_kernel(
                 for t in range(8):
                     if ((steps >> t) & 1) != 0:
                         octet = (part * 8 + t) * LANES + lane
-                        w0, w1, w2, w3, _ = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+                        r0, r1, r2, r3 = load_octet(mine, octet, count, LANES, WHOLE)
+                        w0, w1, w2, w3, _ = as_stored(r0, r1, r2, r3, scales, octet, count, LANES, K, LOG_NORM)
                         for j in tl.static_range(8):
                             word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
                             exponent = (word >> (7 + 16 * (j % 2))) & 0xFF
-                            other = ((exponent < lowest) | (exponent >= lowest + 16)) & (exponent != 0)
+                            other = ((exponent < lowest) | (exponent >= lowest + 15)) & (exponent != 0)
                             tl.atomic_add(counts + exponent, one, mask=other, sem="relaxed")
     bins = tl.arange(0, 16)
     found = tl.zeros([16], dtype=tl.int64)
-    for b in tl.static_range(16):
-        counters = a0 if b % 4 == 0 else (a1 if b % 4 == 1 else (a2 if b % 4 == 2 else a3))
-        found = tl.where(bins == b, tl.sum((counters >> (16 * (b // 4))) & 0xFFFF, 0), found)
-    tl.atomic_add(counts + lowest + bins, found, sem="relaxed")
+    for b in tl.static_range(15):
+        counters16 = a0 if b % 4 == 0 else (a1 if b % 4 == 1 else (a2 if b % 4 == 2 else a3))
+        found = tl.where(bins == b, tl.sum((counters16 >> (16 * (b // 4))) & 0xFFFF, 0), found)
+    tl.atomic_add(counts + lowest + bins, found, mask=bins < 15, sem="relaxed")
 
 
 @triton.jit

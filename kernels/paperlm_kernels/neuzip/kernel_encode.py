@@ -1,12 +1,25 @@
 """Triton kernels that encode: normalizers, sizes of the lanes, where blocks begin, then streams, planes and patches.
 
 What a lane writes begins and ends on a unit of its own, so that nothing is shared and the bytes are the same each time.
+A step asks for the weights of the next one before its own are looked at: memory answers late.
 """
 
 import triton
 import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import bfloat16_of, normed_word, scale_of, within_block
+
+
+@triton.jit
+def either(a, b):
+    """Bits of both."""
+    return a | b
+
+
+@triton.jit
+def bit_of_step(t, OCTETS: tl.constexpr):
+    """Where a word of 32 bits says something of a step; of more steps, several share a bit."""
+    return t // (OCTETS // 32) if OCTETS > 32 else t
 
 
 @triton.jit
@@ -50,11 +63,8 @@ def stored_word(word, scale, K: tl.constexpr, NORMED: tl.constexpr):
 
 
 @triton.jit
-def load_stored(
-    weights, norm, octet, numel, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr
-):
-    """`load_octet` as it is stored, and the scale."""
-    w0, w1, w2, w3 = load_octet(weights, octet, numel, LANES, WHOLE)
+def as_stored(w0, w1, w2, w3, norm, octet, numel, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr):
+    """What `load_octet` gave, as it is stored, and the scale."""
     scale = tl.full([LANES], 1.0, tl.float32)
     if LOG_NORM > 0:
         scale = scale_of(norm, octet * 8, LOG_NORM, octet * 8 < numel)
@@ -135,17 +145,20 @@ def size_kernel(
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr,
     LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Units of each lane; words, largest units, patches and sum of each block; which steps have patches (bytes, zeros
-    before)."""
+    """Units of each lane; words, largest units, patches and sum of each block, and which of its steps have patches
+    (`bit_of_step`)."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     pad = padding(stored)
     both = tl.zeros([LANES], dtype=tl.uint32)  # bits, below 2^14, and 2^14 times the escapes
     total = tl.zeros([LANES], dtype=tl.uint32)
+    steps = tl.zeros([LANES], dtype=tl.int32)
     mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    for t in range(OCTETS):
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
-        w0, w1, w2, w3, scale = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+        w0, w1, w2, w3, scale = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
         flags = tl.zeros([LANES], dtype=tl.uint32)
         for j in tl.static_range(4):
             word = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
@@ -153,37 +166,36 @@ def size_kernel(
             entry = entry_of(padded(word, octet * 8 + 2 * j, count, pad, WHOLE), index, codes)
             both += entry >> 16
             flags |= entry
-        escapes = flags >= 1 << 30
-        tl.store(escaping + block.to(tl.int64) * OCTETS + t + lane * 0, escapes.to(tl.uint8), mask=escapes)
+        steps |= (flags >= 1 << 30).to(tl.int32) << bit_of_step(t, OCTETS)
     size = ((both & 0x3FFF).to(tl.int32) + (UNIT - 1)) // UNIT
     tl.store(units + block.to(tl.int64) * LANES + lane, size.to(tl.uint8))
     tl.store(words + block, (tl.sum(size, 0) * UNIT + 31) // 32)
     tl.store(most + block, tl.max(size, 0))
     tl.store(patch_counts + block, tl.sum((both >> 14).to(tl.int32), 0))
+    tl.store(escaping + block, tl.reduce(steps, 0, either))
     tl.store(sums + block, tl.sum(total, 0).to(tl.int32, bitcast=True))
 
 
 @triton.jit
-def directory_of(sizes, directory, at, carried, count):
-    """Writes exclusive sums of some sizes, and gives the sum of all so far."""
-    size = tl.load(sizes + at, mask=at < count, other=0)
+def directory_of(directory, at, carried, count):
+    """Puts exclusive sums of some sizes in their place, and gives the sum of all so far."""
+    size = tl.load(directory + at, mask=at < count, other=0)
     tl.store(directory + at, carried + tl.cumsum(size, 0) - size, mask=at < count)
     return carried + tl.sum(size, 0)
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def scan_kernel(words, most, patch_counts, directory, patch_directory, totals, blocks, STREAMS: tl.constexpr,
-                STEP: tl.constexpr):  # fmt: skip
-    """Where blocks begin, and the end (directories, blocks + 1), in one program. totals: words, patches, largest units.
-    STREAMS: there are words and units, not patches alone."""
+def scan_kernel(most, directory, patch_directory, totals, blocks, STREAMS: tl.constexpr, STEP: tl.constexpr):
+    """Where blocks begin, and the end (directories, blocks + 1, sizes before), in one program. totals: words, patches,
+    largest units. STREAMS: there are words and units, not patches alone."""
     all_words = 0
     all_patches = 0
     largest = 0
     for first in range(0, blocks, STEP):
         at = first + tl.arange(0, STEP)
-        all_patches = directory_of(patch_counts, patch_directory, at, all_patches, blocks)
+        all_patches = directory_of(patch_directory, at, all_patches, blocks)
         if STREAMS:
-            all_words = directory_of(words, directory, at, all_words, blocks)
+            all_words = directory_of(directory, at, all_words, blocks)
             largest = tl.maximum(largest, tl.max(tl.load(most + at, mask=at < blocks, other=0), 0))
     tl.store(patch_directory + blocks, all_patches)
     tl.store(totals + 1, all_patches)
@@ -202,18 +214,21 @@ def store_bytes(stream8, word, bits, first, end):
 
 @triton.jit(do_not_specialize=["numel"])
 def write_kernel(
-    weights, norm, stored, index, codes, units, directory, payload, payload8, plane, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr,
-    LOG_NORM: tl.constexpr,
+    weights, norm, stored, index, codes, units, directory, payload, plane, numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, WHOLE: tl.constexpr,
+    K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Streams (payload in words, and the same in bytes) and plane. Every byte of the payload is written once: a lane's
-    whole words at once, the words that it shares with its neighbours by byte."""
+    """Streams and plane. Every byte of the payload is written once: a lane's whole words at once, the words that it
+    shares with its neighbours by byte. The last block writes the guard of zeros behind it."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     pad = padding(stored)
     size = tl.load(units + block.to(tl.int64) * LANES + lane).to(tl.int32)
     begin = tl.load(directory + block).to(tl.int64)
-    stream, stream8 = payload + begin, payload8 + begin * 4
+    stream, stream8 = payload + begin, payload.to(tl.pointer_type(tl.uint8)) + begin * 4
+    if block == tl.num_programs(0) - 1:
+        behind = tl.arange(0, 256)
+        tl.store(payload + tl.load(directory + block + 1).to(tl.int64) + behind, behind * 0, mask=behind < GUARD)
     start = (tl.cumsum(size, 0) - size) * UNIT
     head = start >> 5
     word = head
@@ -221,9 +236,11 @@ def write_kernel(
     of_head = tl.zeros([LANES], dtype=tl.uint32)
     window = tl.zeros([LANES], dtype=tl.uint64)
     mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    for t in range(OCTETS):
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
-        w0, w1, w2, w3, _ = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+        w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
         store_plane(items, octet, octet * 8 < count, w0, w1, w2, w3, K)
         for half in tl.static_range(2):
             place = octet * 8 + 4 * half
@@ -252,18 +269,21 @@ def fix4_kernel(
     weights, norm, lowest, payload, plane, patch_counts, escaping, sums, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Codes of four bits (`fix4.encode`), plane, number of patches and sum of each block; which steps have patches
-    (bytes, zeros before)."""
+    """Codes of four bits (`fix4.encode`), plane, number of patches and sum of each block, and which of its steps have
+    patches (`bit_of_step`)."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     before = tl.load(lowest).to(tl.int32) - 1
     escapes = tl.zeros([LANES], dtype=tl.int32)
+    steps = tl.zeros([LANES], dtype=tl.int32)
     total = tl.zeros([LANES], dtype=tl.uint32)
     mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    for t in range(OCTETS):
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
         inside = octet * 8 < count
-        w0, w1, w2, w3, scale = load_stored(mine, scales, octet, count, LANES, WHOLE, K, LOG_NORM)
+        w0, w1, w2, w3, scale = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
         store_plane(items, octet, inside, w0, w1, w2, w3, K)
         codes = tl.zeros([LANES], dtype=tl.int32)
         here = tl.zeros([LANES], dtype=tl.int32)
@@ -277,9 +297,10 @@ def fix4_kernel(
             if j % 2 == 0:
                 total += block_sum_of(word, octet * 4 + j // 2, scale, LOG_NORM)
         tl.store(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, codes, mask=inside)
-        tl.store(escaping + block.to(tl.int64) * OCTETS + t + lane * 0, (here > 0).to(tl.uint8), mask=here > 0)
+        steps |= (here > 0).to(tl.int32) << bit_of_step(t, OCTETS)
         escapes += here
     tl.store(patch_counts + block, tl.sum(escapes, 0))
+    tl.store(escaping + block, tl.reduce(steps, 0, either))
     tl.store(sums + block, tl.sum(total, 0).to(tl.int32, bitcast=True))
 
 
@@ -292,9 +313,10 @@ def patch_kernel(
     block = tl.program_id(0)
     STEP: tl.constexpr = LANES * 8
     done = tl.load(patch_directory + block)
-    if tl.load(patch_directory + block + 1) > done:
+    steps = tl.load(escaping + block)
+    if steps != 0:
         for t in range(OCTETS):
-            if tl.load(escaping + block.to(tl.int64) * OCTETS + t) != 0:
+            if ((steps >> bit_of_step(t, OCTETS)) & 1) != 0:
                 inner = t * STEP + tl.arange(0, STEP)
                 place = block.to(tl.int64) * (OCTETS * STEP) + inner
                 inside = place < numel

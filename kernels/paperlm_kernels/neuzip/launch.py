@@ -84,11 +84,16 @@ class Decoding:
             )  # fmt: skip
 
 
-def run_decode(packed: Packed, target: Tensor, check: bool) -> None:
-    """Decodes into a contiguous bfloat16 tensor. check: a stream that ends elsewhere sets the device's error word."""
+def decoding_of(packed: Packed) -> Decoding:
+    """Made where the tensor has none, or has other sections than it had."""
     if packed.decoding is None or not packed.decoding.fits(packed):
         packed.decoding = Decoding(packed)
-    packed.decoding(target, check)
+    return packed.decoding
+
+
+def run_decode(packed: Packed, target: Tensor, check: bool) -> None:
+    """Decodes into a contiguous bfloat16 tensor. check: a stream that ends elsewhere sets the device's error word."""
+    decoding_of(packed)(target, check)
 
 
 def block_sums(t: Tensor, header: Header) -> Tensor:

@@ -1,9 +1,13 @@
-"""Host side of encoding. It reads back one small buffer: lengths of streams, number of patches, and the codebook."""
+"""Host side of encoding, in two parts: lengths are counted and sent to the host, and then known, and all is written.
+
+What is sent is one small buffer: lengths of streams, number of patches, and the codebook.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,6 +21,7 @@ from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
 from paperlm_kernels.neuzip.launch import is_whole, log_of, octets_of
 from paperlm_kernels.neuzip.launcher import Launcher, on_device
+from paperlm_kernels.neuzip.read_back import ReadBack
 from paperlm_kernels.neuzip.streams import TooLongError
 
 _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
@@ -41,8 +46,9 @@ TOTALS = 64
 
 def _new(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A section, in a buffer of a multiple of 64 bytes."""
-    size = aligned(max(1, count * dtype.itemsize))
-    return torch.empty(size // dtype.itemsize, dtype=dtype, device=device)[:count]
+    whole = max(64, -(-count * dtype.itemsize // 64) * 64) // dtype.itemsize
+    room = torch.empty(whole, dtype=dtype, device=device)
+    return room if whole == count else room[:count]
 
 
 @dataclasses.dataclass
@@ -66,15 +72,8 @@ class _Job:
         launcher(self.header.blocks, (self.weights, self.norm, *tensors), (self.header.numel,), self.constants)
 
 
-@dataclasses.dataclass
-class _Found:
-    """Sections, with room for the patches; what says which exponents are patched, and which steps have some."""
-
-    sections: dict[Section, Tensor]
-    index: Tensor
-    escaping: Tensor
-    book: Codebook | None = None
-    lowest: int = 0
+Encoded = tuple[Header, dict[Section, Tensor], Codebook | None, int]
+"Header, sections, codebook, and of FIX4 the lowest exponent."
 
 
 def _job(t: Tensor, header: Header) -> _Job:
@@ -87,29 +86,36 @@ def _job(t: Tensor, header: Header) -> _Job:
     g = header.geometry
     constants = {
         "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "WHOLE": is_whole(t, count),
-        "K": header.mant_bits, "LOG_NORM": log_of(n),
+        "GUARD": g.guard, "K": header.mant_bits, "LOG_NORM": log_of(n),
     }  # fmt: skip
     return _Job(weights, norm, header, constants)
 
 
-def run_encode(
-    t: Tensor, header: Header, book: Codebook | None
-) -> tuple[Header, dict[Section, Tensor], Codebook | None, int]:
-    """What `reference.encode` gives, of a contiguous bfloat16 tensor with at least one element, on its device; and of
-    FIX4 the lowest exponent.
+def begin_encode(t: Tensor, header: Header, book: Codebook | None) -> Callable[[], Encoded]:
+    """Begins what `reference.encode` does, of a contiguous bfloat16 tensor with at least one element, on its device.
 
-    Waits for the device once. Raises TooLongError.
+    What is returned ends it; `t` must not change before. It waits until the device has got as far as this, for lengths
+    must be known, and raises TooLongError.
     """
     with on_device(t):
         job = _job(t, header)
-        found = _fix4(job) if header.codec == Codec.FIX4 else _pfx(job, book)
-        patches = found.sections[Section.PATCH]
-        if patches.numel():
-            job.run(_PATCH, found.index, found.escaping, patches, found.sections[Section.PATCH_DIR])
-        header = dataclasses.replace(header, patches=patches.numel())
-    if header.block_norm:
-        found.sections[Section.NORM] = job.norm
-    return header, found.sections, found.book, found.lowest
+        finish = _fix4(job) if header.codec == Codec.FIX4 else _pfx(job, book)
+
+    def finish_there() -> Encoded:
+        with on_device(t):
+            return finish()
+
+    return finish_there
+
+
+def _patched(job: _Job, sections: dict[Section, Tensor], patches: int, index: Tensor, escaping: Tensor) -> Header:
+    """Writes the patches. Returns the header with their number."""
+    sections[Section.PATCH] = job.new(patches)
+    if patches:
+        job.run(_PATCH, index, escaping, sections[Section.PATCH], sections[Section.PATCH_DIR])
+    if job.header.block_norm:
+        sections[Section.NORM] = job.norm
+    return job.header.with_patches(patches)
 
 
 @functools.cache
@@ -120,13 +126,21 @@ def _at_once(device: torch.device) -> int:
     return COUNTING * torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    """What `count_kernel` adds for an exponent."""
+    added = torch.full((512,), 15 * 4, dtype=torch.int64)
+    added[256:271] = 4 * torch.arange(15)
+    return (1 << added).to(device)
+
+
 def _counts(job: _Job) -> Tensor:
     """How often each exponent but 0 occurs, on the device."""
     header, g = job.header, job.header.geometry
     counts = torch.zeros(256, dtype=torch.int64, device=job.device)
     programs = max(min(header.blocks, _at_once(job.device)), -(-header.blocks * g.octets // MOST_STEPS))
     numbers = (header.numel, header.blocks, programs)
-    _COUNT(programs, (job.weights, job.norm, counts), numbers, job.constants)
+    _COUNT(programs, (job.weights, job.norm, _counters(job.device), counts), numbers, job.constants)
     return counts
 
 
@@ -151,77 +165,80 @@ def lowest_of(counts: Tensor, numel: int, lowest: Tensor) -> Tensor:
     return index
 
 
-def _scanned(job: _Job, totals: Tensor, patch_counts: Tensor, words: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """Directories of the blocks' words and patches, the first only where `words` are not `patch_counts`."""
-    blocks, streams = job.header.blocks, words is not patch_counts
-    patch_directory = job.new(blocks + 1)
-    directory = job.new(blocks + 1) if streams else patch_directory
-    tensors = (words, most, patch_counts, directory, patch_directory, totals)
-    _SCAN(1, tensors, (blocks,), {"STREAMS": streams, "STEP": SCANNED})
-    return directory, patch_directory
+def _scan(job: _Job, note: Tensor, patch_directory: Tensor, directory: Tensor | None, most: Tensor | None) -> ReadBack:
+    """Turns sizes of blocks into directories, and sends the totals. directory, most: of streams, where there are."""
+    streams = directory is not None
+    tensors = (most, directory, patch_directory, note) if streams else (patch_directory,) * 3 + (note,)
+    _SCAN(1, tensors, (job.header.blocks,), {"STREAMS": streams, "STEP": SCANNED})
+    return ReadBack(note)
 
 
-def _per_block(job: _Job, number: int) -> list[Tensor]:
-    return [torch.empty(job.header.blocks, dtype=torch.int32, device=job.device) for _ in range(number)]
-
-
-def _flags(job: _Job) -> Tensor:
-    """A byte for each step of each block."""
-    return torch.zeros(job.header.blocks * job.header.geometry.octets, dtype=torch.uint8, device=job.device)
-
-
-def _read_back(note: Tensor) -> tuple[int, int, int, np.ndarray]:
+def _totals(read_back: ReadBack) -> tuple[int, int, int, np.ndarray]:
     """Words, patches, units of the largest lane; and the bytes behind. The one place that waits."""
-    found = note.cpu().numpy()
-    words, patches, largest = found[:12].view(np.int32).tolist()
-    return words, patches, largest, found[TOTALS:]
+    found = read_back.wait()
+    words, patches, largest = found[:3].tolist()
+    return words, patches, largest, found.view(np.uint8)[TOTALS:]
 
 
-def _pfx(job: _Job, book: Codebook | None) -> _Found:
-    g, blocks, device = job.header.geometry, job.header.blocks, job.device
-    note = torch.empty(TOTALS + aligned(STORED), dtype=torch.uint8, device=device)
+def _note(device: torch.device, behind: int) -> Tensor:
+    """What is read back: totals, and so many bytes."""
+    return torch.empty((TOTALS + aligned(behind)) // 4, dtype=torch.int32, device=device)
+
+
+def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
+    header, g, blocks, device = job.header, job.header.geometry, job.header.blocks, job.device
+    note = _note(device, STORED if book is None else 0)
     if book is None:
-        tables = codebook_tables(_counts(job), job.header.numel, g.limit, note[TOTALS : TOTALS + STORED])
+        stored = note.view(torch.uint8)[TOTALS : TOTALS + STORED]
+        tables = codebook_tables(_counts(job), header.numel, g.limit, stored)
     else:
         tables = {which: book.table(device, which) for which in ("stored", "index", "packing")}
     stored, index, packing = tables["stored"], tables["index"], tables["packing"]
-    units, sums, escaping = job.new(blocks * g.lanes, torch.uint8), job.new(blocks), _flags(job)
-    words, most, patch_counts = _per_block(job, 3)
+    units, sums = job.new(blocks * g.lanes, torch.uint8), job.new(blocks)
+    directory, patch_directory = job.new(blocks + 1), job.new(blocks + 1)
+    most, escaping = job.new(blocks), job.new(blocks)
     common = (stored, index, packing, units)
-    job.run(_SIZE, *common, words, most, patch_counts, escaping, sums)
-    directory, patch_directory = _scanned(job, note.view(torch.int32), patch_counts, words, most)
-    total, patches, largest, in_bytes = _read_back(note)
-    if largest > MOST_UNITS:
-        raise TooLongError
-    payload = job.new(total + g.guard)
-    payload[total:].zero_()
-    plane = job.new(plane_bytes(job.header.numel, job.header.mant_bits), torch.uint8)
-    octets = octets_of(plane, job.header.mant_bits)
-    job.run(_WRITE, *common, directory, payload, payload.view(torch.uint8), octets)
-    if book is None:  # while the device writes
-        book = Codebook.from_bytes(in_bytes[:STORED], g.limit)
-        book.keep(device, tables)
-    sections = {
-        Section.CODEBOOK: stored, Section.BLOCK_DIR: directory, Section.LANE_UNITS: units, Section.PAYLOAD: payload,
-        Section.PLANE: plane, Section.BLOCK_SUM: sums, Section.PATCH_DIR: patch_directory,
-        Section.PATCH: job.new(patches),
-    }  # fmt: skip
-    return _Found(sections, index, escaping, book)
+    job.run(_SIZE, *common, directory, most, patch_directory, escaping, sums)
+    read_back = _scan(job, note, patch_directory, directory, most)
+
+    def finish() -> Encoded:
+        total, patches, largest, in_bytes = _totals(read_back)
+        if largest > MOST_UNITS:
+            raise TooLongError
+        payload = job.new(total + g.guard)
+        plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
+        job.run(_WRITE, *common, directory, payload, octets_of(plane, header.mant_bits))
+        sections = {
+            Section.CODEBOOK: stored, Section.BLOCK_DIR: directory, Section.LANE_UNITS: units, Section.PAYLOAD: payload,
+            Section.PLANE: plane, Section.BLOCK_SUM: sums, Section.PATCH_DIR: patch_directory,
+        }  # fmt: skip
+        found = _patched(job, sections, patches, index, escaping)
+        own = book
+        if own is None:  # while the device writes
+            own = Codebook.of_device(in_bytes[:STORED], g.limit)
+            own.keep(device, tables)
+        return found, sections, own, 0
+
+    return finish
 
 
-def _fix4(job: _Job) -> _Found:
-    header, device = job.header, job.device
-    note = torch.empty(2 * TOTALS, dtype=torch.uint8, device=device)
-    lowest, escaping = note[TOTALS : TOTALS + 1], _flags(job)
+def _fix4(job: _Job) -> Callable[[], Encoded]:
+    header, blocks = job.header, job.header.blocks
+    note = _note(job.device, 1)
+    lowest = note.view(torch.uint8)[TOTALS : TOTALS + 1]
     index = lowest_of(_counts(job), header.numel, lowest)
-    payload, sums = job.new(-(-header.numel // OCTET)), job.new(header.blocks)
+    payload, sums = job.new(-(-header.numel // OCTET)), job.new(blocks)
     plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
-    (patch_counts,) = _per_block(job, 1)
-    job.run(_FIX4, lowest, payload, octets_of(plane, header.mant_bits), patch_counts, escaping, sums)
-    _, patch_directory = _scanned(job, note.view(torch.int32), patch_counts, patch_counts, patch_counts)
-    _, patches, _, in_bytes = _read_back(note)
-    sections = {
-        Section.CODEBOOK: lowest, Section.PAYLOAD: payload, Section.PLANE: plane, Section.BLOCK_SUM: sums,
-        Section.PATCH_DIR: patch_directory, Section.PATCH: job.new(patches),
-    }  # fmt: skip
-    return _Found(sections, index, escaping, lowest=int(in_bytes[0]))
+    patch_directory, escaping = job.new(blocks + 1), job.new(blocks)
+    job.run(_FIX4, lowest, payload, octets_of(plane, header.mant_bits), patch_directory, escaping, sums)
+    read_back = _scan(job, note, patch_directory, None, None)
+
+    def finish() -> Encoded:
+        _, patches, _, in_bytes = _totals(read_back)
+        sections = {
+            Section.CODEBOOK: lowest, Section.PAYLOAD: payload, Section.PLANE: plane, Section.BLOCK_SUM: sums,
+            Section.PATCH_DIR: patch_directory,
+        }  # fmt: skip
+        return _patched(job, sections, patches, index, escaping), sections, None, int(in_bytes[0])
+
+    return finish

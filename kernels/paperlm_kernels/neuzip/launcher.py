@@ -9,6 +9,8 @@ constants.
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,7 +26,12 @@ _WIDE = 2**31
 
 def addresses(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     """Of the tensors' first elements."""
-    return tuple(t.data_ptr() for t in tensors)
+    return tuple([t.data_ptr() for t in tensors])
+
+
+def all_aligned(places: tuple[int, ...]) -> bool:
+    """Whether all are multiples of 16."""
+    return not functools.reduce(operator.or_, places) & 15
 
 
 def on_device(t: Tensor) -> AbstractContextManager:
@@ -37,12 +44,14 @@ def on_device(t: Tensor) -> AbstractContextManager:
 class Launcher:
     """A kernel with its compiled forms."""
 
-    def __init__(self, kernel: Any, warps: int = WARPS) -> None:
-        self.kernel, self.warps = kernel, warps
+    def __init__(self, kernel: Any, warps: int = WARPS, **options: Any) -> None:
+        """options: of the compiler."""
+        self.kernel, self.options = kernel, {"num_warps": warps, **options}
         self._compiled: dict[tuple, Any] = {}
+        self._own: tuple[str, ...] = ()
 
     def __call__(
-        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: dict[str, int],
+        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[float], constants: dict[str, int],
         places: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         """Starts so many programs on the current device, which is the tensors'.
@@ -52,14 +61,18 @@ class Launcher:
         """
         if places is None:
             places = addresses(tensors)
-        own = {name: constants[name] for name in self.kernel.arg_names[len(tensors) + len(numbers) :]}
-        # a kernel is compiled for buffers that begin on 16 bytes, or for some that do not
-        aligned, wide = tuple(p & 15 == 0 for p in places), tuple(n >= _WIDE for n in numbers)
-        key = (tensors[0].device, aligned, wide, *own.values())
+        if not self._own:
+            self._own = tuple(self.kernel.arg_names[len(tensors) + len(numbers) :])
+        own = [constants[name] for name in self._own]
+        # a kernel is compiled for buffers that begin on 16 bytes, or for some that do not, and for short numbers
+        aligned = all_aligned(places) or tuple([p & 15 == 0 for p in places])
+        wide = max(numbers) >= _WIDE and tuple([n >= _WIDE for n in numbers])
+        key = (tensors[0].device, aligned, wide, *own)
         ready = self._compiled.get(key)
         if ready is not None:
-            ready[(programs, 1, 1)](*places, *numbers, *own.values())
+            ready[(programs, 1, 1)](*places, *numbers, *own)
             return
-        compiled = self.kernel[(programs,)](*tensors, *numbers, **own, num_warps=self.warps)
+        given = dict(zip(self._own, own, strict=True))
+        compiled = self.kernel[(programs,)](*tensors, *numbers, **given, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
             self._compiled[key] = compiled

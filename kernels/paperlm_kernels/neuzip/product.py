@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,17 +15,27 @@ from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.neuzip.header import Codec, Section
 from paperlm_kernels.neuzip.record import Packed
 
+if TYPE_CHECKING:
+    from paperlm_kernels.neuzip.launcher import Launcher
+
 TOKENS = 16
-"Up to so many are multiplied without unpacking."
+"Up to so many are multiplied without unpacking, with exponents in four bits;"
+STREAM_TOKENS = 8
+"and with prefix codes."
+REGISTERS = {1: 48, 2: 64, 4: 80, 8: 128}
+"Tokens -> of a thread: with no limit the assembler sets one that is too low, and spills."
+STEP = 1024
+"Neighbouring weights that all lanes decode at once."
 
 
 def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
     """x W^T + b with W packed, (..., in) to (..., out), without a gradient.
 
-    Up to 16 tokens with a matrix of the profile "fix4" without loss, and a multiple of 8 columns, are multiplied in one
-    kernel that reads 12 bits a weight, sums in float32 in an order of its own, and rounds once: the result differs from
-    F.linear's in the last bit of bfloat16. (A token that is not finite gives NaN where a weight is patched.) Everything
-    else is unpacked first, and is F.linear of it.
+    Without loss, up to 16 tokens with a matrix of the profile "fix4" and a multiple of 8 columns, or up to 8 with one
+    of another profile and a multiple of 1,024 columns, are multiplied by a kernel that reads the packed weights, sums
+    in float32 in an order of its own, and rounds once: the result differs from F.linear's in the last bit of bfloat16.
+    (A token that is not finite gives NaN where a weight is patched.) Everything else is unpacked first, and is F.linear
+    of it.
 
     Args:
         x: bfloat16 (..., in), on the device of the weights.
@@ -38,30 +53,32 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: st
             f"x {tuple(x.shape)} of {x.dtype} on {x.device} times a matrix {tuple(packed.shape)} of {packed.dtype} on "
             f"{packed.device}; give (..., in) of the same dtype on the same device"
         )
-    fused = chosen_backend(backend, x, torch.int32) == "triton" and _fits(x, packed)
-    if not fused:
+    product = _product(x, packed) if chosen_backend(backend, x, torch.int32) == "triton" else None
+    if product is None:
         return F.linear(x.detach(), packed.unpack(backend=backend), bias)
-    y = _run(x.detach().reshape(-1, x.shape[-1]).contiguous(), packed).view(*x.shape[:-1], packed.shape[0])
+    flat = x.detach().reshape(-1, x.shape[-1]).contiguous()
+    y = product(flat.clone() if flat.data_ptr() % 16 else flat, packed).view(*x.shape[:-1], packed.shape[0])
     return y if bias is None else y + bias
 
 
-def _fits(x: Tensor, packed: Packed) -> bool:
-    header = packed.header
-    tokens = x.numel() // max(1, x.shape[-1])
-    return (
-        header.codec == Codec.FIX4 and not header.lossy and x.shape[-1] % 8 == 0 and 0 < tokens <= TOKENS
-    )  # fmt: skip
+def _product(x: Tensor, packed: Packed) -> Callable[[Tensor, Packed], Tensor] | None:
+    """What multiplies them without unpacking, if anything does."""
+    columns, codec = x.shape[-1], packed.header.codec
+    tokens = x.numel() // max(1, columns)
+    if packed.header.lossy or tokens == 0:
+        return None
+    if codec == Codec.FIX4:
+        return _fix4 if columns % 8 == 0 and tokens <= TOKENS else None
+    return _streams if codec == Codec.PFX and columns % STEP == 0 and tokens <= STREAM_TOKENS else None
 
 
-def _run(x: Tensor, packed: Packed) -> Tensor:
+def _fix4(x: Tensor, packed: Packed) -> Tensor:
     import triton
 
     from paperlm_kernels.neuzip.kernel_product import fix4_product_kernel
     from paperlm_kernels.neuzip.launch import octets_of
 
     s, (rows, columns), tokens = packed.sections, packed.shape, len(x)
-    if x.data_ptr() % 16:
-        x = x.clone()
     y = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
     plane = s[Section.PLANE]
     some = 4 if tokens <= 8 else 2
@@ -73,3 +90,32 @@ def _run(x: Tensor, packed: Packed) -> Tensor:
             num_warps=4,
         )  # fmt: skip
     return y
+
+
+@functools.cache
+def _stream_launcher(m: int) -> Launcher:
+    from paperlm_kernels.neuzip.kernel_product import stream_product_kernel
+    from paperlm_kernels.neuzip.launcher import Launcher
+
+    return Launcher(stream_product_kernel, maxnreg=REGISTERS[m])
+
+
+def _streams(x: Tensor, packed: Packed) -> Tensor:
+    from paperlm_kernels.neuzip.launch import decoding_of
+    from paperlm_kernels.neuzip.launcher import on_device
+
+    (rows, columns), tokens, g = packed.shape, len(x), packed.header.geometry
+    run = math.gcd(columns // STEP, g.octets)
+    parts = columns // (STEP * run)
+    partial = torch.empty(tokens, rows, parts, dtype=torch.float32, device=x.device)
+    m = 1 << (tokens - 1).bit_length()
+    constants = {
+        "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "UNIT": g.unit, "RUN": run,
+        "M": m, "PATCHES": 32,
+    }  # fmt: skip
+    with on_device(x):
+        _stream_launcher(m)(
+            packed.header.blocks, (*decoding_of(packed).tensors, x.view(torch.int64), partial),
+            (packed.header.numel, columns, tokens), constants,
+        )  # fmt: skip
+    return (partial.sum(2) if parts > 1 else partial.squeeze(2)).to(x.dtype)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,8 +69,8 @@ def pack(
     Raises:
         TypeError, ValueError: a tensor or option that does not fit; the message names the fix.
     """
-    header = _planned(t, mant_bits, block_norm, profile, norm_semantics, rounding, nonfinite, raw)
-    packed = _packed(t, header, None, raw, nonfinite, backend)
+    header = _planned(t.dtype, t.shape, mant_bits, block_norm, profile, norm_semantics, rounding, nonfinite, raw)
+    packed = _begun(t, header, None, raw, nonfinite, backend)()
     if out is None:
         return packed
     out._take(packed)
@@ -136,7 +138,7 @@ class Packed:
     @property
     def bits_per_weight(self) -> float:
         """Of all sections, metadata included; tables that are built from them are not."""
-        stored = sum(t.numel() * t.element_size() for t in self.sections.values())
+        stored = sum([t.nbytes for t in self.sections.values()])
         return 8 * stored / max(1, self.header.numel)
 
     def unpack(self, out: Tensor | None = None, *, check: bool = True, backend: str = "auto") -> Tensor:
@@ -165,16 +167,28 @@ class Packed:
         The codebook is kept for up to 64 updates, unless more than a 1,000th of the weights escape it, which saves the
         histogram; nothing is lost by an old one. What was here stays until the new is complete.
         """
+        self.update_later(t, backend=backend)()
+        return self
+
+    def update_later(self, t: Tensor, *, backend: str = "auto") -> Callable[[], None]:
+        """The beginning of `update_`, which does not wait for the device; what it returns, called once, does the rest.
+
+        Until then what was here stays, and `t` is not to be changed.
+        """
         self._fits(t)
         template = self._template
         fresh = self.book is None or self._updates >= REBUILD
-        made = _packed(t, template, None if fresh else self.book, self._raw, self._nonfinite, backend)
-        if not fresh and (made.header.codec == Codec.RAW or made.header.patches > MOST_ESCAPES * made.header.numel):
-            fresh, made = True, _packed(t, template, None, self._raw, self._nonfinite, backend)
-        updates = 0 if fresh else self._updates + 1
-        self._take(made)
-        self._updates = updates
-        return self
+        begun = _begun(t, template, None if fresh else self.book, self._raw, self._nonfinite, backend)
+
+        def finish() -> None:
+            made, anew = begun(), fresh
+            if not anew and (made.header.codec == Codec.RAW or made.header.patches > MOST_ESCAPES * made.header.numel):
+                anew, made = True, _begun(t, template, None, self._raw, self._nonfinite, backend)()
+            updates = 0 if anew else self._updates + 1
+            self._take(made)
+            self._updates = updates
+
+        return finish
 
     def verify(self, *, backend: str = "auto") -> None:
         """Decodes everything and compares the streams' ends and the blocks' sums. Raises ContainerError for damage."""
@@ -254,9 +268,11 @@ class Packed:
                 target.copy_(on_cpu)
 
 
+@functools.lru_cache(1024)
 def _planned(
-    t: Tensor, k: int, norm: int | None, profile: str, semantics: str, rounding: str, nonfinite: str, raw: str
-) -> Header:
+    torch_dtype: torch.dtype, shape: torch.Size, k: int, norm: int | None, profile: str, semantics: str, rounding: str,
+    nonfinite: str, raw: str,
+) -> Header:  # fmt: skip
     geometry = profile_of(profile)
     known = {
         "mant_bits": (k, fields.MANT_BITS), "norm_semantics": (semantics, fields.SEMANTICS),
@@ -271,49 +287,67 @@ def _planned(
             f"block_norm={norm} with mant_bits={k}; it is one of {', '.join(map(str, fields.NORM_BLOCKS))}, and for 0, "
             "1 or 3 bits: leave it out"
         )
-    dtype = str(t.dtype).removeprefix("torch.")
+    dtype = str(torch_dtype).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise TypeError(f"a tensor of {t.dtype}; bfloat16 is packed, float16 and float32 are kept: convert it first")
+        raise TypeError(
+            f"a tensor of {torch_dtype}; bfloat16 is packed, float16 and float32 are kept: convert it first"
+        )
     if dtype != "bfloat16" and (k != 7 or raw == "never"):
-        raise TypeError(f"a tensor of {t.dtype} with mant_bits={k}, raw={raw!r}; only bfloat16 is coded: convert it")
-    if math.prod(max(1, axis) for axis in t.shape) > MOST or t.ndim > 8:
-        raise ValueError(f"a tensor of shape {tuple(t.shape)}; pack parts of at most 2^40 elements and 8 axes")
+        raise TypeError(
+            f"a tensor of {torch_dtype} with mant_bits={k}, raw={raw!r}; only bfloat16 is coded: convert it"
+        )
+    if math.prod(max(1, axis) for axis in shape) > MOST or len(shape) > 8:
+        raise ValueError(f"a tensor of shape {tuple(shape)}; pack parts of at most 2^40 elements and 8 axes")
     header = Header(
-        dtype=dtype, codec=Codec.FIX4 if profile == "fix4" else Codec.PFX, shape=tuple(t.shape), mant_bits=k,
+        dtype=dtype, codec=Codec.FIX4 if profile == "fix4" else Codec.PFX, shape=tuple(shape), mant_bits=k,
         block_norm=norm, norm_semantics=semantics if norm else "true_max", geometry=geometry,
     )  # fmt: skip
     return header if dtype == "bfloat16" else dataclasses.replace(header, codec=Codec.RAW, geometry=None)
 
 
-def _packed(t: Tensor, header: Header, book: Codebook | None, raw: str, nonfinite: str, backend: str) -> Packed:
-    """`header` without what only the coding tells."""
+def _begun(
+    t: Tensor, header: Header, book: Codebook | None, raw: str, nonfinite: str, backend: str
+) -> Callable[[], Packed]:
+    """Begins to pack; what is returned waits for the device and ends it. `header` is without what the coding tells."""
     t = t.detach().contiguous()
     if header.lossy:
         _refuse_nonfinite(t, nonfinite)
-    device, made, may_be_raw = t.device, None, raw == "auto" or t.numel() == 0
+    may_be_raw = raw == "auto" or t.numel() == 0
     coded = header.codec != Codec.RAW and not (may_be_raw and header.blocks < FEWEST_BLOCKS)
-    if coded:
-        try:
-            if chosen_backend(backend, t, torch.int32) == "triton":
-                from paperlm_kernels.neuzip.launch_encode import run_encode
+    begun = None
+    if coded and chosen_backend(backend, t, torch.int32) == "triton":
+        from paperlm_kernels.neuzip.launch_encode import begin_encode
 
-                made = Packed(*run_encode(t, header, book))
-            else:
-                found, arrays, book = reference.encode(_bits(t.cpu()), header, book)
-                made = Packed(found, _owned(arrays, device), book)
-        except TooLongError as reason:
-            if not may_be_raw:
-                raise ValueError("the codes of a lane exceed what a byte can say; use raw='auto'") from reason
-    if made is None or (may_be_raw and made.bits_per_weight >= 8 * t.element_size()):
-        if header.lossy and t.numel():
-            # what is unpacked does not depend on whether it was coded
-            values = reference.round_trip(_bits(t.cpu()), header)
-            t = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(device)
-        kept = dataclasses.replace(header, codec=Codec.RAW, geometry=None, mant_bits=7, block_norm=None,
-                                   norm_semantics="true_max")  # fmt: skip
-        made = Packed(kept, {Section.PLANE: t.reshape(-1).clone().view(torch.uint8)}, None)
-    made._template, made._raw, made._nonfinite = header, raw, nonfinite
-    return made
+        begun = begin_encode(t, header, book)
+
+    def finish() -> Packed:
+        made = None
+        if coded:
+            try:
+                if begun is not None:
+                    made = Packed(*begun())
+                else:
+                    found, arrays, own = reference.encode(_bits(t.cpu()), header, book)
+                    made = Packed(found, _owned(arrays, t.device), own)
+            except TooLongError as reason:
+                if not may_be_raw:
+                    raise ValueError("the codes of a lane exceed what a byte can say; use raw='auto'") from reason
+        if made is None or (may_be_raw and made.bits_per_weight >= 8 * t.element_size()):
+            made = _kept(t, header)
+        made._template, made._raw, made._nonfinite = header, raw, nonfinite
+        return made
+
+    return finish
+
+
+def _kept(t: Tensor, header: Header) -> Packed:
+    """A tensor as it is; rounded, where `header` rounds: what is unpacked does not depend on whether it was coded."""
+    if header.lossy and t.numel():
+        values = reference.round_trip(_bits(t.cpu()), header)
+        t = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(t.device)
+    kept = dataclasses.replace(header, codec=Codec.RAW, geometry=None, mant_bits=7, block_norm=None,
+                               norm_semantics="true_max")  # fmt: skip
+    return Packed(kept, {Section.PLANE: t.reshape(-1).clone().view(torch.uint8)}, None)
 
 
 def _refuse_nonfinite(t: Tensor, nonfinite: str) -> None:

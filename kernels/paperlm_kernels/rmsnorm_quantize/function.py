@@ -117,11 +117,40 @@ def rmsnorm_fake_quantize(
     if chosen_backend(backend, x, x.dtype) == "triton":
         from paperlm_kernels.rmsnorm_quantize.ops import fake_quantize
 
-        values, stream = fake_quantize(_rows(x, up, gain, residual, eps), mode, float(multiple), k)
+        values, stream, _, _ = fake_quantize(_rows(x, up, gain, residual, eps), mode, float(multiple), k)
         return values.view(x.shape), None if stream is None else stream.view(x.shape)
     stream = None if residual is None else (x.float() + residual.float()).to(x.dtype)
     z = x if stream is None else stream
     return reference.fake_quantize_reference(z, up, gain, eps, chosen, multiple, k), stream
+
+
+def rmsnorm_training_input(
+    x: Tensor,
+    gain: Tensor,
+    mode: str = "int8_absmax",
+    *,
+    eps: float = 1e-5,
+    multiple: float = 1,
+    keep: float | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a quantized projection reads in training: values (..., D) as `rmsnorm_fake_quantize` has them, with its
+    gradient; and without one what they stand for, codes int8 (..., D) and the step of each token, float32 (..., 1).
+
+    One read of x and one write of each. Arguments and errors are those of `rmsnorm_quantize`.
+    """
+    chosen, k = _checked(x, gain, mode, multiple, keep, None, None)
+    if chosen_backend(backend, x, x.dtype) == "triton":
+        from paperlm_kernels.rmsnorm_quantize.ops import fake_quantize
+
+        values, _, codes, scale = fake_quantize(_rows(x, None, gain, None, eps), mode, float(multiple), k, codes=True)
+        codes = codes[:, : x.shape[-1]].reshape(x.shape)
+        return values.view(x.shape), codes, scale.view(*x.shape[:-1], 1)
+    values = reference.fake_quantize_reference(x, None, gain, eps, chosen, multiple, k)
+    with torch.no_grad():
+        y = reference.rms_norm(x, gain, eps)
+        codes, scale = reference.quantize_rows(reference.keep_largest(y, k), chosen, multiple)
+    return values, codes.to(torch.int8), scale[..., None]
 
 
 def _rows(x: Tensor, up: Tensor | None, gain: Tensor | None, residual: Tensor | None, eps: float):

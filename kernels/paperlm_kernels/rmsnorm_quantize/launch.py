@@ -35,9 +35,9 @@ def _block(width: int) -> tuple[int, int]:
 
 
 def run_forward(
-    rows: Rows, mode: Mode, multiple: float, k: int, *, codes: bool, compact: bool
+    rows: Rows, mode: Mode, multiple: float, k: int, *, codes: bool, values: bool, compact: bool
 ) -> dict[str, Tensor | None]:
-    """codes, scale, rowsum, places, counts, stream; or (`codes` False, for training) values, rstds, stream."""
+    """stream; codes, scale, rowsum, places, counts, where codes are asked for; values, rstds, where values are."""
     (M, D), x = rows.x.shape, rows.x
     padded = -(-D // ALIGNED) * ALIGNED
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.device)  # noqa: E731
@@ -49,7 +49,7 @@ def run_forward(
         out["scale"], out["rowsum"] = new(M, dtype=torch.float32), new(M, dtype=torch.int32)
         if compact:
             out["places"], out["counts"] = new(M, padded, dtype=torch.int32), new(M, dtype=torch.int32)
-    else:
+    if values:
         out["values"], out["rstds"] = new(M, D, dtype=x.dtype), new(M, dtype=torch.float32)
     if rows.residual is not None:
         out["stream"] = new(M, D, dtype=x.dtype)
@@ -62,7 +62,7 @@ def run_forward(
                 out["values"], out["rstds"], out["places"], out["counts"], D, padded, k, stride(x), stride(rows.up),
                 stride(rows.residual), rows.eps, mode.levels, float(mode.low), float(mode.high), float(multiple),
                 GLU=rows.up is not None, NORM=rows.gain is not None, RESIDUAL=rows.residual is not None, TOPK=k < D,
-                MEAN=mode.mean, E2M1=mode.e2m1, CODES=codes, VALUES=not codes, COMPACT=compact, BLOCK=block,
+                MEAN=mode.mean, E2M1=mode.e2m1, CODES=codes, VALUES=values, COMPACT=compact, BLOCK=block,
                 num_warps=warps,
             )  # fmt: skip
     return out

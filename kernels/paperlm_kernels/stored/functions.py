@@ -67,7 +67,7 @@ class _Linear(torch.autograd.Function):
         weight, flat = ctx.weight, g.reshape(-1, g.shape[-1])
         gx = gw = gb = None
         if wants_x:
-            values = weight.read_again(g.dtype)
+            values = weight.read_again(g.dtype, wants_weight)
             gx = (flat @ (values.t() if ctx.transposed else values)).view(ctx.shape)
             del values
         if wants_weight:

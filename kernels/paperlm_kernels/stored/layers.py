@@ -27,6 +27,7 @@ class StoredLayer(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StoredLayer:
         self.stored.store.apply(fn)  # first: it refuses what a store cannot do
+        self.stored.forget()
         super()._apply(fn, recurse)
         self.stored.handle = self.weight
         return self
@@ -58,6 +59,7 @@ class StoredLayer(nn.Module):
                 f"{tuple(self.stored.store.shape)}"
             )
         else:
+            self.stored.forget()
             self.stored.store.write(values.to(self.stored.store.dtype))
 
     def extra_repr(self) -> str:

@@ -6,6 +6,7 @@ training (arXiv 2410.20650, section 3.2) is this with compressed weights.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,14 @@ from torch import Tensor, nn
 from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.neuzip import raise_decode_errors
 from paperlm_kernels.stored.layers import stored_weights
+from paperlm_kernels.stored.stores import WeightStore
 from paperlm_kernels.stored.weight import StoredWeight
 
 CHUNK = 1 << 20
 "Values of a weight that are in float32 at a time."
+AHEAD = 4
+"""Stored weights whose update may be under way: to end one, the host waits until the device has got there, which has
+the work of those behind it left to do. Their plain values are there meanwhile."""
 
 
 def sgd_update(weight: Tensor, gradient: Tensor, lr: float, *, backend: str = "auto") -> None:
@@ -79,8 +84,9 @@ class LomoSgd(torch.optim.Optimizer):
                 self._stored[parameter] = weight
         super().__init__(parameters, {"lr": first, "steps": 0})
         self._updated: set[Tensor] = set()
+        self._under_way: collections.deque[WeightStore] = collections.deque()
         for weight in self._stored.values():
-            weight.waits = True
+            weight.waits, weight.at_once = True, fused
         self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in parameters]
 
     @property
@@ -93,7 +99,9 @@ class LomoSgd(torch.optim.Optimizer):
         for hook in self._hooks:
             hook.remove()
         for weight in self._stored.values():
-            weight.waits = False
+            weight.waits = weight.at_once = False
+            weight.drop_gradient()
+        self._settle(0)
         self._hooks = []
 
     @torch.no_grad()
@@ -118,9 +126,17 @@ class LomoSgd(torch.optim.Optimizer):
         weight: StoredWeight | None = self._stored.get(parameter)
         if weight is not None:
             weight.update(lambda old, gradient: sgd_update(old, gradient, lr))
+            self._under_way.append(weight.store)
+            self._settle(AHEAD)
         else:
             sgd_update(parameter.data, parameter.grad, lr)
         parameter.grad = None
+
+    def _settle(self, left: int) -> None:
+        """End updates of stored weights, the oldest first, but for so many."""
+        while len(self._under_way) > left:
+            self._under_way[0].settle()
+            self._under_way.popleft()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -131,12 +147,14 @@ class LomoSgd(torch.optim.Optimizer):
         """
         if closure is not None:
             raise ValueError("LomoSgd updates within the backward pass and takes no closure")
+        self._settle(0)
         for device in {weight.store.device for weight in self._stored.values()}:
             raise_decode_errors(device)
         group = self.param_groups[0]
         for parameter in group["params"] if not self.fused else ():
             if parameter.grad is not None:
                 self._update(parameter)
+        self._settle(0)
         self._updated.clear()
         group["steps"] += 1
         if self._schedule is not None:

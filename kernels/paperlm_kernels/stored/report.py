@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from paperlm_kernels.stored.layers import plain_tensors, stored_weights
-from paperlm_kernels.stored.stores import RawStore
+from paperlm_kernels.stored.lomo import AHEAD
+from paperlm_kernels.stored.stores import PackedStore, RawStore, runs_ahead
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class WeightBytes:
     in_update: int
     """what an update within the backward pass has at most beside the weights: one gradient, and of a packed weight its
     values and its new bytes. Weights that `keep_recomputed` holds are not counted"""
+    under_way: int
+    "values of packed weights on a card whose update has begun, while it has others to do; at most so many bytes"
 
     @property
     def total(self) -> int:
@@ -37,7 +40,7 @@ class WeightBytes:
 
     def in_training(self, fused: bool) -> int:
         """Weights and gradients at their most, activations left out. fused: as LomoSgd updates, one at a time."""
-        return self.total + (self.in_update if fused else self.gradients)
+        return self.total + (self.in_update + self.under_way if fused else self.gradients)
 
     @property
     def bits_per_weight(self) -> float | None:
@@ -53,6 +56,9 @@ def weight_bytes(model: nn.Module) -> WeightBytes:
     gradients = [*sizes.values(), *(p.nbytes for p in plain)]
     # a raw weight is changed where it lies
     packed = [2 * sizes[key] + store.nbytes for key, store in stored.items() if not isinstance(store, RawStore)]
+    waiting = [
+        size for key, size in sizes.items() if isinstance(stored[key], PackedStore) and runs_ahead(stored[key].device)
+    ]
     return WeightBytes(
         stored=sum(store.nbytes for store in stored.values()),
         plain=sum(p.nbytes for p in plain),
@@ -60,6 +66,7 @@ def weight_bytes(model: nn.Module) -> WeightBytes:
         plain_weights=sum(p.numel() for p in plain),
         gradients=sum(gradients),
         in_update=max([*gradients, *packed], default=0),
+        under_way=sum(sorted(waiting)[-AHEAD:]),
     )
 
 

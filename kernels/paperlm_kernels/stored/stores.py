@@ -7,13 +7,21 @@ one's own needs `read`, `write`, `nbytes` and `apply`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from paperlm_kernels.neuzip import Packed
+
 StoreFactory = Callable[[Tensor], "WeightStore"]
 "Makes the store of a weight from its values: RawStore, PackedStore, functools.partial(PackedStore, mant_bits=3)."
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether the host goes on while a device works, so that waiting for it would keep both from working."""
+    return device.type != "cpu"
 
 
 class WeightStore:
@@ -31,14 +39,21 @@ class WeightStore:
         """The values."""
         raise NotImplementedError
 
-    def take(self) -> Tensor:
+    def take(self, read: Tensor | None = None) -> Tensor:
         """The values, for somebody who changes them in place and gives them to `write`, so that no second copy is
-        needed."""
-        return self.read().clone()
+        needed. read: what `read` gave since they were written, if nobody else needs that any more."""
+        return (self.read() if read is None else read).clone()
 
     def write(self, tensor: Tensor) -> None:
         """Take these values. The old ones stay until the new ones are there."""
         raise NotImplementedError
+
+    def write_later(self, tensor: Tensor) -> None:
+        """`write`, of values that nobody changes any more; it may end when the store is used next, or at `settle`."""
+        self.write(tensor)
+
+    def settle(self) -> None:
+        """End what `write_later` began."""
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +96,7 @@ class RawStore(WeightStore):
     def read(self) -> Tensor:
         return self.tensor
 
-    def take(self) -> Tensor:
+    def take(self, read: Tensor | None = None) -> Tensor:
         return self.tensor
 
     def write(self, tensor: Tensor) -> None:
@@ -113,16 +128,37 @@ class PackedStore(WeightStore):
 
         self.options = options
         self.trainable = options.get("mant_bits", 7) == 7  # over the class's, for this store alone
-        self.packed = pack(tensor.detach().contiguous(), **options)
+        self._packed = pack(tensor.detach().contiguous(), **options)
+        self._finish: Callable[[], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()
+        return self.__dict__
+
+    @property
+    def packed(self) -> Packed:
+        """The weight; what was begun is ended first."""
+        self.settle()
+        return self._packed
 
     def read(self) -> Tensor:
         return self.packed.unpack().view(self.shape)
 
-    def take(self) -> Tensor:
-        return self.read()  # decoded for the caller alone
+    def take(self, read: Tensor | None = None) -> Tensor:
+        return self.read() if read is None else read  # decoded for the caller alone
 
     def write(self, tensor: Tensor) -> None:
         self.packed.update_(self._check(tensor))  # with the codebook that is there, as long as it fits
+
+    def write_later(self, tensor: Tensor) -> None:
+        if not runs_ahead(self.device):
+            return self.write(tensor)
+        self._finish = self.packed.update_later(self._check(tensor))
+
+    def settle(self) -> None:
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
 
     def renew(self) -> None:
         """Pack anew with a codebook of the values as they are now: the bytes then follow from the values alone, and not
@@ -137,7 +173,7 @@ class PackedStore(WeightStore):
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         if (device := self._same_dtype(fn)) != self.device:
-            self.packed, self.device = self.packed.to(device), device
+            self._packed, self.device = self.packed.to(device), device
 
 
 class Nf4Store(WeightStore):
@@ -195,8 +231,8 @@ class RowBlocks(WeightStore):
     def read(self) -> Tensor:
         return torch.cat([block.read() for block in self.blocks])
 
-    def take(self) -> Tensor:
-        return self.read()
+    def take(self, read: Tensor | None = None) -> Tensor:
+        return self.read() if read is None else read  # joined for the caller alone
 
     def write(self, tensor: Tensor) -> None:
         for block, values in zip(self.blocks, self._check(tensor).split(self.rows_per_block), strict=True):

@@ -27,7 +27,10 @@ class StoredWeight:
         self.rows: list[tuple[Tensor, Tensor]] = []
         self.waits = False
         "whether an optimizer waits for gradients"
+        self.at_once = False
+        "whether it updates the weight as soon as the gradient is whole, and can use what the backward pass decoded"
         self._recomputed: Tensor | None = None
+        self._decoded: Tensor | None = None
 
     # -- the weight --
 
@@ -39,10 +42,14 @@ class StoredWeight:
             self._recomputed = weight
         return weight.to(dtype)
 
-    def read_again(self, dtype: torch.dtype) -> Tensor:
-        """The values for the backward pass of the same call: nothing is updated before it is over."""
-        weight, self._recomputed = self._recomputed, None
-        return (self.store.read() if weight is None else weight).to(dtype)
+    def read_again(self, dtype: torch.dtype, wants_weight: bool) -> Tensor:
+        """The values for the backward pass of the same call: nothing is updated before it is over. wants_weight: the
+        weight gets a gradient; an update that follows at once finds it decoded."""
+        weight = self._decoded if self._recomputed is None else self._recomputed
+        if weight is None:
+            weight = self.store.read()
+        self._recomputed, self._decoded = None, weight if self.at_once and wants_weight else None
+        return weight.to(dtype)
 
     # -- the gradient --
 
@@ -64,15 +71,21 @@ class StoredWeight:
             )
 
     def drop_gradient(self) -> None:
-        """Forget what was received."""
+        """Forget what was received, and what was decoded for it."""
         self.gradient, self.rows = None, []
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was decoded, for instance since the store has other values now."""
+        self._recomputed = self._decoded = None
 
     def update(self, change: Callable[[Tensor, Tensor], None]) -> None:
         """Store what change(weight, gradient) makes of the weight in place, and drop the gradient. Where only rows have
-        one, only the blocks that hold them are decoded and stored anew."""
+        one, only the blocks that hold them are decoded and stored anew. The store may end it later (`settle`)."""
         gradient, rows = self.gradient, self._summed_rows()
+        # a layer whose input has no gradient does not read its recomputed weight again
+        decoded = self._recomputed if self._decoded is None else self._decoded
         self.drop_gradient()
-        self._recomputed = None  # of a layer whose input has no gradient; the values are about to be old
         if gradient is None and rows is None:
             return
         if gradient is not None and rows is not None:
@@ -81,9 +94,9 @@ class StoredWeight:
             # rows come from an embedding, whose store is one of blocks
             self.store.change_rows(rows[0], lambda weight, part: change(weight, rows[1][part]))
             return
-        weight = self.store.take()
+        weight = self.store.take(decoded)
         change(weight, gradient)
-        self.store.write(weight)
+        self.store.write_later(weight)
 
     def _summed_rows(self) -> tuple[Tensor, Tensor] | None:
         """Rows that have a gradient, ascending and each once, and its sum, summed in float32."""

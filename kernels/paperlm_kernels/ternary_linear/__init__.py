@@ -7,6 +7,7 @@ from paperlm_kernels.ternary_linear.function import (
     places_above_zero,
     sparse_columns_linear,
     sparse_rows_linear,
+    ternary_gated,
     ternary_linear,
 )
 from paperlm_kernels.ternary_linear.module import TernaryLinear
@@ -29,6 +30,7 @@ __all__ = [
     "quantize_weight",
     "sparse_columns_linear",
     "sparse_rows_linear",
+    "ternary_gated",
     "ternary_linear",
     "unpack_ternary",
 ]

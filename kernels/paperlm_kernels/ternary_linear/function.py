@@ -1,6 +1,7 @@
 """`ternary_linear`: quantized activations times packed ternary weights; two forms of it for inputs with many zeros.
 
-All three give the same numbers. What they differ in is which bytes of the weights are read.
+These three give the same numbers. What they differ in is which bytes of the weights are read. `ternary_gated` is the
+product with a gate and an up projection at once, and what becomes of the two.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from torch import Tensor
 
 from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.ternary_linear.packing import PackedTernary, padded
-from paperlm_kernels.ternary_linear.reference import ternary_linear_reference, transposed_codes
+from paperlm_kernels.ternary_linear.reference import (
+    ternary_gated_reference,
+    ternary_linear_reference,
+    transposed_codes,
+)
 
 
 def ternary_linear(
@@ -54,6 +59,36 @@ def ternary_linear(
     else:
         y = ternary_linear_reference(flat[:, :K], *vectors[:2], packed, vectors[2], out_dtype)
     return y.view(*lead, N)
+
+
+def ternary_gated(
+    codes: Tensor,
+    act_scale: Tensor,
+    rowsum: Tensor | None,
+    packed: PackedTernary,
+    alpha: Tensor,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+) -> Tensor:
+    """z = up * relu(gate)^2, (..., N / 2), of the products with two matrices that lie one below the other in `packed`:
+    the gate's N / 2 rows, then up's, as `pack_weights([gate, up])` has them. A program has both, and writes z alone.
+
+    Arguments are those of `ternary_linear`. Gate and up are in float32, z is rounded once. Raises ValueError for an odd
+    number of rows, and what `ternary_linear` raises. Source: BitNet a4.8, arXiv 2411.04965, section 2.1.
+    """
+    _check_packed(packed)
+    K, N = packed.in_features, packed.out_features
+    if N % 2:
+        raise ValueError(f"{N} rows of weights; a gate and an up projection have as many each, one below the other")
+    flat, vectors, lead = _checked(codes, act_scale, rowsum, alpha, packed, K, N)
+    if chosen_backend(backend, codes, out_dtype) == "triton":
+        from paperlm_kernels.ternary_linear.ops import gated_op
+
+        z = gated_op(_whole(flat, K), *vectors[:2], packed.data, vectors[2], N, out_dtype)
+    else:
+        z = ternary_gated_reference(flat[:, :K], *vectors[:2], packed, vectors[2], out_dtype)
+    return z.view(*lead, N // 2)
 
 
 def sparse_rows_linear(

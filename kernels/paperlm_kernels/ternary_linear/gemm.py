@@ -3,20 +3,21 @@
 import triton
 import triton.language as tl
 
-from paperlm_kernels.ternary_linear.tiles import finish, plane_of_bytes
+from paperlm_kernels.ternary_linear.tiles import finish, plane_of_bytes, row_of
 
 
 @triton.jit(do_not_specialize=["M", "splits", "n_tiles", "m_tiles"])
 def gemm_kernel(
     x, weight, scale, rowsum, alpha, y, work, arrived, M, N, width, splits, n_tiles, m_tiles,
     BM: tl.constexpr, BN: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,
-    SWAP: tl.constexpr, DENSE: tl.constexpr, ASM: tl.constexpr,
+    SWAP: tl.constexpr, DENSE: tl.constexpr, GATED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) of x int8 (M, 4 * width) and packed weights (rows padded to 128, width bytes).
 
     A step takes BYTES bytes of a row, a whole number of chunks of 32; plane s of them meets the activations that lie
     128 apart in runs of 32. SWAP: weights are the left operand, which the matrix units read from registers, where they
-    are unpacked; else they go through shared memory. DENSE: weight is int8 (rows, 4 * width), for comparison.
+    are unpacked; else they go through shared memory. DENSE: weight is int8 (rows, 4 * width), for comparison. GATED: y
+    is (M, N / 2), up * relu(gate)^2 of weights whose first half of rows is the gate's.
     """
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -31,7 +32,7 @@ def gemm_kernel(
     x_rows = x + tl.minimum(m, M - 1).to(tl.int64)[:, None] * (4 * width) + column[None, :]
     factor: tl.constexpr = 4 if DENSE else 1
     # rows are padded to 128, but a tile may have more
-    w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * (factor * width)
+    w_rows = weight + row_of(tl.minimum(n, N - 1), N, GATED).to(tl.int64)[:, None] * (factor * width)
     w_rows += (column if DENSE else place)[None, :]
     if SWAP:
         acc = tl.zeros([BN, BM], dtype=tl.int32)
@@ -57,4 +58,6 @@ def gemm_kernel(
     if SWAP:
         acc = tl.trans(acc)
     inside = (m < M)[:, None] & (n < N)[None, :]
-    finish(acc, m[:, None], n[None, :], inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N, SPLIT)
+    finish(
+        acc, m[:, None], n[None, :], inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N, SPLIT, GATED
+    )

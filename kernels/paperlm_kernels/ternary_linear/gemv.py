@@ -3,21 +3,25 @@
 import triton
 import triton.language as tl
 
-from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish
+from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish, row_of
 
 
-@triton.jit(do_not_specialize=["M", "splits", "listed"])
+@triton.jit(do_not_specialize=["M", "splits", "listed", "chunks"])
 def gemv_kernel(
-    x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, width, splits, listed,
+    x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, chunks, splits, listed,
     BM: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
-    GATHER: tl.constexpr, ASM: tl.constexpr,
+    GATHER: tl.constexpr, GATED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """y (M, N) of x and packed weights read as int32: (M, 4 * width) and (rows padded to 128, width) words.
+    """y (M, N) of x and packed weights read as int32: (M, 4 * width) and (rows padded to 128, width) words, where a
+    row has width = 8 * chunks words. That factor is written here for the compiler, which reads 16 bytes at a time only
+    where it knows a row to begin at a multiple of them: 3200 columns are 200 words, no multiple of 16.
 
     Word w of a row holds, in plane s, the codes of the four activations in word 32 (w // 8) + 8 s + w % 8.
 
     GATHER: of token `program_id(2)` only the rows in its list (places, counts) are computed, y is zeros elsewhere.
+    GATED: as in gemm_kernel.
     """
+    width = 8 * chunks
     block = tl.program_id(0)
     split = tl.program_id(1)
     token = tl.program_id(2) + tl.arange(0, BM)
@@ -33,7 +37,7 @@ def gemv_kernel(
     share = tl.cdiv(steps, splits)
     for step in tl.range(split * share, tl.minimum((split + 1) * share, steps), num_stages=STAGES):
         w = step * WORDS + word
-        at = weight + n.to(tl.int64)[:, None] * width + w[None, :]
+        at = weight + row_of(n, N, GATED).to(tl.int64)[:, None] * width + w[None, :]
         packed = tl.load(at, mask=asked[:, None] & (w < width)[None, :], other=0)[None, :, :]
         column = (w // 8) * 32 + w % 8
         x_rows = x + token.to(tl.int64)[:, None] * (4 * width) + column[None, :]
@@ -45,7 +49,7 @@ def gemv_kernel(
     tile = tl.program_id(2) * tl.num_programs(0) + block
     finish(
         tl.sum(acc, 2), token[:, None], n[None, :], inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N,
-        SPLIT,
+        SPLIT, GATED,
     )  # fmt: skip
 
 
@@ -75,7 +79,9 @@ def columns_kernel(
         acc += tl.sum(codes * value[:, None, None], 0)
     n = (place // 32)[None, :] * 128 + 32 * tl.arange(0, 4)[:, None] + (place % 32)[None, :]
     tile = token * tl.num_programs(0) + block
-    finish(acc, token, n, n < N, tile, splits, scale, rowsum, alpha, y, work, arrived, tl.num_programs(2), N, SPLIT)
+    finish(
+        acc, token, n, n < N, tile, splits, scale, rowsum, alpha, y, work, arrived, tl.num_programs(2), N, SPLIT, False
+    )
 
 
 @triton.jit

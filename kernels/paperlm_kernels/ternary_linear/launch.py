@@ -1,7 +1,7 @@
 """Host side of the kernels: tiles, grids and buffers. Nothing here waits for the device.
 
-Tiles of up to 16 tokens are the best of `bench.ops.ternary_linear.sweep` on an H200, at matrices of 7B and 3B; those
-of other numbers of tokens follow from shapes by arithmetic and have not been measured.
+Tiles of 1, of 5 to 16 and of 256 tokens are the best of `bench.ops.ternary_linear.sweep` on an H200, at matrices of 7B
+and 3B; those of other numbers of tokens follow from these by arithmetic and have not been measured.
 """
 
 from __future__ import annotations
@@ -47,9 +47,19 @@ class FewTiles:
     splits: int | None = None
 
 
-def few_tiles_of(M: int) -> FewTiles:
-    """Tiles for M tokens (a power of 2) that share rows."""
-    return FewTiles(16 // M, 128, 4, 3)
+def few_tiles_of(M: int, N: int, programs: int) -> FewTiles:
+    """Tiles for M tokens (a power of 2) that share N rows, on so many multiprocessors.
+
+    Microseconds of one token, H200, as (rows, words, warps): 22016 x 4096 takes 9.8 in (32, 64, 4), 10.2 in (16, 64, 2)
+    and 10.8 in (16, 128, 4); 4096 x 11008 takes 6.8 in (8, 128, 2) and 6.9 in (16, 128, 4), 4096 x 4096 takes 4.5 and
+    4.6: few rows where there are few, and steps of half as many words where there are enough to do.
+    """
+    if M > 1:
+        return FewTiles(16 // M, 128, 4, 3)
+    for rows, warps in ((32, 4), (16, 2)):
+        if triton.cdiv(N, rows) >= 4 * programs:
+            return FewTiles(rows, 64, warps, 3)
+    return FewTiles(8, 128, 2, 3)
 
 
 def processors(device: torch.device) -> int:
@@ -62,15 +72,23 @@ def tiles_of(M: int, N: int, width: int, programs: int) -> Tiles:
 
     Weights are the left operand: unpacked in registers, with few tokens as the matrix units' narrow side. The sum is
     split where tiles alone would leave multiprocessors without work, but no finer than four steps.
+
+    Microseconds of 256 tokens, H200, as (rows, tokens, step, warps): 22016 x 4096 takes 52.9 in (256, 64, 64, 8), 61.8
+    in (128, 64, 64, 8), 76.3 in (256, 128, 64, 8) and 73.9 in (128, 128, 64, 8); 12288 x 4096 takes 32.9, -, 40.2 and
+    50.3. 4096 x 11008, of which 256 rows a tile keep half of the multiprocessors, takes 56.0 in (256, 64, 64, 8), 47.4
+    in (128, 64, 32, 8).
     """
-    tokens = min(128, max(16, triton.next_power_of_2(M)))
+    tokens = min(64, max(16, triton.next_power_of_2(M)))
     if tokens == 16:
         return _tiles_of_16(N, width, programs)
-    rows = 128 if tokens == 128 and triton.cdiv(M, 128) * triton.cdiv(N, 128) >= programs else 64
-    step = 64 if tokens == 128 else 128
-    tiles = triton.cdiv(M, tokens) * triton.cdiv(N, rows)
+    lanes = triton.cdiv(M, tokens)
+    if tokens == 64 and lanes * triton.cdiv(N, 256) >= programs:
+        return Tiles(64, 256, 64, 8, 3)
+    rows = 128 if 3 * lanes * triton.cdiv(N, 128) >= 2 * programs else 64
+    tiles = lanes * triton.cdiv(N, rows)
+    step = 32 if tokens == 64 and rows == 128 else 128
     splits = max(1, min(programs // tiles, width // step // 4))
-    return Tiles(tokens, rows, step, 8 if rows == 128 else 4, 3 if tokens == 128 else 4, splits)
+    return Tiles(tokens, rows, step, 8 if rows == 128 else 4, 4, splits)
 
 
 def _tiles_of_16(N: int, width: int, programs: int) -> Tiles:
@@ -89,22 +107,23 @@ def _tiles_of_16(N: int, width: int, programs: int) -> Tiles:
 
 def run_linear(
     codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
-    tiles: Tiles | FewTiles | None = None, splits: int | None = None,
+    tiles: Tiles | FewTiles | None = None, splits: int | None = None, gated: bool = False,
 ) -> Tensor:  # fmt: skip
     """y (M, N). codes int8 (M, padded K), data as packed, or int8 (padded N, padded K) for weights in a byte each.
 
+    gated: y is (M, N / 2), up * relu(gate)^2, of weights whose first half of rows is the gate's, the second up's.
     `tiles` or `splits` force what follows from the shapes otherwise.
     """
     M, K = codes.shape
     dense = data.dtype == torch.int8
     width = K // 4
-    y = torch.empty(M, N, dtype=dtype, device=codes.device)
+    y = torch.empty(M, N // 2 if gated else N, dtype=dtype, device=codes.device)
     programs = processors(codes.device)
     if M == 0:
         return y
     vectors = (scale, rowsum, alpha, y)
     if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
-        _run_gemv(codes, data, vectors, width, tiles, splits)
+        _run_gemv(codes, data, vectors, N, width, tiles, splits, gated=gated)
         return y
     tiles = tiles or tiles_of(M, N, width, programs)
     splits = splits or tiles.splits
@@ -114,7 +133,7 @@ def run_linear(
         gemm.gemm_kernel[(m_tiles * n_tiles, splits)](
             codes, data.view(torch.int8), *vectors, work, arrived, M, N, width, splits, n_tiles, m_tiles,
             BM=tiles.tokens, BN=tiles.rows, BYTES=tiles.step, GROUP=tiles.group, SPLIT=splits > 1, SWAP=tiles.swap,
-            DENSE=dense, ASM=ASM, num_warps=tiles.warps, num_stages=tiles.stages,
+            DENSE=dense, GATED=gated, ASM=ASM, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
     return y
 
@@ -126,17 +145,17 @@ def run_rows(
     """y (M, N) in the listed rows of each token, zeros elsewhere."""
     y = torch.zeros(codes.shape[0], N, dtype=dtype, device=codes.device)
     if codes.shape[0]:
-        _run_gemv(codes, data, (scale, rowsum, alpha, y), codes.shape[1] // 4, None, splits, (places, counts))
+        _run_gemv(codes, data, (scale, rowsum, alpha, y), N, codes.shape[1] // 4, None, splits, (places, counts))
     return y
 
 
 def _run_gemv(
-    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], width: int, tiles: FewTiles | None, splits: int | None,
-    listed: tuple[Tensor, Tensor] | None = None,
+    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], N: int, width: int, tiles: FewTiles | None,
+    splits: int | None, listed: tuple[Tensor, Tensor] | None = None, gated: bool = False,
 ) -> None:  # fmt: skip
-    M, N = vectors[3].shape
+    M = codes.shape[0]
     BM = 1 if listed else triton.next_power_of_2(M)
-    tiles = tiles or few_tiles_of(BM)
+    tiles = tiles or few_tiles_of(BM, N, processors(codes.device))
     blocks, tokens = triton.cdiv(N, tiles.rows), M if listed else 1
     steps = triton.cdiv(width // 4, tiles.words)
     splits = splits or tiles.splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
@@ -144,9 +163,10 @@ def _run_gemv(
     places, counts = listed or (None, None)
     with torch.cuda.device_of(codes):
         gemv.gemv_kernel[(blocks, splits, tokens)](
-            codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 4,
+            codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 32,
             splits, 0 if places is None else places.stride(0), BM=BM, BN=tiles.rows, WORDS=tiles.words,
-            STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, ASM=ASM, num_warps=tiles.warps,
+            STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, GATED=gated, ASM=ASM,
+            num_warps=tiles.warps,
         )  # fmt: skip
 
 

@@ -16,6 +16,19 @@ def linear_op(
     return run_linear(codes, scale, rowsum, data, alpha, out_features, dtype)
 
 
+@torch.library.custom_op("paperlm_kernels::ternary_gated", mutates_args=())
+def gated_op(
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, rows: int, dtype: torch.dtype
+) -> Tensor:
+    """See `launch.run_linear`, gated; rows: of gate and up together."""
+    return run_linear(codes, scale, rowsum, data, alpha, rows, dtype, gated=True)
+
+
+@gated_op.register_fake
+def _(codes, scale, rowsum, data, alpha, rows, dtype):
+    return codes.new_empty((codes.shape[0], rows // 2), dtype=dtype)
+
+
 @torch.library.custom_op("paperlm_kernels::ternary_linear_rows", mutates_args=())
 def rows_op(
     codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, out_features: int, dtype: torch.dtype,

@@ -40,6 +40,14 @@ def ternary_linear_reference(
     return (difference * act_scale[:, None] * alpha).to(out_dtype)
 
 
+def ternary_gated_reference(
+    codes: Tensor, act_scale: Tensor, rowsum: Tensor, packed: PackedTernary, alpha: Tensor, out_dtype: torch.dtype
+) -> Tensor:
+    """up * relu(gate)^2 of the two halves of the product's columns, (M, N / 2), rounded once, to out_dtype."""
+    gate, up = ternary_linear_reference(codes, act_scale, rowsum, packed, alpha, torch.float32).chunk(2, -1)
+    return (up * gate.relu().square()).to(out_dtype)
+
+
 def transposed_codes(packed: PackedTernary) -> PackedTernary:
     """The packed matrix whose rows are the columns of this one."""
     return pack_ternary(unpack_ternary(packed).T)

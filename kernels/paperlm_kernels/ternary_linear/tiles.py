@@ -43,17 +43,40 @@ def add_dot_of_four(total, codes, x, ASM: tl.constexpr):
 
 
 @triton.jit
-def store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N):
-    """y[m, n] = (acc - rowsum[m]) * scale[m] * alpha[n]; m and n broadcast to acc's shape."""
+def row_of(n, N, GATED: tl.constexpr):
+    """The row of the weights that is the n-th of the product. GATED: rows of gate and of up take turns, which lie one
+    below the other, so that a program has both of what it multiplies."""
+    if GATED:
+        return n // 2 + (n % 2) * (N // 2)
+    else:
+        return n
+
+
+@triton.jit
+def store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N, GATED: tl.constexpr):
+    """y[m, n] = (acc - rowsum[m]) * scale[m] * alpha[n]; m and n broadcast to acc's shape.
+
+    GATED: of the pairs of these, y[m, n / 2] = up * relu(gate)^2.
+    """
     less = acc - tl.load(rowsum + m, mask=m < M, other=0)
     value = less.to(tl.float32) * tl.load(scale + m, mask=m < M, other=0.0)
-    value = value * tl.load(alpha + n, mask=n < N, other=0.0)
-    tl.store(y + tl.cast(m, tl.int64) * N + n, value.to(y.dtype.element_ty), mask=inside)
+    value = value * tl.load(alpha + row_of(n, N, GATED), mask=n < N, other=0.0)
+    at = tl.cast(m, tl.int64) * N + n
+    if GATED:
+        pairs: tl.constexpr = [acc.shape[0], acc.shape[1] // 2, 2]
+        gate, up = tl.split(tl.reshape(value, pairs))
+        there, _ = tl.split(tl.reshape(inside, pairs))
+        at, _ = tl.split(tl.reshape(at, pairs))
+        gate = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(y + at // 2, (up * (gate * gate)).to(y.dtype.element_ty), mask=there)
+    else:
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def finish(
     acc, m, n, inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N, SPLIT: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
     """Stores a tile. SPLIT: adds it to those of the other programs that share it; who comes last stores the sum.
 
@@ -65,6 +88,6 @@ def finish(
         tl.debug_barrier()  # all threads have added before one of them says so
         if tl.atomic_add(arrived + tile, 1) == splits - 1:
             total = tl.load(at, mask=inside, other=0, cache_modifier=".cg")
-            store_linear(total, m, n, inside, scale, rowsum, alpha, y, M, N)
+            store_linear(total, m, n, inside, scale, rowsum, alpha, y, M, N, GATED)
     else:
-        store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N)
+        store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N, GATED)

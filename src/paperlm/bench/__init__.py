@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from paperlm.errors import SpecError
+from paperlm.errors import SpecError, unknown
 from paperlm.locks import held
 
 
@@ -40,12 +40,17 @@ def measure_case(op: str, case: str, methods: str, device: str, size: str, out: 
 
     methods: names separated by commas; empty: all. device: cpu or cuda. size: full, or small to try it. A method that
     fails or is absent leaves a row that says so, and the table prints `not run` with its reason: that is no failure
-    of the job. Raises SpecError for an unknown operation; what else is unknown is printed, with status 2.
+    of the job. Raises SpecError for an unknown operation, case or method, before anything is written.
     """
     try:
         operation = with_ours().operation(op)
     except ValueError as error:
         raise SpecError(str(error)) from error
+    if case not in (cases := (*operation.groups, *operation.cases)):
+        raise SpecError(unknown("case", case, cases))
+    known = (*operation.methods, *filter(None, (operation.first,)))
+    if strangers := [name for name in map(str.strip, methods.split(",")) if name and name not in known]:
+        raise SpecError(unknown("method", strangers[0], known))
     usual = operation.defaults(device, for_tables=True)
     arguments = [op, "--cases", case, "--methods", methods or usual.methods, "--measure", usual.measures]
     arguments += ["--repeats", str(usual.repeats), "--warmup", str(usual.warmup), "--seconds", str(usual.seconds)]

@@ -23,10 +23,10 @@ from pydantic import Field, model_validator
 from tqdm import tqdm
 
 from paperlm.data.registry import DatasetEntry, data_fingerprint, dataset_entry
-from paperlm.data.shards import load_manifest
+from paperlm.data.shards import load_manifest, read_progress, write_manifest, write_progress
 from paperlm.data.sources import file_paths, hub_rows, verify
 from paperlm.errors import DataError, SpecError
-from paperlm.files import sha256_of, write_atomic, write_json
+from paperlm.files import check_file, sha256_of, write_atomic
 from paperlm.frozen import Frozen, digest
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ def prepare_images(settings: ImageData, folder: Path, local_data: str = "", shar
         "names": next(iter(names.values())),
         "splits": splits,
     }
-    write_json(folder / "manifest.json", manifest)
+    path = write_manifest(folder, manifest)
     for leftover in folder.glob("*.progress.json"):
         leftover.unlink()
-    return folder / "manifest.json"
+    return path
 
 
 def _write_split(
@@ -107,7 +107,7 @@ def _write_split(
 ) -> list[dict[str, Any]]:
     """Shards of one split; the progress file after each says where to go on."""
     progress_path = folder / f"{split}.progress.json"
-    shards: list[dict[str, Any]] = json.loads(progress_path.read_text()) if progress_path.is_file() else []
+    shards: list[dict[str, Any]] = (read_progress(progress_path, settings.data_id) or {"shards": []})["shards"]
     done, limit = sum(shard["images"] for shard in shards), settings.images[split]
     found = itertools.islice(
         examples(settings.dataset, split, local_data, done), None if limit is None else limit - done
@@ -115,7 +115,7 @@ def _write_split(
     bar = tqdm(found, desc=f"{settings.dataset} {split}", unit=" images", initial=done)
     while batch := list(itertools.islice(bar, shard_images)):
         shards.append(_store(batch, folder, f"{split}-{len(shards):05d}"))
-        write_json(progress_path, shards)
+        write_progress(progress_path, settings.data_id, {"shards": shards})
     if not shards:
         raise DataError(f"{settings.dataset}: the {split} split has no images")
     return shards
@@ -228,12 +228,8 @@ class ImageShards:
             raise DataError(f"{manifest_path}: no split {split!r} was prepared; run the data rule again")
         for shard in self.manifest["splits"][split]:
             for stored in shard["files"]:
-                path = folder / stored["file"]
-                if not path.is_file() or sha256_of(path) != stored["sha256"]:
-                    raise DataError(
-                        f"{path}: missing, truncated or altered images; delete the folder {folder} and start again: "
-                        "it is rebuilt"
-                    )
+                remedy = f"delete the folder {folder} and start again: it is rebuilt"
+                check_file(folder / stored["file"], stored["sha256"], DataError, remedy)
             content, places = (folder / stored["file"] for stored in shard["files"])
             self._data.append(np.memmap(content, dtype=np.uint8, mode="r"))
             rows = np.load(places, allow_pickle=False)

@@ -17,11 +17,11 @@ from paperlm.data.model_files import ModelData, prepare_model_files
 from paperlm.data.prepare import prepare
 from paperlm.data.registry import dataset_entry
 from paperlm.data.settings import DataSettings, ItemData, TokenData
-from paperlm.data.shards import load_manifest
+from paperlm.data.shards import load_manifest, write_manifest
 from paperlm.data.sources import items
 from paperlm.data.texts import TextData, prepare_text
 from paperlm.errors import DataError
-from paperlm.files import sha256_of, write_atomic, write_json
+from paperlm.files import check_file, sha256_of, write_atomic
 from paperlm.locks import held
 
 
@@ -62,8 +62,7 @@ def prepare_items(settings: ItemData, folder: Path, local_data: str = "") -> Pat
         "checksums": settings.fingerprint(),
         "splits": {split: _write_split(settings, split, folder, local_data) for split in settings.splits},
     }
-    write_json(folder / "manifest.json", manifest)
-    return folder / "manifest.json"
+    return write_manifest(folder, manifest)
 
 
 def _write_split(settings: ItemData, split: str, folder: Path, local_data: str) -> dict[str, Any]:
@@ -86,10 +85,7 @@ def read_items(manifest_path: Path, split: str) -> list[dict[str, Any]]:
     if split not in splits:
         raise DataError(f"{manifest_path}: no split {split!r} was prepared; it has {', '.join(splits) or 'no items'}")
     path = manifest_path.parent / splits[split]["file"]
-    if not path.is_file() or sha256_of(path) != splits[split]["sha256"]:
-        raise DataError(
-            f"{path}: missing, truncated or altered items; delete the folder {manifest_path.parent} and start again: "
-            "it is rebuilt"
-        )
+    remedy = f"delete the folder {path.parent} and start again: it is rebuilt"
+    check_file(path, splits[split]["sha256"], DataError, remedy)
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

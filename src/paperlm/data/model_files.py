@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from paperlm.data.registry import FileEntry, ModelEntry, ModelRepository, model_entry
-from paperlm.data.shards import load_manifest
+from paperlm.data.registry import ModelEntry, ModelRepository, model_entry
+from paperlm.data.shards import load_manifest, write_manifest
 from paperlm.data.sources import model_paths, verify
 from paperlm.errors import DataError, SpecError
-from paperlm.files import sha256_of, write_json
+from paperlm.files import check_file, sha256_of
 from paperlm.frozen import Frozen, digest
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
@@ -78,8 +78,7 @@ def prepare_model_files(settings: ModelData, folder: Path, local_data: str = "")
         "checksums": settings.fingerprint(),
         "files": [{"file": p.name, "bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in paths],
     }
-    write_json(folder / "manifest.json", manifest)
-    return folder / "manifest.json"
+    return write_manifest(folder, manifest)
 
 
 def _link(model: str, folder: Path, local_data: str) -> None:
@@ -132,15 +131,13 @@ def _commit(hub: ModelRepository) -> str:
 
 
 def model_files(manifest_path: Path) -> list[Path]:
-    """The prepared files. Raises DataError if one is missing or altered."""
-    paths = []
+    """The prepared files. Raises DataError if one is missing or altered, or another one is beside them."""
+    folder, paths = manifest_path.parent, []
     for stored in load_manifest(manifest_path)["files"]:
-        path = manifest_path.parent / stored["file"]
-        try:
-            verify(path, FileEntry(path=stored["file"], bytes=stored["bytes"], sha256=stored["sha256"]))
-        except DataError as error:
-            raise DataError(
-                f"{error}; or delete the folder {path.parent} and start again: it is prepared anew"
-            ) from None
-        paths.append(path)
+        paths.append(folder / stored["file"])
+        remedy = f"delete the folder {folder} and start again: it is prepared anew"
+        check_file(paths[-1], stored["sha256"], DataError, remedy)
+    here = {path for path in folder.iterdir() if not path.is_dir() or path.is_symlink()}
+    if strangers := sorted(here - {manifest_path, *paths}):
+        raise DataError(f"{strangers[0]}: is not in the manifest, and would be read; remove it")
     return paths

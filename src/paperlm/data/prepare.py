@@ -8,7 +8,6 @@ shard.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ import numpy as np
 from tqdm import tqdm
 
 from paperlm.data.registry import data_fingerprint, data_id, dataset_entry
+from paperlm.data.shards import read_progress, write_manifest, write_progress
 from paperlm.data.sources import Split, documents
 from paperlm.data.tokenizer import NO_PADDING, TextTokenizer, examples, packed
 from paperlm.errors import DataError
-from paperlm.files import sha256_of, write_atomic, write_json
+from paperlm.files import sha256_of, write_atomic
 
 PACKED = ("packed", "packed_bos")
 "Of paperlm.data.settings.Example, those whose rows are full."
@@ -60,10 +60,10 @@ def prepare(settings: dict[str, Any], folder: Path, local_data: str = "", shard_
         "unigram_perplexity": unigram_perplexity(np.array(counts), np.array(validation_counts)),
         **splits,
     }
-    write_json(folder / "manifest.json", manifest)
+    path = write_manifest(folder, manifest)
     for leftover in folder.glob("*.progress.json"):
         leftover.unlink()
-    return folder / "manifest.json"
+    return path
 
 
 def unigram_perplexity(train_counts: np.ndarray, validation_counts: np.ndarray) -> float:
@@ -86,13 +86,11 @@ def _write_split(
 ) -> dict[str, Any]:
     """Shards of one split; the progress file after each shard says where to go on."""
     progress_path = folder / f"{split}.progress.json"
-    progress = {"data_id": identity, "shards": [], "rows": 0, "tokens": 0, "counts": [0] * settings["vocab_size"]}
+    progress = {"shards": [], "rows": 0, "tokens": 0, "counts": [0] * settings["vocab_size"]}
     progress["next"] = {"document": 0, "left": [], "example": 0}
-    if progress_path.is_file():
-        stored = json.loads(progress_path.read_text())
-        known = stored["data_id"] == identity and stored.keys() == progress.keys()
-        if known and all((folder / s["file"]).is_file() for s in stored["shards"]):
-            progress |= stored
+    stored = read_progress(progress_path, identity) or progress
+    if stored.keys() == progress.keys() and all((folder / s["file"]).is_file() for s in stored["shards"]):
+        progress |= stored
     limit = settings["train_examples"] if split == "train" else None
     tokens_wanted = settings["validation_tokens"] if split == "validation" else None
     bar = tqdm(total=limit or tokens_wanted, desc=f"tokenize {split}", unit=" examples" if limit else " tokens")
@@ -112,7 +110,7 @@ def _write_split(
         if len(rows) == shard_rows or is_enough():
             progress["next"] = after
             _store_shard(rows, progress, split, folder, tokenizer.pad, settings["seq_len"])
-            write_json(progress_path, progress)
+            write_progress(progress_path, identity, progress)
             rows = []
         if is_enough():
             break

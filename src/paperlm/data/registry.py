@@ -88,7 +88,8 @@ class DatasetEntry(Frozen):
     def complete(self) -> DatasetEntry:
         if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
             raise ValueError("a hub dataset has `hub`, the others have `files`")
-        if (self.images or self.fields) and {"text_field", "held_out"} & self.model_fields_set:
+        of_a_text = {name: type(self).model_fields[name].default for name in ("text_field", "held_out")}
+        if (self.images or self.fields) and any(getattr(self, name) != usual for name, usual in of_a_text.items()):
             raise ValueError("text_field and held_out are of a text")
         if self.images:
             if self.fields or self.splits or self.parts or self.validation_share:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paperlm.errors import DataError
-from paperlm.files import sha256_of
+from paperlm.files import check_file, read_sealed, write_sealed
 
 
 class TokenShards:
@@ -23,10 +23,7 @@ class TokenShards:
         for shard in self.manifest[split]["shards"]:
             path = manifest_path.parent / shard["file"]
             remedy = f"delete the folder {manifest_path.parent} and start again: it is rebuilt"
-            if not path.is_file():
-                raise DataError(f"{path}: missing token shard; {remedy}")
-            if sha256_of(path) != shard["sha256"]:
-                raise DataError(f"{path}: truncated or altered token shard; {remedy}")
+            check_file(path, shard["sha256"], DataError, remedy)
             self._arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
             self._starts.append(self._starts[-1] + shard["rows"])
 
@@ -61,11 +58,35 @@ class BatchOrder:
         return np.array([self._epoch(int(e))[o] for e, o in zip(epochs, offsets, strict=True)])
 
 
-def load_manifest(path: Path) -> dict:
-    """Manifest of prepared data; DataError if it is missing or unreadable."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no prepared data; run the job with --with-parents, which prepares it first") from None
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path}: unreadable ({error}); delete {path.parent} and start again") from None
+WHAT, PROGRESS = "a manifest of prepared data", "progress of a preparation of data"
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> Path:
+    """The manifest of prepared data, written last; returns its path."""
+    write_sealed(folder / "manifest.json", WHAT, manifest)
+    return folder / "manifest.json"
+
+
+def load_manifest(path: Path, data_id: str | None = None) -> dict[str, Any]:
+    """Manifest of prepared data. Raises DataError if it is missing or altered, or not of `data_id`."""
+    if not path.exists():
+        raise DataError(f"{path}: no prepared data; run the job with --with-parents, which prepares it first")
+    remedy = f"delete the folder {path.parent} and start again: it is rebuilt"
+    manifest = read_sealed(path, WHAT, ["data_id"], DataError, remedy)
+    if data_id not in (None, manifest["data_id"]):
+        raise DataError(f"{path}: is of {manifest['data_id']}, not of {data_id}; {remedy}")
+    return manifest
+
+
+def write_progress(path: Path, data_id: str, progress: dict[str, Any]) -> None:
+    """How far a preparation is, so that it goes on there after a kill."""
+    write_sealed(path, PROGRESS, {"data_id": data_id, "progress": progress})
+
+
+def read_progress(path: Path, data_id: str) -> dict[str, Any] | None:
+    """What `write_progress` wrote; None if there is none, or of other data. Raises DataError if it was altered."""
+    if not path.exists() and not path.is_symlink():
+        return None
+    remedy = f"delete the folder {path.parent} and start again: it is rebuilt"
+    found = read_sealed(path, PROGRESS, ["data_id", "progress"], DataError, remedy)
+    return found["progress"] if found["data_id"] == data_id else None

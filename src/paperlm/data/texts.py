@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from paperlm.data.registry import data_fingerprint, dataset_entry
-from paperlm.data.shards import load_manifest
+from paperlm.data.shards import load_manifest, write_manifest
 from paperlm.data.sources import documents
 from paperlm.errors import DataError, SpecError
-from paperlm.files import sha256_of, write_atomic, write_json
+from paperlm.files import check_file, sha256_of, write_atomic
 from paperlm.frozen import Frozen, digest
 
 
@@ -69,14 +69,13 @@ def prepare_text(settings: TextData, folder: Path, local_data: str = "") -> Path
         "checksums": settings.fingerprint(),
         "splits": {"validation": {"file": path.name, "rows": len(texts), "sha256": sha256_of(path)}},
     }
-    write_json(folder / "manifest.json", manifest)
-    return folder / "manifest.json"
+    return write_manifest(folder, manifest)
 
 
 def read_documents(manifest_path: Path) -> list[str]:
     """The prepared documents. Raises DataError if their file is missing or altered."""
     stored = load_manifest(manifest_path)["splits"]["validation"]
     path = manifest_path.parent / stored["file"]
-    if not path.is_file() or sha256_of(path) != stored["sha256"]:
-        raise DataError(f"{path}: missing or altered; delete the folder {path.parent} and start again: it is rebuilt")
+    remedy = f"delete the folder {path.parent} and start again: it is rebuilt"
+    check_file(path, stored["sha256"], DataError, remedy)
     return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]

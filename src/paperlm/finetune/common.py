@@ -6,8 +6,8 @@ the same numbers (bit for bit on a CPU), a loss that is no number ends it, and n
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import shutil
 import time
 import warnings
@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from paperlm.errors import CheckpointError, DataError, Interrupted, PaperLMError
-from paperlm.files import is_full_disk, sha256_of, write_json
+from paperlm.files import check_file, is_full_disk, read_sealed, sha256_of, write_sealed
 from paperlm.finetune.settings import Training
 from paperlm.frozen import digest
 from paperlm.jobs.base import Cost, Inputs, Machine, Series
@@ -30,6 +30,8 @@ from paperlm.stopping import stop_requests
 
 STATE = "paperlm.json"
 "Checksums of a checkpoint's files and what trl does not keep; written last."
+WHAT = "a checkpoint of a training by trl"
+KEYS = ("job", "sha256", "wall_seconds", "resumed_from", "tokens")
 SLOTS = 65_536
 "Tokens of a forward pass on a GPU, at most, if the machine chooses."
 POINTS = 400
@@ -66,7 +68,7 @@ class Checkpointed:
             super()._save_checkpoint(model, trial)
             files = {p.name: sha256_of(p) for p in sorted(folder.iterdir())}
             content = {"job": self.job_digest, "sha256": files, **self.curve.state(self)}
-            write_json(folder / STATE, content)
+            write_sealed(folder / STATE, WHAT, content)
         except Exception as error:
             shutil.rmtree(folder, ignore_errors=True)
             if is_full_disk(error):
@@ -98,9 +100,8 @@ class Curve(transformers.TrainerCallback):
         tokens = getattr(trainer, "_total_train_tokens", 0)
         return {"wall_seconds": wall, "resumed_from": self.resumed_from, "tokens": tokens}
 
-    def resume(self, trainer: Any, folder: Path) -> None:
+    def resume(self, trainer: Any, folder: Path, kept: dict[str, Any]) -> None:
         """Take over what `state` kept."""
-        kept = json.loads((folder / STATE).read_text())
         self.wall_before = kept["wall_seconds"]
         self.resumed_from = [*kept["resumed_from"], int(folder.name.rpartition("-")[2])]
         trainer._total_train_tokens = kept["tokens"]
@@ -313,37 +314,33 @@ def _run(trainer: Any, curve: Curve, job: Training, folder: Path) -> None:
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(curve)
-    newest = newest_checkpoint(folder, trainer.job_digest)
-    if newest:
-        curve.resume(trainer, newest)
-    trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    found = newest_checkpoint(folder, trainer.job_digest)
+    if found:
+        curve.resume(trainer, *found)
+    trainer.train(resume_from_checkpoint=str(found[0]) if found else None)
 
 
-def newest_checkpoint(folder: Path, job_digest: str) -> Path | None:
-    """The newest whole checkpoint; those that a kill left unfinished are removed.
+def newest_checkpoint(folder: Path, job_digest: str) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and what its state keeps; those that a kill left unfinished are removed.
 
     Raises CheckpointError, leaving the files alone, if it is damaged or of another job.
     """
-    found = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]))
-    whole = [p for p in found if (p / STATE).is_file()]
+    named = (p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name))
+    found = sorted(named, key=lambda p: int(p.name.rpartition("-")[2]))
+    whole = [p for p in found if (p / STATE).exists()]
     for unfinished in set(found) - set(whole):
         shutil.rmtree(unfinished)
     if not whole:
         return None
     newest = whole[-1]
     rest = f"training then continues from {whole[-2].name}" if len(whole) > 1 else "training then starts anew"
-    try:
-        state = json.loads((newest / STATE).read_text())
-        theirs, checksums = state["job"], state["sha256"]
-        _ = (state["wall_seconds"], state["resumed_from"], state["tokens"])
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{newest / STATE}: truncated or altered; delete {newest} ({rest})") from None
-    if theirs != job_digest:
+    remedy = f"delete {newest} ({rest})"
+    state = read_sealed(newest / STATE, WHAT, KEYS, CheckpointError, remedy)
+    if state["job"] != job_digest:
         raise CheckpointError(f"{newest}: checkpoint of another job; move {folder} away")
-    for name, expected in checksums.items():
-        if not (newest / name).is_file() or sha256_of(newest / name) != expected:
-            raise CheckpointError(f"{newest / name}: truncated or altered; delete {newest} ({rest})")
-    return newest
+    for name, expected in state["sha256"].items():
+        check_file(newest / name, expected, CheckpointError, remedy)
+    return newest, state
 
 
 def _micro_batch(machine: Machine, device: Any, rows: int, width: int) -> int:

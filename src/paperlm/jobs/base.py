@@ -113,6 +113,11 @@ class Job(Frozen):
         """Series of its record and their columns; None: not said."""
         return None
 
+    def bounds(self) -> Mapping[str, tuple[float, float]]:
+        """Metric -> the least and the largest value that the settings leave it where the job came to its end: a record
+        that says something else is refused."""
+        return {}
+
     def slug(self) -> str:
         """Readable part of the name: lower case letters, digits, `_`, `.` and `-`."""
         raise NotImplementedError(f"jobs/{self.kind}.py: define slug()")

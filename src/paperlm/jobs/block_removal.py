@@ -6,19 +6,20 @@ model that answers by spans; such a model has no perplexity.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from paperlm.errors import unknown
+from paperlm.errors import CheckpointError, unknown
 from paperlm.evaluate.tasks import TASKS
-from paperlm.files import write_json
+from paperlm.files import read_sealed, write_sealed
 from paperlm.jobs.base import Head, Inputs, Job, Machine, Result, Series
 from paperlm.jobs.span_answers import TASK as SQUAD
 from paperlm.probe.text import Sequences, TextProbe, run_probe
 
+WHAT = "scores of a removal that is not finished"
 METRIC = "acc"
 "Of the task; the papers print accuracies."
 OF_TOKENS = ("block", "accuracy", "drop", "stderr", "perplexity")
@@ -186,13 +187,13 @@ def _whole_and_without(
     from paperlm.probe.blocks import anatomy
     from paperlm.probe.removal import removed
 
-    done_path = inputs.work / "measured.json"
-    done = json.loads(done_path.read_text(encoding="utf-8")) if done_path.is_file() else {}
+    done_path, of = inputs.work / "measured.json", {"job_id": job.job_id, "behaviour": job.behaviours()}
+    done = _kept(done_path, of)
 
     def measured(name: str) -> dict[str, Any]:
         if name not in done:
             done[name] = scores(model)
-            write_json(done_path, done)
+            write_sealed(done_path, WHAT, {**of, "done": done})
         return done[name]
 
     found = [measured("full")]
@@ -201,6 +202,15 @@ def _whole_and_without(
         with removed(model, block):
             found.append(measured(str(block)))
     return found
+
+
+def _kept(path: Path, of: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier start measured of the same job under the same rules. Raises CheckpointError if altered."""
+    if not path.exists() and not path.is_symlink():
+        return {}
+    remedy = f"delete it: {of['job_id']} is then measured from the start"
+    found = read_sealed(path, WHAT, [*of, "done"], CheckpointError, remedy)
+    return found["done"] if all(found[key] == value for key, value in of.items()) else {}
 
 
 def _accuracy(job: BlockRemoval, inputs: Inputs, machine: Machine, device: Any) -> Any:

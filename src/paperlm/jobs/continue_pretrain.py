@@ -81,6 +81,9 @@ class ContinuePretrain(Job):
     def series(self) -> dict[str, tuple[str, ...]]:
         return self.of.series()
 
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        return self.of.bounds()
+
     def slug(self) -> str:
         return f"from_{self.at}-{self.settings().slug()}"
 

@@ -10,7 +10,7 @@ from paperlm.data.registry import DatasetName, TokenizerName
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
 from paperlm.jobs.base import Beta, Inputs, Job, Machine, Norm, Quantizers, Seed, packed_bytes
-from paperlm.models.sizes import VIT_SIZES, flops_per_token
+from paperlm.models.sizes import VIT_SIZES, block_weights, flops_per_token
 from paperlm.norms import ModelShape, NormMethod, build_method
 from paperlm.quantizers.presets import preset_name
 from paperlm.quantizers.scheme import quantization_of
@@ -30,6 +30,8 @@ DESCENT = ("sgd", "lomo")
 
 OF_WEIGHTS = ("weight_bytes", "state_bytes", "bits_per_weight", "weights_hash")
 "Metrics of a run with such an optimizer: of its weights, exact."
+VECTORS = 32
+"Of the model's width, at most so many a block beside its matrices: gains of norms and factors of residual branches."
 
 
 class Pretrain(Job):
@@ -234,6 +236,17 @@ class Pretrain(Job):
     def series(self) -> dict[str, tuple[str, ...]]:
         columns = ("update", "tokens")
         return {"train": (*columns, "loss"), "eval": (*columns, "ppl_true", *self._by_sequence())}
+
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        slots = self.steps * self.global_batch * self.seq_len
+        matrices = block_weights(self.hidden_size, self.intermediate_size, self.n_layers)
+        matrices += (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
+        vectors = (self.n_layers + 1) * (VECTORS * self.hidden_size + self.intermediate_size)
+        return {
+            "updates": (self.steps, self.steps),
+            "tokens_slots": (slots, slots),
+            "parameters": (matrices, matrices + vectors),
+        }
 
     def _by_sequence(self) -> tuple[str, ...]:
         return ("ppl_sequences",) if self.curve == "every_update" else ()

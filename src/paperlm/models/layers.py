@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from paperlm.models.config import PaperLlamaConfig
 from paperlm.models.packed import PackedLinear
-from paperlm.models.quantized import QuantizedHeads, QuantizedLinear, quantized_input
+from paperlm.models.quantized import QuantizedHeads, QuantizedInput, QuantizedLinear, quantized_input
 from paperlm.norms.base import Learned, ModelShape, NormMethod, Wiring
 from paperlm.quantizers.scheme import kv_cache_of
 
@@ -96,6 +96,14 @@ def inner_normed(norm: RMSNorm | None, x: Tensor) -> Tensor:
     return x if norm is None else norm(x.to(norm.weight.dtype))
 
 
+def behind_norm(norm: RMSNorm | None, quantized: QuantizedInput | None, x: Tensor) -> tuple[Tensor, ...]:
+    """What the output or the down projection reads: x behind SubLN's norm and its quantizer, where there are such."""
+    if norm is not None and quantized is not None and quantized.fused:
+        return quantized(x, norm.weight, norm.eps)
+    x = inner_normed(norm, x)
+    return (x,) if quantized is None else quantized(x)
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention without biases: four D x D projections, kept apart (fused ones are slower)."""
 
@@ -145,8 +153,7 @@ class Attention(nn.Module):
                 out, weights = self._attend(q.float(), k.float(), v.float(), mask, implementation, kwargs)
         else:
             out, weights = self._attend(q, k, v, mask, implementation, kwargs)
-        out = inner_normed(self.sub_norm, out.flatten(2))
-        return self.o_proj(*((out,) if self.o_input is None else self.o_input(out))), weights
+        return self.o_proj(*behind_norm(self.sub_norm, self.o_input, out.flatten(2))), weights
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, implementation: str | None, kwargs: dict[str, Any]
@@ -192,8 +199,7 @@ class GatedMLP(nn.Module):
             return F.linear(self.act(gate) * up, F.pad(self.down_proj.weight, (0, self.padding)))
         entering = (x,) if self.gate_up_input is None else self.gate_up_input(x)
         h = self.act(self.gate_proj(*entering)) * self.up_proj(*entering)
-        h = inner_normed(self.sub_norm, h)
-        return self.down_proj(*((h,) if self.down_input is None else self.down_input(h)))
+        return self.down_proj(*behind_norm(self.sub_norm, self.down_input, h))
 
     def _plain(self) -> bool:
         """Whether the weights are all there is: no adapter or quantizer in their place, no norm, nothing offloaded."""

@@ -6,20 +6,21 @@ The reference is never an input of a table: what a claim says of the time that w
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from paperlm.errors import RecordError
-from paperlm.files import write_json
+from paperlm.files import glance, glance_lines, write_json
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job
+from paperlm.jobs.base import Cost
 from paperlm.plan.project import Project
 from paperlm.record.calibration import Calibration, calibrated, stored
 from paperlm.record.environment import cpu_name
@@ -42,7 +43,7 @@ class ReferenceCosts(Frozen):
     """The file docs/reference/<scale>/costs.json."""
 
     machine: Calibration
-    seconds: dict[str, dict[str, float]] = Field(min_length=1)
+    seconds: dict[str, dict[str, Annotated[float, Field(ge=0)]]] = Field(min_length=1)
     "kind -> name without seed and hash -> median wall seconds"
 
 
@@ -100,8 +101,8 @@ class Costs:
             if scale == self._project.scale.scale or self._project.load_scale(scale).device != "gpu":
                 continue
             for head in _heads(self._project, scale):
-                if flops := head["cost"].get("flops"):
-                    found.setdefault(head["kind"], []).append((scale, head["cost"]["wall_seconds"] / flops, flops))
+                if flops := head.cost.flops:
+                    found.setdefault(head.kind, []).append((scale, head.cost.wall_seconds / flops, flops))
         largest = {kind: max(flops for _, _, flops in rates) for kind, rates in found.items()}
         return {k: [(s, rate) for s, rate, flops in rates if flops >= largest[k] / 2] for k, rates in found.items()}
 
@@ -171,6 +172,8 @@ def _read(path: Path) -> ReferenceCosts | None:
         return ReferenceCosts.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}); restore it with git checkout") from None
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "the file"
         raise RecordError(
@@ -187,45 +190,53 @@ def _records(project: Project) -> Known:
     return found
 
 
-def _heads(project: Project, scale: str = "") -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Head:
+    """What a record says of its cost."""
+
+    kind: str
+    name: str
+    "the job's, without seed and hash"
+    device: str
+    cost: Cost
+
+
+def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
     """Records at a scale, this one unless another is named, that say what they cost; who reads a damaged one for its
     numbers names it."""
     scale = scale or project.scale.scale
     for folder in (f"results/{scale}", f"paper_tables/records/{scale}"):
         for path in sorted((project.root / folder).glob("*/*.json")):
+            head = glance(path) or {}
             try:
-                head = json.loads(path.read_bytes())
-                complete = head["cost"]["wall_seconds"] and head["kind"] and head["job_id"] and _device(head)
-            except (ValueError, KeyError, TypeError):
+                made, cost = head["environment"], Cost.model_validate(head["cost"])
+                device = made["cpu"] if made["device"] == "CPU" else made["device"]
+                found = _Head(str(head["kind"]), like(str(head["job_id"])), str(device), cost)
+            except (LookupError, TypeError, ValidationError):
                 continue
-            if complete and head.get("outcome") != "blocked":
-                yield head
-
-
-def _device(head: dict[str, Any]) -> str:
-    made = head["environment"]
-    return made["cpu"] if made["device"] == "CPU" else made["device"]
+            if cost.wall_seconds and head.get("outcome") != "blocked":
+                yield found
 
 
 def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:
     for head in _heads(project):
-        yield head["kind"], like(head["job_id"]), _device(head), head["cost"]["wall_seconds"]
+        yield head.kind, head.name, head.device, head.cost.wall_seconds
 
 
 def _rates(project: Project) -> Iterator[tuple[str, str, str, float]]:
     """Seconds per operation of the records that count them, as a kind of its own."""
     for head in _heads(project):
-        if flops := head["cost"].get("flops"):
-            yield f"{head['kind']} {RATE}", like(head["job_id"]), _device(head), head["cost"]["wall_seconds"] / flops
+        if flops := head.cost.flops:
+            yield f"{head.kind} {RATE}", head.name, head.device, head.cost.wall_seconds / flops
 
 
 def _of_measurements(project: Project) -> Iterator[tuple[str, str, str, float]]:
     """Of each case one row: all of them hold the seconds of the whole case (`paperlm.bench.measure_case`)."""
     for path in sorted(project.root.glob(f"results/{project.scale.scale}/bench/*/*.jsonl")):
         try:
-            row = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
-            name, device, seconds = f"{row['op']}/{row['case']}", row["device"], row["case_seconds"]
-        except (ValueError, LookupError, TypeError):
+            row = glance_lines(path)[0]
+            name, device, seconds = f"{row['op']}/{row['case']}", str(row["device"]), float(row["case_seconds"])
+        except (LookupError, TypeError, ValueError):
             continue
         if device.startswith("cpu ("):  # `cpu (AMD EPYC, 1 thread)`
             device = device.removeprefix("cpu (").rpartition(", ")[0]

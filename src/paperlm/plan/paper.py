@@ -183,6 +183,8 @@ class PaperSpec(Frozen):
         """What the `shape` of a case's measurement rows has to say."""
         if weights := self.cases[case].weights:
             return {"weights": weights}
+        if sequences := self.cases[case].sequences:
+            return {"batch": sequences, "seq_len": self.cases[case].length}
         sizes = dict(zip(("tokens", "vocab", "width"), self.shape(case), strict=True))
         return {**sizes, "counting": self.cases[case].counting, "softcap": self.softcap(case)}
 

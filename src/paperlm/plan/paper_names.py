@@ -76,7 +76,7 @@ def _references(paper: PaperSpec) -> Iterator[tuple[str, str, str, object]]:
     for size in paper.sizes:
         yield "sizes", "model size", size, ALL_SIZES
     for name, case in paper.cases.items():
-        if not case.weights and (case.vocab is None or case.width is None):
+        if case.tokens and (case.vocab is None or case.width is None):
             yield f"cases.{name}.model", "model", case.model, paper.models
         if case.on_cpu:
             yield f"cases.{name}.on_cpu", "case", case.on_cpu, paper.cases

@@ -7,11 +7,11 @@ made again where that is cheap, and marked where it is not.
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paperlm.files import glance
 from paperlm.jobs import Job
 from paperlm.plan.project import Project
 from paperlm.record.model_store import has_model
@@ -108,8 +108,8 @@ class State:
 
 def _drift(path: Path, job: Job) -> list[str]:
     """What has changed since a stored record was made; an unreadable one is left to the reader, who names it."""
+    head = glance(path) or {}
     try:
-        head = json.loads(path.read_bytes())
         return drift(job, head["behaviour"], head.get("ancestors", {}))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return []

@@ -162,12 +162,16 @@ class ArithmeticTable(PrintedTable):
 
 class CaseSpec(Frozen):
     """Inputs of a measured operation: of a loss so many tokens, of which a share counts, against a vocabulary of a
-    width; of a codec so many weights."""
+    width; of a codec so many weights; of updates so many sequences of a length."""
 
     model: str
     "one of the paper's models, which has vocabulary, width and softcap; or any title, with the sizes given here"
     weights: int | None = Field(None, gt=0)
     "of a codec, and nothing else than this and `element_bytes`"
+    sequences: int | None = Field(None, gt=0)
+    "of an update; the model is known by the case's name"
+    length: int | None = Field(None, gt=0)
+    "tokens of each of them"
     tokens: int | None = Field(None, gt=0)
     counting: float = Field(1.0, gt=0, le=1)
     "share of the tokens that enter the loss"
@@ -182,10 +186,12 @@ class CaseSpec(Frozen):
 
     @model_validator(mode="after")
     def of_one_operation(self) -> CaseSpec:
-        if (self.tokens is None) == (self.weights is None):
-            raise ValueError("give `tokens`, of a loss, or `weights`, of a codec")
-        if self.weights and self.model_fields_set & {"counting", "vocab", "width", "softcap"}:
-            raise ValueError("counting, vocab, width and softcap are of a loss: leave them out beside `weights`")
+        if [self.tokens, self.weights, self.sequences].count(None) != 2:
+            raise ValueError("give `tokens`, of a loss, `weights`, of a codec, or `sequences`, of an update")
+        if not self.tokens and self.model_fields_set & {"counting", "vocab", "width", "softcap"}:
+            raise ValueError("counting, vocab, width and softcap are of a loss: leave them out without `tokens`")
+        if (self.sequences is None) != (self.length is None):
+            raise ValueError("sequences and length go together")
         return self
 
 
@@ -219,6 +225,8 @@ class MeasuredColumn(Frozen):
     "measured on this case instead of the table's"
     only: str = ""
     "a quantity of the data: of the row with this method alone"
+    incomparable: str = ""
+    "why its numbers are never compared with the printed ones"
     printed: Printed = True
 
 

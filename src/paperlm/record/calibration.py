@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import statistics
 import time
 from pathlib import Path
 
 from pydantic import Field
 
-from paperlm.files import write_json
+from paperlm.files import glance, write_json
 from paperlm.frozen import Frozen
 from paperlm.record.environment import cpu_name
 from paperlm.record.places import CALIBRATION
@@ -31,8 +30,8 @@ class Calibration(Frozen):
 
 def stored(root: Path) -> Calibration | None:
     """What `calibrated` found on this model of CPU before; None if it has not run here, or on another one."""
-    with contextlib.suppress(OSError, ValueError):
-        found = Calibration.model_validate(json.loads((root / CALIBRATION).read_bytes()))
+    with contextlib.suppress(ValueError):
+        found = Calibration.model_validate(glance(root / CALIBRATION) or {})
         return found if found.cpu == cpu_name() else None
     return None
 

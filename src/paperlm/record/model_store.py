@@ -2,12 +2,11 @@
 
 <folder>/config.json, model.safetensors, tokenizer files; at-<update>/ the same of a snapshot; trunk-<update>/ a
 state of training to go on from, as checkpoints have it; manifest.json, written last: the job, how it ended, the rules
-it was made under, and the SHA-256 of every file.
+it was made under, the SHA-256 of every file, and its own. A link is refused: what it points to can change.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from paperlm.errors import JobError
-from paperlm.files import sha256_of, write_json
+from paperlm.files import check_file, read_sealed, sha256_of, write_sealed
 from paperlm.jobs.base import NO_MODEL, Job, Stage, Trunk, folder_of, update_of
 from paperlm.record.record import drift
 
 MANIFEST = "manifest.json"
+WHAT = "a model's manifest"
+KEYS = ("job_id", "outcome", "labels", "behaviour", "ancestors", "files")
 
 Behaviours = dict[str, dict[str, int]]
 "Job id -> the behaviours that it was made under."
@@ -50,7 +51,7 @@ def store_model(building: Path, folder: Path, job: Job, outcome: str, origin: Or
         "ancestors": origin.ancestors,
         "files": {str(p.relative_to(building)): sha256_of(p) for p in files},
     }
-    write_json(building / MANIFEST, content)
+    write_sealed(building / MANIFEST, WHAT, content)
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -63,14 +64,9 @@ def store_model(building: Path, folder: Path, job: Job, outcome: str, origin: Or
 def read_manifest(folder: Path, job: Job) -> dict[str, Any]:
     """What a model folder says it holds. Raises JobError if it is missing, unreadable, or another job's."""
     again = f"make it again (python -m paperlm run {job.job_id} --again --with-parents)"
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _ = (manifest["job_id"], manifest["outcome"], [*manifest["labels"]])
-        _ = [manifest[key].items() for key in ("behaviour", "ancestors", "files")]
-    except FileNotFoundError:
-        raise JobError(f"{folder}: no finished model of {job.job_id}; {again}") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise JobError(f"{folder / MANIFEST}: truncated or altered; delete {folder} and {again}") from None
+    if not (folder / MANIFEST).exists():
+        raise JobError(f"{folder}: no finished model of {job.job_id}; {again}")
+    manifest = read_sealed(folder / MANIFEST, WHAT, KEYS, JobError, f"delete {folder} and {again}")
     if manifest["job_id"] != job.job_id:
         raise JobError(f"{folder}: is the model of {manifest['job_id']}, not of {job.job_id}; delete it and {again}")
     return manifest
@@ -107,17 +103,14 @@ def checked_model(folder: Path, job: Job, stage: Stage | None) -> Path:
     if manifest["outcome"] in NO_MODEL:
         raise JobError(f"{job.job_id} ended as {manifest['outcome']}: it left no model to work on")
     prefix, sign = _sign_of(stage)
-    here = {prefix + p.name for p in (folder / prefix).glob("*") if p.is_file()} - {MANIFEST}
+    here = {prefix + p.name for p in (folder / prefix).glob("*") if not p.is_dir() or p.is_symlink()}
     wanted = {name: sum_ for name, sum_ in manifest["files"].items() if name.rpartition("/")[0] == prefix.rstrip("/")}
     if sign not in wanted:
         what = "model" if not isinstance(stage, Trunk) else "state of training with its optimizer"
         at = "at its end" if stage is None else f"after update {update_of(stage)}"
         raise JobError(f"{folder}: holds no {what} {at}; delete it and run {job.job_id} again")
     for name, checksum in wanted.items():
-        if not (folder / name).is_file() or sha256_of(folder / name) != checksum:
-            raise JobError(
-                f"{folder / name}: missing, truncated or altered; delete {folder} and run {job.job_id} again"
-            )
-    if strangers := sorted(here - wanted.keys()):
+        check_file(folder / name, checksum, JobError, f"delete {folder} and run {job.job_id} again")
+    if strangers := sorted(here - wanted.keys() - {MANIFEST}):
         raise JobError(f"{folder / strangers[0]}: is not in the manifest, and would be read; remove it")
     return folder / prefix

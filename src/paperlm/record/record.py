@@ -1,7 +1,12 @@
-"""The one schema of a record: what a job computed. Tables and figures are built from records alone."""
+"""The one schema of a record: what a job computed. Tables and figures are built from records alone.
+
+A record carries its own checksum. Those that were committed before records had one are listed with theirs in
+paper_tables/records/SHA256SUMS.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +15,14 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from paperlm.errors import RecordError, SpecError
-from paperlm.files import write_json
+from paperlm.files import SEAL, is_sealed, sealed, sha256_of, write_json
 from paperlm.frozen import Frozen
 from paperlm.jobs import job_from
 from paperlm.jobs.base import Answers, Cost, Job, Outcome, Series
+from paperlm.record.plausible import wrong_with
+
+SUMS = "SHA256SUMS"
+"As `sha256sum` writes it, with paths below its folder: of records without a checksum of their own."
 
 
 class Environment(Frozen):
@@ -77,33 +86,67 @@ class Record(Frozen):
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Store atomically."""
-    write_json(path, json.loads(record.model_dump_json()))
+    """Store atomically, sealed."""
+    write_json(path, sealed(json.loads(record.model_dump_json())))
 
 
 def read_record(path: Path, expected: str | None = None) -> Record:
-    """A stored record; RecordError if it is missing, damaged, or not of the job that its name or `expected` says."""
+    """A stored record; RecordError if it is missing, altered, not of the job that its name or `expected` says, or says
+    what no job can have measured (`paperlm.record.plausible`)."""
+    again = "delete it and run its job again"
     try:
-        record = Record.model_validate_json(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"{path}: no such record") from None
     except IsADirectoryError:
         raise RecordError(f"{path}: a folder in place of a record; move it away") from None
-    except (ValidationError, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[:3]
-        raise RecordError(f"{path}: not a valid record ({' '.join(first)}); delete it and run its job again") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}); {again}") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: not a valid record ({error}); {again}") from None
+    record = _parsed(path, found, again)
     try:
-        found = record.value().job_id
+        job = record.value()
     except (SpecError, ValidationError) as error:
         first = str(error).splitlines()[0]
         raise RecordError(f"{path}: describes no job that is known here ({first}); delete it") from None
-    if found != record.job_id:
+    if job.job_id != record.job_id:
         raise RecordError(
-            f"{path}: says it is {record.job_id}, but its settings and data are {found}'s; delete it and make it again"
+            f"{path}: says it is {record.job_id}, but its settings and data are {job.job_id}'s; delete it and make it "
+            "again"
         )
     if expected is not None and record.job_id != expected:
         raise RecordError(f"{path}: is a record of {record.job_id}, not of {expected}; delete or rename it")
+    if wrong := wrong_with(record, job):
+        raise RecordError(f"{path}: not a valid record ({wrong}); {again}")
     return record
+
+
+def _parsed(path: Path, found: Any, again: str) -> Record:
+    """RecordError for what has another checksum than its own or the listed one, and for what is no record."""
+    if isinstance(found, dict) and SEAL in found:
+        if not is_sealed(found):
+            raise RecordError(f"{path}: not a valid record (altered: its checksum is another one); {again}")
+        del found[SEAL]
+    else:
+        folder = path.absolute().parent.parent.parent
+        listed = _listed(folder / SUMS).get(path.absolute().relative_to(folder).as_posix())
+        if listed is not None and sha256_of(path) != listed:
+            raise RecordError(f"{path}: not a valid record (altered: {SUMS} has another checksum); restore it with git")
+    try:
+        return Record.model_validate(found)
+    except ValidationError as error:
+        first = " ".join(str(error).splitlines()[:3])
+        raise RecordError(f"{path}: not a valid record ({first}); {again}") from None
+
+
+@functools.cache
+def _listed(path: Path) -> dict[str, str]:
+    """Path below the list's folder -> checksum; empty where there is no list."""
+    if not path.is_file():
+        return {}
+    lines = (line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
+    return {name: checksum for checksum, name in filter(None, lines)}
 
 
 def behaviours_of_ancestors(job: Job) -> dict[str, dict[str, int]]:

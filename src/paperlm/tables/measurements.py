@@ -26,9 +26,11 @@ from paperlm.tables.published import PublishedTable, half_a_digit, number
 from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, MISPRINT, NOT_COMPARABLE, NOT_RUN, OUT_OF_MEMORY
 
 LOWER_BOUND = "lower_bound"
-UNITS = {"peak_memory": "MiB", "time": "ms"}
+UNITS = {"peak_memory": "MiB", "memory": "GiB", "time": "ms"}
 "Of what a table prints as it was measured."
-OF_TIME = ("value", "over_floor", "gb_per_s")
+MEMORY = ("peak_memory", "memory")
+"Metrics that are compared by value, and judged on a CPU too."
+OF_TIME = ("value", "over_floor", "gb_per_s", "per_second")
 "Fields of a time that vary as it does."
 DEVIATIONS_BETWEEN_PERCENTILES = 2 * 0.8416
 "Standard deviations between the 20th and the 80th percentile of a normal distribution."
@@ -97,7 +99,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         {key: PrintedCell(v, text=published.cell(*key)) for key, v in published.values.items()},
         one_sample="one set of inputs; noise of a cell: the spread of its repetitions",
         untested=untested,
-        judged_columns=frozenset(label for label, c in table.columns.items() if c.metric == "peak_memory"),
+        judged_columns=frozenset(label for label, c in table.columns.items() if c.metric in MEMORY),
         proxies=proxies,
         notes=(f"{NOT_COMPARABLE}: measured on other inputs than the paper's, on a CPU",) if proxies else (),
     )
@@ -209,9 +211,11 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=reason)
     if misprint := place.method.misprints.get(place.column):
         return DiffRow(**common, **shown, verdict=MISPRINT, reason=misprint)
-    if place.quantity.metric != "peak_memory" or not place.method.by_value:
+    if place.quantity.incomparable:
+        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=place.quantity.incomparable)
+    if place.quantity.metric not in MEMORY or not place.method.by_value:
         reason = f"printed on {table.printed_on}; times count as ratios, in the claims"
-        if place.quantity.metric == "peak_memory":
+        if place.quantity.metric in MEMORY:
             reason = place.method.why
         return DiffRow(**common, **shown, verdict=ENVIRONMENT_BOUND, reason=remark or reason)
     shown["regenerated"] = f"{value:.{len(printed.partition('.')[2])}f}"
@@ -252,6 +256,8 @@ def _circumstances(measured: Measured) -> str:
     """Card, versions, commit and date of a measurement, and the shape it was made at."""
     if "weights" in measured.shape:
         sizes = f"{measured.shape['weights']} weights"
+    elif "seq_len" in measured.shape:
+        sizes = "{batch} x {seq_len} tokens an update".format(**measured.shape)
     else:
         sizes = "N={tokens}, V={vocab}, D={width}".format(**measured.shape)
     if not measured.rows:

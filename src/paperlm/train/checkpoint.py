@@ -1,13 +1,14 @@
 """Checkpoints: whole or absent, checked when read, kept under the run's own name.
 
 <folder>/step-00000100/{model,optimizer}.safetensors and state.json. A checkpoint is written to a temporary folder and
-renamed; the newest two are kept. Nothing is unpickled.
+renamed; the newest two are kept. Nothing is unpickled. What lies beside them and belongs to one of them, the curve of
+the training, is named with its checksum in its state.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,26 @@ from paperlm_kernels.stored import plain_tensors, stored_weights
 from safetensors.torch import load_file, save_file
 
 from paperlm.errors import CheckpointError, PaperLMError
-from paperlm.files import is_full_disk, sha256_of
+from paperlm.files import check_file, is_full_disk, read_sealed, sha256_of, write_sealed
 from paperlm.jobs.base import Job
 
 KEEP = 2
 MODEL, OPTIMIZER, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
 STATE = ("job_id", "job", "behaviour", "sha256", "update", "counted", "wall_seconds", "resumed_from")
+WHAT = "a state of training"
 
 
 def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
     """Write a checkpoint after `state["update"]` updates. Raises PaperLMError on a full disk; older ones stay."""
     target = folder / f"step-{state['update']:08d}"
-    temporary = folder / f".{target.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary, old = folder / f".{target.name}.tmp", folder / f".{target.name}.old"
+    for unfinished in (temporary, old):
+        shutil.rmtree(unfinished, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         write(temporary, job, model, optimizer, state)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():  # training went back: a snapshot of an earlier update was missing
+            os.replace(target, old)  # deleting it takes more than one call, between which a kill would leave half
         os.replace(temporary, target)
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -43,8 +47,8 @@ def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: 
                 "continues from the checkpoint before"
             ) from error
         raise
-    for old in steps(folder)[:-KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
+    for behind in (old, *steps(folder)[:-KEEP]):
+        shutil.rmtree(behind, ignore_errors=True)
 
 
 def write(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
@@ -66,15 +70,13 @@ def write(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state:
         "sha256": checksums,
         **state,
     }
-    with (folder / STATE_FILE).open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
+    write_sealed(folder / STATE_FILE, WHAT, content)
 
 
 def steps(folder: Path) -> list[Path]:
     """Checkpoints in the folder, oldest first."""
-    return sorted(p for p in folder.glob("step-*") if (p / STATE_FILE).is_file())
+    named = (p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name))
+    return sorted(p for p in named if (p / STATE_FILE).exists())
 
 
 def load(
@@ -111,11 +113,7 @@ def read(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any) -> dict
 
 def stated(folder: Path, job: Job, remedy: str, remedy_of_another: str) -> dict[str, Any]:
     """What a folder says of itself. Raises CheckpointError if that is damaged, or of another job."""
-    try:
-        state = json.loads((folder / STATE_FILE).read_text())
-        _ = [state[key] for key in STATE]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{folder / STATE_FILE}: truncated or altered; {remedy}") from None
+    state = read_sealed(folder / STATE_FILE, WHAT, STATE, CheckpointError, remedy)
     if state["job_id"] != job.job_id:
         theirs, ours = state["job"], job.canonical()
         changed = [key for key in {**ours, **theirs} if theirs.get(key) != ours.get(key)] or ["the data"]
@@ -130,8 +128,7 @@ def restore(folder: Path, state: dict[str, Any], model: torch.nn.Module, optimiz
     """Put the tensors of a folder into model and optimizer. Raises CheckpointError if a file is not the one that
     `state` names, or its weights are not this model's."""
     for name, expected in state["sha256"].items():
-        if not (folder / name).is_file() or sha256_of(folder / name) != expected:
-            raise CheckpointError(f"{folder / name}: truncated or altered; {remedy}")
+        check_file(folder / name, expected, CheckpointError, remedy)
     parameters, stored = dict(model.named_parameters()), stored_weights(model)
     tensors = load_file(folder / MODEL)
     if tensors.keys() != parameters.keys():

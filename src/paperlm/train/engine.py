@@ -24,12 +24,15 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from paperlm.errors import Interrupted
+from paperlm.errors import CheckpointError, Interrupted
+from paperlm.files import check_sums, write_sums
 from paperlm.jobs.base import Cost, Job, Machine, Stage, Trunk, folder_of, in_order, update_of
 from paperlm.stopping import stop_requests
 from paperlm.train import checkpoint
 from paperlm.train.curve import CurveFile
 from paperlm.train.distributed import World
+
+SNAPSHOT = "checksums of a snapshot"
 
 
 @dataclass(frozen=True)
@@ -151,10 +154,10 @@ class Engine:
         full disk.
         """
         started, task, machine = time.monotonic(), self.task, self.machine
-        self._resume()
+        curve = self._resume()
         wall_before, first = self.at.wall_seconds, self.at.update
         self._keep_stages()
-        self.curve = CurveFile(self.work / "curve.jsonl", first) if self.world.leads else None
+        self.curve = CurveFile(self.work / "curve.jsonl", first, curve) if self.world.leads else None
         bar = tqdm(
             total=task.updates,
             initial=first,
@@ -240,7 +243,8 @@ class Engine:
 
     # -- checkpoints and snapshots --
 
-    def _resume(self) -> None:
+    def _resume(self) -> str:
+        """Go to the newest checkpoint, whose digest of the curve is returned; empty: there is none."""
         missing = [update_of(stage) for stage in self.keep if not self._snapshot(stage).is_dir()]
         state = checkpoint.load(
             self.work, self.task.job, self.task.model, self.task.optimizer, at_most=min(missing, default=None)
@@ -251,14 +255,19 @@ class Engine:
             )
         else:
             self.at = self.task.trunk() or Progress()
+        return state["curve"] if state else ""
 
     def _save(self) -> None:
         if self.world.leads:
-            checkpoint.save(self.work, self.task.job, self.task.model, self.task.optimizer, vars(self.at))
+            state = {**vars(self.at), "curve": self.curve.secure()}
+            checkpoint.save(self.work, self.task.job, self.task.model, self.task.optimizer, state)
         self.world.barrier()
 
     def _snapshot(self, stage: Stage) -> Path:
         return self.work / "snapshots" / folder_of(stage)
+
+    def _sums(self, snapshot: Path) -> Path:
+        return snapshot.with_name(f"{snapshot.name}.json")
 
     def _keep_stages(self) -> None:
         """Write what is to be kept of this update and is not there; a folder appears whole or not at all."""
@@ -274,14 +283,17 @@ class Engine:
                 checkpoint.write(temporary, task.job, task.model, task.optimizer, vars(self.at))
             else:
                 self.task.save(temporary)
+            write_sums(self._sums(target), SNAPSHOT, temporary)
             temporary.rename(target)
 
     def hand_over(self, folder: Path) -> None:
         """Write the model and its snapshots into `folder`: what the job leaves for others."""
         self.task.save(folder)
         for stage in self.keep:
-            if self._snapshot(stage).is_dir():
-                shutil.copytree(self._snapshot(stage), folder / folder_of(stage), dirs_exist_ok=True)
+            if (kept := self._snapshot(stage)).is_dir():
+                remedy = f"delete {kept}: training goes back to where it was made"
+                check_sums(self._sums(kept), SNAPSHOT, kept, CheckpointError, remedy)
+                shutil.copytree(kept, folder / folder_of(stage), dirs_exist_ok=True)
 
     def cost(self, flops_per_slot: float | None = None, begun_at: int = 0) -> Cost:
         """What the job took on this machine, of whose updates those before `begun_at` are another job's."""

@@ -16,12 +16,14 @@ class NeuZip(Declared):
     measures = {
         "decode": "time of unpacking to bfloat16",
         "encode": "time of packing",
+        "gemv": "time of the product with a token, of rows of 8,192 weights",
+        "gemv8": "the same with 8 tokens",
         "bits": "of a weight, all metadata included",
         "error": "of what was unpacked, relative and in norm; 0 without loss",
         "determinism": "whether three runs of unpacking give the same bits",
         "kernels": "time of each kernel of packing and unpacking",
     }
-    packages = ("nvidia-nvcomp-cu12", "dfloat11", "splitzip", "bitsandbytes", "zipnn")
+    packages = ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", "dfloat11", "bitsandbytes", "zipnn")
     numbers = ("value", "low", "high", "gb_per_s", "over_floor")
 
     @property

@@ -60,10 +60,11 @@ METHODS = {
     "offload pageable": "to the memory of the host and back",
     "bitsandbytes nf4": "NF4, blocks of 64; with loss",
     "nvidia-nvcomp-cu12": "exponents by its ANS in chunks of 64 KiB, merged by us: NeuZip as published",
-    "dfloat11": "Huffman codes of exponents",
+    "nvidia-nvcomp-cu13": "the same, for CUDA 13",
+    "dfloat11": "Huffman codes of exponents, decoded by its kernel",
     "splitzip": "the 16 most frequent exponents in four bits, made for caches of keys and values",
-    "zipnn": "Huffman codes on a CPU",
+    "zipnn": "bytes apart by their place in a number, then compressed, on a CPU",
 }
 "Method -> what it is."
-METRICS = {"time": {"measure": ("decode", "encode")}, "bits": {}, "error": {}, "determinism": {}}
+METRICS = {"time": {"measure": ("decode", "encode", "gemv", "gemv8")}, "bits": {}, "error": {}, "determinism": {}}
 "Metric of a row -> what tells its rows apart, and the values that has."

@@ -2,65 +2,29 @@
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from paperlm_kernels.bench.declared import Contender
-from paperlm_kernels.bench.ops.neuzip.declared import Case
-from paperlm_kernels.bench.peers import AbsentError
+from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Call, Coder
+from paperlm_kernels.bench.ops.neuzip.peers import DFloat11, NvComp, NvComp13, SplitZip, ZipNN
 from paperlm_kernels.neuzip import Packed, pack
-
-Call = Callable[[], Any]
-SCALE = 0.02
-
-
-class Inputs:
-    """Weights N(0, 0.02^2) in bfloat16, as in the paper's Figure 5."""
-
-    def __init__(self, case: Case, device: torch.device, seed: int) -> None:
-        g = torch.Generator(device).manual_seed(seed)
-        self.case, self.device = case, device
-        self.weights = torch.empty(case.weights, dtype=torch.bfloat16, device=device)
-        for part in self.weights.split(2**24):  # never the whole in float32
-            part.copy_(torch.randn(len(part), generator=g, device=device) * SCALE)
-
-
-class Coder(Contender):
-    """A codec. `stored` is what it keeps; `bits` of a weight in it are known once it is there."""
-
-    parts: ClassVar[tuple[str, ...]] = ("decode", "encode")
-    bits: float = 16.0
-
-    @abc.abstractmethod
-    def stored(self) -> Any:
-        """The weights, coded; a new copy."""
-
-    @abc.abstractmethod
-    def decode(self, stored: Any, out: Tensor) -> Tensor:
-        """The weights, in `out` where it can write there."""
-
-    def bits_of(self, stored: Any) -> float:
-        """Bits of a weight in what is stored."""
-        return self.bits
-
-    def call(self, part: str) -> Call:
-        if part == "encode":
-            return self.stored
-        stored, out = self.stored(), torch.empty_like(self.inputs.weights)
-        return lambda: self.decode(stored, out)
-
-    def truth(self) -> Tensor:
-        return self.inputs.weights
+from paperlm_kernels.neuzip.product import linear
 
 
 class Ours(Coder):
     """`pack` with options. Its codebook is made anew at each packing."""
 
+    parts: ClassVar[tuple[str, ...]] = (*Coder.parts, *TOKENS)
     options: ClassVar[dict[str, Any]] = {}
+
+    def call(self, part: str) -> Call:
+        if part not in TOKENS:
+            return super().call(part)
+        packed, x = pack(self.matrix(), **self.options), self.inputs.tokens[: TOKENS[part]]
+        return lambda: linear(x, packed)
 
     def stored(self) -> Packed:
         return pack(self.inputs.weights, **self.options)
@@ -93,23 +57,34 @@ class OursFix4(Ours):
 class OursK3(Ours):
     """The paper's lossy setting with 3 bits."""
 
+    lossless = False
     options = {"mant_bits": 3, "block_norm": 512}
 
 
 class OursK1(Ours):
     """With 1 bit."""
 
+    lossless = False
     options = {"mant_bits": 1, "block_norm": 512}
 
 
 class OursK0(Ours):
     """With none."""
 
+    lossless = False
     options = {"mant_bits": 0, "block_norm": 512}
 
 
 class Copy(Coder):
-    """Reads and writes 2 bytes a weight."""
+    """Reads and writes 2 bytes a weight, or multiplies with them as they are."""
+
+    parts = (*Coder.parts, *TOKENS)
+
+    def call(self, part: str) -> Call:
+        if part not in TOKENS:
+            return super().call(part)
+        matrix, x = self.matrix().clone(), self.inputs.tokens[: TOKENS[part]]
+        return lambda: F.linear(x, matrix)
 
     def stored(self) -> Tensor:
         return self.inputs.weights.clone()
@@ -149,6 +124,7 @@ class NF4(Coder):
 
     package = "bitsandbytes"
     needs_gpu = True
+    lossless = False
     bits = 4.5
 
     def stored(self) -> Any:
@@ -160,52 +136,6 @@ class NF4(Coder):
         from bitsandbytes.functional import dequantize_4bit
 
         return dequantize_4bit(*stored).view(-1)
-
-
-class Untried(Coder):
-    """A peer for which nothing has been written that has run: said so where it is asked for."""
-
-    needs_gpu = True
-    why: ClassVar[str]
-
-    def __init__(self, inputs: Any) -> None:
-        super().__init__(inputs)
-        raise AbsentError(self.why)
-
-    def stored(self) -> Any:
-        raise AbsentError(self.why)
-
-    def decode(self, stored: Any, out: Tensor) -> Tensor:
-        raise AbsentError(self.why)
-
-
-class NvComp(Untried):
-    """A closed library, in two wheels: the second, nvidia-libnvcomp-cu12, decodes."""
-
-    package = "nvidia-nvcomp-cu12"
-    why = "no merge of its exponents has been tried on a card"
-
-
-class DFloat11(Untried):
-    """Needs CuPy."""
-
-    package = "dfloat11"
-    why = "its decoder has not been tried on a card from here"
-
-
-class SplitZip(Untried):
-    """A repository without a package."""
-
-    package = "splitzip"
-    why = "it is no package that could be installed; not tried on a card"
-
-
-class ZipNN(Untried):
-    """Needs a C compiler."""
-
-    package = "zipnn"
-    needs_gpu = False
-    why = "not tried"
 
 
 METHODS: dict[str, type[Coder]] = {
@@ -221,6 +151,7 @@ METHODS: dict[str, type[Coder]] = {
     "offload pageable": OffloadPageable,
     "bitsandbytes nf4": NF4,
     "nvidia-nvcomp-cu12": NvComp,
+    "nvidia-nvcomp-cu13": NvComp13,
     "dfloat11": DFloat11,
     "splitzip": SplitZip,
     "zipnn": ZipNN,

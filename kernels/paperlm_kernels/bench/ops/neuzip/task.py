@@ -10,8 +10,9 @@ import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.operation import Operation, Row, Task
+from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Coder, Inputs
 from paperlm_kernels.bench.ops.neuzip.declared import sized
-from paperlm_kernels.bench.ops.neuzip.methods import METHODS, Coder, Inputs
+from paperlm_kernels.bench.ops.neuzip.methods import METHODS
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
 
@@ -28,10 +29,16 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     except (AbsentError, ImportError) as reason:
         yield operation.outcome(task, name, f"absent: {reason}")
         return
+    if coder.lossless and (wrong := _different(got, coder.truth())):
+        yield operation.outcome(task, name, f"failed: {wrong} of {case.weights} weights are not decoded to their bits")
+        return
     bits = coder.bits_of(stored)
     for part in task.measures:
         if part in coder.parts:
-            yield _time(operation, task, coder, part, bits, name)
+            try:
+                yield _time(operation, task, coder, part, bits, name)
+            except AbsentError as reason:
+                yield operation.outcome(task, name, f"absent: {reason}", measure=part)
         elif part == "bits":
             yield operation.row(task, name, "bits", "bits per weight", [bits])
         elif part == "error":
@@ -42,13 +49,17 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
             same = all(torch.equal(decode().view(torch.int16), got.view(torch.int16)) for _ in range(2))
             yield operation.row(task, name, "determinism", "bitwise equal", [float(same)], runs=3)
         elif part == "kernels":
-            for which in coder.parts:
+            for which in (part for part in coder.parts if part not in TOKENS):
                 call = coder.call(which)
                 step = clocks.Step(lambda: None, lambda _, call=call: call())
                 for kernel, (ms, launches) in clocks.kernel_times(step, device, warmup=task.warmup).items():
                     yield operation.row(
                         task, name, "kernel", "us", [1e3 * ms], measure=f"{which} {kernel}", launches=launches
                     )
+
+
+def _different(got: torch.Tensor, weights: torch.Tensor) -> int:
+    return int((got.view(torch.int16).to(weights.device) != weights.view(torch.int16)).sum())
 
 
 def _time(operation: Operation, task: Task, coder: Coder, part: str, bits: float, name: str) -> Row:
@@ -58,7 +69,9 @@ def _time(operation: Operation, task: Task, coder: Coder, part: str, bits: float
         coder.call(part) for _ in range(copies_of(int(case.weights * bits / 8), device))
     ]  # fmt: skip
     before = clocks.clock_and_power() if device.type == "cuda" else None
-    taken = cold_times(calls, device, graph=False, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds)
+    taken = cold_times(
+        calls, device, graph=part in TOKENS, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds
+    )
     median = percentiles(taken)[0]
     extra: dict[str, Any] = {
         "measure": part, "copies": len(calls), "bits": short(bits), "gb_per_s": short(2e-3 * case.weights / median)

@@ -1,8 +1,9 @@
 """Whole updates of descent on models of NeuZip's Table 1 at their full size, with fresh weights: memory and speed.
 
 Ordinary SGD, LOMO and LOMO on packed weights train transformers' models of the paper's shapes, in bfloat16 with
-activation checkpointing, on real text. The memory of all is capped as on the paper's card. Losses of the same updates
-tell whether the methods agree: two that differ in a bit somewhere differ here.
+activation checkpointing, on real text. The memory of all is capped as on the paper's card. Losses of the first
+updates, with PyTorch's deterministic kernels, tell whether methods agree: two that differ in a bit somewhere differ
+here.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _LLAMA2 = {
 }  # fmt: skip
 # Shapes: the models' published configurations. All weights are fresh, N(0, 0.02^2), as the paper's.
 CASES = {
-    "gpt_neo_2.7b": Case("GPTNeo", _NEO, "GPT-Neo 2.7B"),
+    "gpt_neo_2_7b": Case("GPTNeo", _NEO, "GPT-Neo 2.7B"),
     "llama3_8b": Case("Llama", _LLAMA3, "Llama-3 8B"),
     "llama2_13b": Case("Llama", _LLAMA2, "Llama-2 13B"),
     "llama3_8b_one": Case("Llama", _LLAMA3, "Llama-3 8B, a sequence an update", batch=1),
@@ -80,12 +81,13 @@ class Descent(Operation):
 
     summary = "memory and time of descent on full-size models, on plain and on packed weights"
     measures = {
-        "update": "time of an update, and its last loss",
+        "update": "time of an update, and the loss of the third",
         "memory": "the most that is allocated from the first update on, weights included",
     }
     metrics = {"time": {"measure": ("update",)}, "memory": {}, "resident": {}, "loss": {}}
+    numbers = ("value", "low", "high", "per_second")
     packages = ("transformers",)
-    groups = {"table1": ("gpt_neo_2.7b", "llama3_8b", "llama2_13b")}
+    groups = {"table1": ("gpt_neo_2_7b", "llama3_8b", "llama2_13b")}
     limit = 300.0
     methods = METHODS
 

@@ -5,28 +5,33 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
 from paperlm_kernels.bench.ops.descent import CAP, Case, sized
 from paperlm_kernels.bench.rows import percentiles
-from paperlm_kernels.stored import LomoSgd, PackedStore, convert
+from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paperlm.data.sources import documents
 from paperlm.data.tokenizer import TextTokenizer
 
 LR = 0.1
 "One of the rates the paper sweeps (section 4.1: 1e-3 to 3e-1)."
+AGREED = 3
+"Updates before all others, whose losses are reported: as many for every method, whatever is timed."
 GIB = 2**30
 STORES: dict[str, dict] = {"neuzip": {}, "neuzip keep": {}, "neuzip fix4": {"profile": "fix4"}}
 "Method -> options of the packed store."
 
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
-    """Rows of a task: `warmup` updates that are not timed, then `repeats` that are. On a GPU under the cap."""
+    """Rows of a task: AGREED updates whose losses tell whether methods agree, `warmup` that are not timed, then
+    `repeats` that are. On a GPU under the cap."""
     # a GPU with its index, which the allocator's functions ask for
     device, case = torch.device("cuda:0" if task.device == "cuda" else task.device), sized(task)
     name = clocks.device_name(device)
@@ -38,18 +43,18 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         update = updates(model, task.method)
         resident = _allocated(device)
         texts = itertools.cycle(batches(case, device))
+        losses = deterministic_losses(update, itertools.islice(texts, AGREED))
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        seconds, losses = [], []
+        seconds = []
         for step in range(task.warmup + task.repeats):
             ids = next(texts)
             clocks.synchronize(device)
             start = time.perf_counter()
-            loss = update(ids)
+            update(ids)
             clocks.synchronize(device)
             if step >= task.warmup:
                 seconds.append(time.perf_counter() - start)
-            losses.append(loss.item())
     except RuntimeError as error:
         if not clocks.out_of_memory(error):
             raise
@@ -73,6 +78,27 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         yield operation.row(task, name, "resident", "GiB", [resident / GIB])
 
 
+def deterministic_losses(update: Callable[[Tensor], Tensor], texts: Iterable[Tensor]) -> list[float]:
+    """Losses of updates for which PyTorch takes its deterministic kernels, as the paper does for its Table 1.
+
+    Attention is computed by its definition: the backward passes of the fast forms add up gradients in any order, also
+    where deterministic kernels are asked for, and two runs may differ.
+    """
+    modes, fill = torch.utils.deterministic, torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    # cuBLAS wants a workspace to be set, which only several streams need
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    modes.fill_uninitialized_memory = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with sdpa_kernel(SDPBackend.MATH):
+                return [update(ids).item() for ids in texts]
+    finally:
+        modes.fill_uninitialized_memory = fill
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
 def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
@@ -90,9 +116,11 @@ def fresh(case: Case, device: torch.device, seed: int) -> nn.Module:
 
 
 def updates(model: nn.Module, method: str) -> Callable[[Tensor], Tensor]:
-    """ids (B, S) -> the loss of an update, which has been made."""
-    if method in STORES:
-        store = functools.partial(PackedStore, **STORES[method])
+    """ids (B, S) -> the loss of an update, which has been made. LOMO's products are those of packed weights, for
+    PyTorch's may add up in another order."""
+    if method != "vanilla":
+        options = STORES.get(method)
+        store = RawStore if options is None else functools.partial(PackedStore, **options)
         convert(model, store, "paper", keep_recomputed=method.endswith("keep"))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR) if method == "vanilla" else LomoSgd(model, LR)
 

@@ -1,31 +1,28 @@
 """Times the tiles that a product may take, on each matrix: what those of `paperlm_kernels.ternary_linear` come from.
 
-    python -m paperlm_kernels.bench.ops.ternary_linear.sweep --cases 7b_m16,3b_o_m1 --compile  # fills Triton's cache
     python -m paperlm_kernels.bench.ops.ternary_linear.sweep --cases 7b_m16,3b_o_m1 --out sweep.jsonl
 
-prints, for each matrix and number of tokens, the product by cuBLAS in bfloat16, by the tiles that are chosen, and by
-the best three, in microseconds. Tiles whose result has another bit than that of the chosen ones, and those that failed,
-are named. Each case is timed in a process of its own: after an access outside of memory nothing else works in one.
+compiles them in several processes, then prints, for each matrix and number of tokens, the product by cuBLAS in
+bfloat16, by the tiles that are chosen, and by the best three, in microseconds. Tiles whose result has another bit than
+that of the chosen ones, and those that failed, are named. Each case is timed in a process of its own: after an access
+outside of memory nothing else works in one.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import difflib
 import itertools
-import json
 import multiprocessing
-import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Container, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,9 +77,16 @@ def candidates(case: Case, programs: int) -> Iterator[Tiles]:
 
 
 def all_candidates(case: Case, programs: int) -> list[AnyTiles]:
-    """What a case is tried with."""
+    """What a case is tried with, in a random order: where time ends, it ends for no kind of tiles."""
     few = few_candidates(case) if case.tokens <= GEMV_TOKENS else ()
-    return [*few, *(() if case.tokens == 1 else candidates(case, programs))]
+    found = [*few, *(() if case.tokens == 1 else candidates(case, programs))]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def form_of(tiles: AnyTiles, case: Case) -> tuple[AnyTiles, bool]:
+    """What Triton compiles once: tiles, split or not, and whether the rows are a multiple of 16."""
+    return dataclasses.replace(tiles, splits=min(2, tiles.splits or 1)), case.rows % 16 == 0
 
 
 def cases_of(names: list[str]) -> list[Case]:
@@ -112,42 +116,35 @@ def call_of(inputs: Inputs, tiles: AnyTiles | None) -> Callable[[], torch.Tensor
     return lambda tiles=tiles: run_linear(q.codes, q.scale, q.rowsum, data, alpha, N, torch.bfloat16, tiles)
 
 
-def compile_tiles(given: tuple[AnyTiles, list[Case]]) -> str | None:
-    """Compiles one tile for some cases by running it; what went wrong."""
-    tiles, cases = given
+def compile_tiles(tiles: AnyTiles, case: Case) -> str | None:
+    """Compiles tiles by a product with them; what went wrong."""
     try:
-        for case in cases:
-            call_of(Inputs(case, torch.device("cuda"), 0), tiles)()
+        call_of(Inputs(case, torch.device("cuda"), 0), tiles)()
         torch.cuda.synchronize()
     except Exception as error:  # whatever a compiler says
         return f"{tiles}: {type(error).__name__}: {str(error)[:200]}"
     return None
 
 
-def compile_all(cases: list[Case], programs: int, workers: int, seconds: float) -> None:
-    """Fills Triton's cache in several processes; what is not done in time is compiled when it is timed."""
-    wanted: dict[AnyTiles, dict[tuple, Case]] = {}
-    for case in cases:
-        for tiles in all_candidates(case, programs):
-            # what Triton compiles anew: sizes of the weights that are multiples of 16
-            words = -(-case.columns // 128) * 8
-            kind = (case.rows % 16 == 0, isinstance(tiles, Tiles) or words % 16 == 0)
-            form = dataclasses.replace(tiles, splits=min(2, tiles.splits or 1))
-            wanted.setdefault(form, {}).setdefault(kind, case)
-    end = time.monotonic() + seconds
+def compile_all(cases: list[Case], programs: int, workers: int, seconds: float) -> set[tuple[AnyTiles, bool]]:
+    """Fills Triton's cache in several processes, with a form of each case in turn; those that are done in time."""
+    wanted: dict[tuple[AnyTiles, bool], Case] = {}
+    for row in itertools.zip_longest(*(all_candidates(case, programs) for case in cases)):
+        for tiles, case in zip(row, cases, strict=True):
+            if tiles is not None:
+                wanted.setdefault(form_of(tiles, case), case)
+    start, done = time.monotonic(), set()
     pool = ProcessPoolExecutor(workers, APART)
-    jobs = [pool.submit(compile_tiles, (tiles, [*kinds.values()])) for tiles, kinds in wanted.items()]
-    done = 0
-    for job in jobs:
-        try:
-            if said := job.result(timeout=max(0.1, end - time.monotonic())):
+    jobs = {pool.submit(compile_tiles, form[0], case): form for form, case in wanted.items()}
+    with contextlib.suppress(TimeoutError):
+        for job in as_completed(jobs, timeout=seconds):
+            if said := job.result():
                 print(said, flush=True)
             else:
-                done += 1
-        except TimeoutError:
-            break
-    pool.shutdown(wait=False, cancel_futures=True)
-    print(f"{done} of {len(jobs)} tiles compiled in {seconds - (end - time.monotonic()):.0f} s", flush=True)
+                done.add(jobs[job])
+    pool.shutdown(wait=True, cancel_futures=True)  # nothing is compiled while others are timed
+    print(f"{len(done)} of {len(jobs)} forms of tiles compiled in {time.monotonic() - start:.0f} s", flush=True)
+    return done
 
 
 def timed(calls: list[Callable[[], torch.Tensor]]) -> float:
@@ -155,8 +152,9 @@ def timed(calls: list[Callable[[], torch.Tensor]]) -> float:
     return median(cold_times(calls, torch.device("cuda"), graph=True, repeats=15, warmup=1, seconds=0.03))
 
 
-def sweep(case: Case, programs: int, end: float) -> Iterator[dict]:
-    """Rows of one case: bf16, chosen, and candidates in a random order, until time is up or the card is lost."""
+def sweep(case: Case, programs: int, seconds: float, ready: Container[tuple[AnyTiles, bool]]) -> Iterator[dict]:
+    """Rows of one case: bf16, chosen, and those candidates whose form is `ready`, for so long, or until the card is
+    lost. Its time begins with the candidates."""
     inputs = Inputs(case, torch.device("cuda"), 0)
     copies = copies_of(case.rows * case.columns // 4, inputs.device)
     copies = min(copies, 128)
@@ -168,9 +166,10 @@ def sweep(case: Case, programs: int, end: float) -> Iterator[dict]:
     calls = [call_of(inputs, None) for _ in range(copies)]
     right = calls[0]()
     yield about | {"tiles": "chosen", "us": timed(calls)}
-    tried = all_candidates(case, programs)
-    random.Random(0).shuffle(tried)
-    for tiles in tried:
+    end = time.monotonic() + seconds
+    for tiles in all_candidates(case, programs):
+        if form_of(tiles, case) not in ready:
+            continue
         if time.monotonic() > end:
             return
         row = about | {"tiles": dataclasses.asdict(tiles), "kind": type(tiles).__name__}
@@ -186,16 +185,16 @@ def sweep(case: Case, programs: int, end: float) -> Iterator[dict]:
         yield row
 
 
-def send_rows(case: Case, end: float, into: Connection) -> None:
+def send_rows(case: Case, seconds: float, ready: Container[tuple[AnyTiles, bool]], into: Connection) -> None:
     """`sweep`, into a pipe."""
-    for row in sweep(case, processors(torch.device("cuda")), end):
+    for row in sweep(case, processors(torch.device("cuda")), seconds, ready):
         into.send(row)
 
 
-def rows_apart(case: Case, end: float, send: Callable[[Case, float, Connection], None] = send_rows) -> list[dict]:
-    """What `send` has sent from a process of its own, to its end or until it died."""
+def rows_apart(send: Callable[..., None], *given: Any) -> list[dict]:
+    """What `send(*given, pipe)` has sent from a process of its own, to its end or until it died."""
     out, into = APART.Pipe(duplex=False)
-    process = APART.Process(target=send, args=(case, end, into))
+    process = APART.Process(target=send, args=(*given, into))
     process.start()
     into.close()
     found = []
@@ -232,36 +231,3 @@ def summary(case: Case, found: list[dict]) -> str:
     if wrong := [short(row) for row in ranked if not row["same"]]:
         line += f"; WRONG: {wrong}"
     return line
-
-
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--cases", default="7b_m16,7b_m1,7b_m256,7b_m4096", help="matrices and numbers of tokens, the first ones first"
-    )
-    parser.add_argument("--seconds", type=float, default=600.0, help="after which nothing new is begun")
-    parser.add_argument("--each", type=float, default=600.0, help="the same, of a case")
-    parser.add_argument("--compile", action="store_true", help="compile only")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--out", type=Path, help="a file of rows, JSON")
-    given = parser.parse_args()
-    cases = cases_of(given.cases.split(","))
-    APART.set_forkserver_preload(["paperlm_kernels.bench.ops.ternary_linear.sweep"])
-    if given.compile:
-        compile_all(cases, 132, given.workers, given.seconds)
-        return
-    end = time.monotonic() + given.seconds
-    for case in cases:
-        if time.monotonic() > end:
-            print(f"no time for {case.name} and what follows")
-            break
-        found = rows_apart(case, min(end, time.monotonic() + given.each))
-        print(summary(case, found), flush=True)
-        if given.out:
-            with given.out.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in found)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,69 @@
+"""What a codec of weights is asked for, and the weights."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from paperlm_kernels.bench.declared import Contender
+from paperlm_kernels.bench.ops.neuzip.declared import Case
+from paperlm_kernels.bench.peers import AbsentError
+
+Call = Callable[[], Any]
+SCALE = 0.02
+COLUMNS = 8192
+"Of the matrix that is multiplied with tokens."
+TOKENS = {"gemv": 1, "gemv8": 8}
+"Part -> tokens."
+
+
+class Inputs:
+    """Weights N(0, 0.02^2) in bfloat16, as in the paper's Figure 5."""
+
+    def __init__(self, case: Case, device: torch.device, seed: int) -> None:
+        g = torch.Generator(device).manual_seed(seed)
+        self.case, self.device = case, device
+        self.weights = torch.empty(case.weights, dtype=torch.bfloat16, device=device)
+        for part in self.weights.split(2**24):  # never the whole in float32
+            part.copy_(torch.randn(len(part), generator=g, device=device) * SCALE)
+        self.tokens = torch.randn(max(TOKENS.values()), COLUMNS, generator=g, device=device).bfloat16()
+
+
+class Coder(Contender):
+    """A codec. `stored` is what it keeps; `bits` of a weight in it are known once it is there."""
+
+    parts: ClassVar[tuple[str, ...]] = ("decode", "encode")
+    bits: float = 16.0
+    lossless: ClassVar[bool] = True
+    "what it decodes must be the weights, bit for bit"
+
+    @abc.abstractmethod
+    def stored(self) -> Any:
+        """The weights, coded; a new copy."""
+
+    @abc.abstractmethod
+    def decode(self, stored: Any, out: Tensor) -> Tensor:
+        """The weights, in `out` where it can write there."""
+
+    def bits_of(self, stored: Any) -> float:
+        """Bits of a weight in what is stored."""
+        return self.bits
+
+    def call(self, part: str) -> Call:
+        if part == "encode":
+            return self.stored
+        stored, out = self.stored(), torch.empty_like(self.inputs.weights)
+        return lambda: self.decode(stored, out)
+
+    def matrix(self) -> Tensor:
+        """The weights in rows of COLUMNS. Raises AbsentError where that does not go."""
+        if self.case.weights % COLUMNS:
+            raise AbsentError(f"{self.case.weights} weights are no rows of {COLUMNS}")
+        return self.inputs.weights.view(-1, COLUMNS)
+
+    def truth(self) -> Tensor:
+        return self.inputs.weights

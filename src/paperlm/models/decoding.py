@@ -1,0 +1,274 @@
+"""Token after token from a trained BitNet model: packed weights, static caches, and one CUDA graph a token on a GPU.
+
+With a quantized cache a block is eleven launches: four of a norm with a quantizer, four products (q, k and v in one;
+gate and up in one with what becomes of them), the rotary embedding with the cache's new rows, attention in two. The
+numbers are the model's up to rounding: between product, norm and quantizer less is rounded to the model's dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from paperlm_kernels.kv_attention import QuantizedKV
+from paperlm_kernels.kv_attention.reference import rotated
+from paperlm_kernels.rmsnorm_quantize import Quantized, rmsnorm_quantize
+from paperlm_kernels.ternary_linear import (
+    PackedTernary,
+    fused_alpha,
+    pack_ternary,
+    ternary_gated,
+    ternary_linear,
+    unpack_ternary,
+)
+from torch import Tensor
+
+from paperlm.errors import SpecError
+from paperlm.models.config import PaperLlamaConfig
+from paperlm.models.layers import rope_tables
+from paperlm.models.llama import PaperLlamaForCausalLM
+from paperlm.models.packed import PackedLinear
+from paperlm.quantizers.scheme import InputQuantizer, kv_cache_of
+
+
+class Weights(Protocol):
+    """Where a decoder's weights come from, by their names in the model."""
+
+    def ternary(self, name: str) -> tuple[Tensor, Tensor]:
+        """Codes -1, 0, 1 (rows, columns) of a projection, and its scale."""
+
+    def plain(self, name: str) -> Tensor:
+        """Any other parameter."""
+
+
+class ModelWeights:
+    """Those of a model with latent or packed weights."""
+
+    def __init__(self, model: PaperLlamaForCausalLM) -> None:
+        self.model = model
+
+    def ternary(self, name: str) -> tuple[Tensor, Tensor]:
+        module = self.model.get_submodule(name)
+        if isinstance(module, PackedLinear):
+            packed = PackedTernary(module.weight, module.out_features, module.in_features)
+            return unpack_ternary(packed), module.weight_scale
+        return module.quantizer.quantize(module.weight.detach())
+
+    def plain(self, name: str) -> Tensor:
+        return self.model.get_parameter(name).detach()
+
+
+class StaticKV:
+    """Keys and values of a layer as they are, with the methods of QuantizedKV that a decoder calls."""
+
+    def __init__(self, batch: int, heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device):
+        self.keys, self.values = (torch.zeros(batch, heads, capacity, head_dim, dtype=dtype, device=device)
+                                  for _ in range(2))  # fmt: skip
+        self.rows = torch.arange(batch, device=device)
+
+    def append(self, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, q: Tensor, position: Tensor) -> Tensor:
+        """k, v, q (B, 1, H, D) at positions (B,); the turned q."""
+        self.keys[self.rows, :, position] = rotated(k, cos, sin).to(k.dtype)[:, 0]
+        self.values[self.rows, :, position] = v[:, 0]
+        return rotated(q, cos, sin).to(q.dtype)
+
+    def decode(self, q: Tensor, there: Tensor) -> Tensor:
+        """q (B, H, D) over the positions that are `there` (B, capacity)."""
+        return F.scaled_dot_product_attention(q[:, :, None], self.keys, self.values, attn_mask=there[:, None, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """Projections that share their input, one below the other, and what makes that input."""
+
+    packed: PackedTernary
+    alpha: Tensor
+    gain: Tensor | None
+    "of the norm in front of the quantizer"
+    quantizer: InputQuantizer
+    eps: float
+
+    @classmethod
+    def of(
+        cls, weights: Weights, names: list[str], norm: str | None, quantizer: InputQuantizer, eps: float,
+        dtype: torch.dtype, device: torch.device,
+    ) -> Product:  # fmt: skip
+        codes, alphas = zip(*(weights.ternary(name) for name in names), strict=True)
+        gain = None if norm is None else weights.plain(f"{norm}.weight").to(device, dtype)
+        alpha = fused_alpha(alphas, [len(c) for c in codes]).to(device)
+        return cls(pack_ternary(torch.cat(codes).to(device)), alpha, gain, quantizer, eps)
+
+    def entering(self, x: Tensor, residual: Tensor | None = None) -> Quantized:
+        """What the projections read of x, or of x + residual."""
+        chosen = self.quantizer.quantizer
+        return rmsnorm_quantize(
+            x, self.gain, chosen.name, eps=self.eps, multiple=getattr(chosen, "multiple", 1),
+            keep=self.quantizer.keep, residual=residual,
+        )  # fmt: skip
+
+    def __call__(
+        self, q: Quantized, dtype: torch.dtype, function: Callable[..., Tensor] = ternary_linear
+    ) -> Tensor:  # fmt: skip
+        """The product in dtype, or what `function` makes of it."""
+        return function(q.codes, q.scale, q.rowsum, self.packed, self.alpha, out_dtype=dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block's four products and its cache."""
+
+    qkv: Product
+    o: Product
+    gate_up: Product
+    down: Product
+    cache: QuantizedKV | StaticKV
+    reader: QuantizedKV | None
+    "the same cache, of the length that it has when the new position is in it"
+
+
+class PackedDecoder:
+    """Greedy decoding of `batch` sequences of up to `capacity` positions, which advance together.
+
+    `ids` (B,) are the tokens that are read next, `position` (B,) where they stand: buffers that a CUDA graph finds
+    again. Raises SpecError for a model that is not wired as BitNet a4.8's: Pre-LN, squared ReLU, every input quantized.
+    """
+
+    def __init__(
+        self, config: PaperLlamaConfig, weights: Weights, *, batch: int, capacity: int, dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:  # fmt: skip
+        _check(config)
+        device, eps, scheme = torch.device(device), config.rms_norm_eps, config.quantizers()
+        self.dtype, self.heads, self.capacity, self.eps = dtype, config.num_attention_heads, capacity, eps
+        self.head_dim = config.hidden_size // self.heads
+        self.position = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.length = self.position + 1
+        self.ids = torch.zeros(batch, dtype=torch.long, device=device)
+        self.embed = weights.plain("model.embed_tokens.weight").to(device, dtype)
+        tied = config.tie_word_embeddings
+        self.head = self.embed if tied else weights.plain("lm_head.weight").to(device, dtype)
+        self.norm = weights.plain("model.norm.weight").to(device, dtype)
+        tables = rope_tables(self.head_dim, capacity, config.rope_theta)
+        self.cos, self.sin = (table[:, : self.head_dim // 2].to(device).contiguous() for table in tables)
+        self.places = torch.arange(capacity, device=device)
+        self.kv = None if config.kv_cache is None else kv_cache_of(config.kv_cache)
+        self.blocks = []
+        for layer in range(config.num_hidden_layers):
+            at = f"model.layers.{layer}"
+
+            def product(part: str, names: tuple[str, ...], norm: str | None, place: str, at: str = at) -> Product:
+                names = [f"{at}.{part}.{name}_proj" for name in names]
+                norm = norm and f"{at}.{norm}"
+                return Product.of(weights, names, norm, getattr(scheme, place), eps, dtype, device)
+
+            attention, mlp = ("attention.sub_norm", "mlp.sub_norm") if config.sub_norm else (None, None)
+            cache, reader = self._cache(batch, device)
+            self.blocks.append(Block(
+                product("attention", ("q", "k", "v"), "attention_residual.pre_norm", "qkv"),
+                product("attention", ("o",), attention, "o"),
+                product("mlp", ("gate", "up"), "mlp_residual.pre_norm", "gate_up"),
+                product("mlp", ("down",), mlp, "down"),
+                cache, reader,
+            ))  # fmt: skip
+
+    @classmethod
+    def of(cls, model: PaperLlamaForCausalLM, *, batch: int, capacity: int) -> PackedDecoder:
+        """A decoder in the dtype and on the device of a model, whose weights may be latent or packed."""
+        weights = ModelWeights(model)
+        return cls(model.config, weights, batch=batch, capacity=capacity, dtype=model.dtype, device=model.device)
+
+    def _cache(self, batch: int, device: torch.device) -> tuple[QuantizedKV | StaticKV, QuantizedKV | None]:
+        if self.kv is None:
+            return StaticKV(batch, self.heads, self.head_dim, self.capacity, self.dtype, device), None
+        described = self.kv.described
+        cache = QuantizedKV.empty(
+            batch, self.heads, self.head_dim, self.capacity, bits=described["kv_bits"], mapping=described["mapping"],
+            first_bits=described["first_bits"], device=device,
+            step_dtype=torch.float32 if self.dtype == torch.float32 else torch.float16,
+        )  # fmt: skip
+        cache = dataclasses.replace(cache, lengths=self.position)
+        return cache, dataclasses.replace(cache, lengths=self.length)
+
+    def rewind(self, position: int = 0) -> None:
+        """The next tokens stand at `position`; what the caches have before it stays."""
+        self.position.fill_(position)
+        self.length.fill_(position + 1)
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """Logits (B, V) behind `ids`, which are in the caches then."""
+        x, branch = F.embedding(self.ids, self.embed), None
+        cos, sin = (table[self.position][:, None] for table in (self.cos, self.sin))
+        there = self.places <= self.position[:, None] if self.kv is None else None
+        for block in self.blocks:
+            entering = block.qkv.entering(x, residual=branch)
+            x = x if branch is None else entering.stream
+            heads = block.qkv(entering, self.dtype).view(len(x), 1, 3, self.heads, self.head_dim)
+            q, k, v = heads.unbind(2)
+            if self.kv is None:
+                out = block.cache.decode(block.cache.append(k, v, cos, sin, q, self.position)[:, 0], there)
+            else:
+                turned = block.cache.append(k, v, cos, sin, q=q, advance=False)
+                out = block.reader.decode(turned[:, 0], q_bits=self.kv.described["q_bits"])
+            branch = block.o(block.o.entering(out.reshape(x.shape)), self.dtype)
+            entering = block.gate_up.entering(x, residual=branch)
+            x = entering.stream
+            opened = block.gate_up(entering, self.dtype, ternary_gated)
+            branch = block.down(block.down.entering(opened), self.dtype)
+        self.position += 1
+        self.length += 1
+        return F.linear(F.rms_norm(x + branch, self.norm.shape, self.norm, self.eps), self.head)
+
+    def advance(self) -> None:
+        """The likeliest next tokens take the place of `ids`. Nothing here waits for the device."""
+        self.ids.copy_(self.step().argmax(-1))
+
+    def generate(self, prompt: Tensor, count: int) -> Tensor:
+        """`count` tokens behind each row of prompt (B, S), int64 (B, count); the prompt is read a token at a time.
+
+        Raises SpecError where there is no room for them.
+        """
+        if prompt.shape[0] != len(self.ids) or prompt.shape[1] < 1:
+            raise SpecError(f"a prompt of shape {tuple(prompt.shape)}; this decoder reads ({len(self.ids)}, 1 or more)")
+        if prompt.shape[1] + count - 1 > self.capacity:
+            raise SpecError(
+                f"{prompt.shape[1]} tokens and {count} more in caches for {self.capacity}; make a decoder of a larger "
+                "capacity"
+            )
+        self.rewind()
+        for ids in prompt.T:
+            self.ids.copy_(ids)
+            self.advance()
+        found = [self.ids.clone()]
+        once = captured(self) if self.ids.is_cuda and count > 1 else self.advance
+        for _ in range(count - 1):
+            once()
+            found.append(self.ids.clone())
+        return torch.stack(found, 1)
+
+
+def captured(decoder: PackedDecoder) -> Callable[[], None]:
+    """`decoder.advance` as one CUDA graph; the decoder stays where it is."""
+    start, ids = int(decoder.position[0]), decoder.ids.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decoder.advance()
+    decoder.rewind(start)
+    decoder.ids.copy_(ids)
+    return graph.replay
+
+
+def _check(config: PaperLlamaConfig) -> None:
+    scheme = config.quantizers()
+    if scheme is None or scheme.weight is None or scheme.weight.name != "ternary_absmean":
+        raise SpecError("quantization: a packed decoder is for weights of the quantizer ternary_absmean")
+    for place in ("qkv", "o", "gate_up", "down"):
+        if getattr(scheme, place) is None:
+            raise SpecError(f"quantization.{place}: nothing quantizes this input; use the model itself")
+    if config.hidden_act != "relu2":
+        raise SpecError(f"hidden_act: {config.hidden_act!r}; a packed decoder has 'relu2' only; use the model itself")
+    if (config.norm or {"name": "pre_ln"})["name"] != "pre_ln":
+        raise SpecError(f"norm: {config.norm['name']!r}; a packed decoder is wired as 'pre_ln'; use the model itself")

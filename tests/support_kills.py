@@ -1,0 +1,234 @@
+"""A job that dies, or runs out of disk, at the n-th change to its files; then the same command again.
+
+`python tests/support_kills.py --every` (`make kills`) goes through every place and keeps what came out in
+docs/reference/kills.json; `tests/test_kills.py` takes a sample.
+
+Changes are seen by Python's audit events, so that those of libraries count: files opened for writing, folders made,
+names changed, files and folders removed. What is made: the data of a model, its training with checkpoints and a
+snapshot, and a removal of its blocks, each of whose measurements is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")
+ADDING = "open to add"
+ROOM = 200
+"Bytes that a file can still have on the disk that is full."
+FULL, OTHER = 28, 1
+"Exit status of a process that said so, and of one that ended in another error."
+
+watch: Callable[[str, str], None] | None = None
+"Called before each change, with the event and the path."
+
+
+def hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if watch is None:
+        return
+    if event == "open":
+        path, _, flags = arguments
+        if not isinstance(path, int) and flags & (os.O_WRONLY | os.O_RDWR):
+            watch(event if flags & os.O_TRUNC else ADDING, os.fsdecode(path))
+    elif event in CHANGES:
+        watch(event, os.fsdecode(arguments[0]))
+
+
+def torn(path: str) -> None:
+    """The file as a kill within its last write leaves it."""
+    if os.path.isfile(path) and not os.path.islink(path):
+        os.truncate(path, os.path.getsize(path) // 2)
+
+
+def counting(root: Path, at: int, then: Callable[[str, str], None]) -> list[str]:
+    """From now on changes below `root` are listed, and `then` is called before change number `at`, from 0."""
+    global watch
+    seen: list[str] = []
+
+    def watched(event: str, path: str) -> None:
+        # Removal of a tree names entries relative to a folder that is open.
+        if os.path.isabs(path) and not path.startswith(f"{root}{os.sep}"):
+            return
+        seen.append(f"{event} {path.removeprefix(str(root))}")
+        if len(seen) == at + 1:
+            then(event, path)
+
+    watch = watched
+    return seen
+
+
+def die(event: str, path: str) -> None:
+    global watch
+    watch = None
+    if event == "os.rename":  # what is renamed was written last
+        torn(path)
+    elif event == "open":  # between the opening, which empties a file, and the first byte
+        open(path, "wb").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill(event: str, path: str) -> None:
+    """From here on the kernel refuses each byte of a file beyond the first few, whoever writes it."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
+
+
+def child(work: Callable[[], None]) -> tuple[int, str]:
+    """Run in a forked process. Returns its exit status, negative for a signal, and what it had to say."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        status, said = 0, ""
+        try:
+            work()
+        except BaseException as error:
+            from paperlm.errors import PaperLMError
+            from paperlm.files import is_full_disk
+
+            said = f"{type(error).__name__}: {error}"
+            mendable = isinstance(error, PaperLMError) or is_full_disk(error)  # what the command line says in a line
+            status = FULL if mendable else OTHER
+        os.write(writing, said.encode()[:60_000])
+        os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
+
+def changes(base: Path, do: Callable[[Path], None]) -> list[str]:
+    """What a run that nothing happens to changes, in order."""
+    root, listed = base / "counted", base / "counted.json"
+
+    def work() -> None:
+        seen = counting(root, -1, lambda event, path: None)
+        do(root)
+        global watch
+        watch = None
+        listed.write_text(json.dumps(seen))
+
+    status, said = child(work)
+    assert status == 0, said
+    return json.loads(listed.read_text())
+
+
+def fault(root: Path, do: Callable[[Path], None], how: str, at: int, ends: Callable[[Path], Any], expected: Any) -> str:
+    """What is wrong after a kill or a full disk at change `at` and the same command again; empty if nothing is."""
+
+    def hurt() -> None:
+        counting(root, at, die if how == "kill" else fill)
+        do(root)
+
+    shutil.rmtree(root, ignore_errors=True)
+    status, said = child(hurt)
+    if how == "kill" and status != -signal.SIGKILL:
+        return f"was not killed: {status} {said}"
+    if how == "full" and status not in (0, FULL):
+        return f"ended in {status} {said}"
+    if how == "full" and status == FULL and ("\n" in said or not any(w in said for w in ("free", "too large"))):
+        return f"does not say in a sentence what to do: {said}"
+    status, said = child(lambda: do(root))
+    if status:
+        return f"the same command then ended in {status} {said}"
+    left = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.name.endswith((".tmp", ".old", ".gone"))]
+    if left:
+        return f"left {left[0]} behind"
+    return "" if ends(root) == expected else "the same command then gave another outcome"
+
+
+def job_of(kind: str) -> Any:
+    from support import smoke_run
+
+    from paperlm.jobs import parse_job
+
+    trained = smoke_run(steps=5, eval_every=2, train_examples=40, validation_tokens=600)
+    if kind == "pretrain":
+        return trained
+    return parse_job({"kind": "block_removal", "of": trained.canonical(), "at": 2, "documents": 4})
+
+
+def make(root: Path, kind: str) -> None:
+    """The job with its parents; each model keeps a snapshot after two updates."""
+    from paperlm.jobs import Machine
+    from paperlm.record.places import Places
+    from paperlm.run import Maker
+
+    options = Machine(device="cpu", progress=False, checkpoint_updates=2)
+    Maker(Places(root, "smoke"), options, keep={job_of("pretrain").job_id: (2,)}).with_parents(job_of(kind))
+
+
+def outcome(root: Path, kind: str) -> dict[str, Any]:
+    """All that must be the same: records but for cost and environment, the bytes of the model and of the data."""
+    from paperlm.files import sha256_of
+    from paperlm.record.places import Places
+    from paperlm.record.record import read_record
+
+    places, found = Places(root, "smoke"), {}
+    for job in {job.job_id: job for job in (job_of("pretrain"), job_of(kind))}.values():
+        if (path := root / places.made(job)).is_file():
+            found[job.job_id] = read_record(path, job.job_id).model_dump(exclude={"cost", "environment"})
+    files = [p for name in ("smoke/models", "data") for p in (root / "results" / name).rglob("*") if p.is_file()]
+    # How far a preparation is, is read by nothing once its manifest is there.
+    kept = [p for p in files if "locks" not in p.parts and not p.name.endswith(".progress.json")]
+    return found | {p.relative_to(root).as_posix(): sha256_of(p) for p in sorted(kept)}
+
+
+def begin() -> None:
+    """See changes from now on, and load in this process what its children need."""
+    sys.addaudithook(hook)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - progress bars of every child
+
+
+def survey(kind: str, hows: tuple[str, ...], sample: int | None, part: str = "") -> Iterator[dict[str, Any]]:
+    """A row for each change with `part` in its name, `sample` of them evenly spread: how, at, of, change, fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder).resolve()
+        make(base / "whole", kind)
+        expected = outcome(base / "whole", kind)
+        seen = changes(base, lambda root: make(root, kind))
+        places = [at for at, change in enumerate(seen) if part in change]
+        count = len(places) if sample is None else min(sample, len(places))
+        spread = sorted({round(i * (len(places) - 1) / max(count - 1, 1)) for i in range(count)})
+        for how in hows:
+            for at in (places[i] for i in spread):
+                found = fault(
+                    base / "hurt", lambda root: make(root, kind), how, at, lambda root: outcome(root, kind), expected
+                )
+                yield {"how": how, "at": at, "of": len(seen), "change": seen[at], "fault": found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", choices=["pretrain", "block_removal"], default="block_removal")
+    parser.add_argument("--how", nargs="+", choices=["kill", "full"], default=["kill", "full"])
+    parser.add_argument("--sample", type=int, default=12, help="places of each, evenly spread")
+    parser.add_argument("--every", action="store_true", help="every place")
+    parser.add_argument("--part", default="", help="only changes that have it in their name")
+    parser.add_argument("--out", type=Path, help="JSON file for what came out")
+    options = parser.parse_args()
+    begin()
+    rows = []
+    for row in survey(options.kind, tuple(options.how), None if options.every else options.sample, options.part):
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    faults = [row for row in rows if row["fault"]]
+    if options.out:
+        counts = {how: sum(row["how"] == how for row in rows) for how in options.how}
+        found = {"kind": options.kind, "changes": rows[0]["of"], "places": counts, "faults": faults}
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

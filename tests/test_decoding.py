@@ -1,0 +1,88 @@
+"""Decoding with packed weights and static caches: the model's logits and tokens, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support_bitnet import bitnet
+from support_model import tokens
+
+from paperlm.errors import SpecError
+from paperlm.models.decoding import PackedDecoder
+from paperlm.models.packed import pack
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 88, "num_attention_heads": 4}
+"Heads of 8: packed ones divide in four."
+CACHES = [None, {"kv_bits": 4}, {"kv_bits": 3}, {"kv_bits": 3, "q_bits": 4, "mapping": "minmax"}]
+
+
+def stepped(decoder, ids):
+    """Logits (B, S, V) of whole rows, a token at a time."""
+    decoder.rewind()
+    found = []
+    for column in ids.T:
+        decoder.ids.copy_(column)
+        found.append(decoder.step())
+    return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=lambda cache: "none" if cache is None else str(cache["kv_bits"]))
+@pytest.mark.parametrize("preset", ["a48_int4", "a8_trunk", "full_fp4", "full_int4"])
+def test_a_step_at_a_time_gives_the_models_logits(preset, cache):
+    """The model quantizes keys and values itself, by code of its own, and attends over whole sequences."""
+    model, ids = bitnet(preset, kv_cache=cache, **SHAPE), tokens()
+    mine = stepped(PackedDecoder.of(model, batch=ids.shape[0], capacity=ids.shape[1]), ids)
+    right = model(ids).logits
+    error = (mine - right).norm(dim=-1) / right.norm(dim=-1)
+    # A number next to a tie may be rounded the other way, where sums are in another order: that moves its token and
+    # those that attend to it, and which ones depends on the machine. Keys in full precision would move all.
+    assert error.median() < 1e-6 and error.max() < 0.3
+
+
+def test_a_packed_model_decodes_to_the_latent_ones_bits():
+    model, ids = bitnet("a48_int4", tie_word_embeddings=True), tokens()
+    options = {"batch": ids.shape[0], "capacity": ids.shape[1]}
+    latent, packed = (stepped(PackedDecoder.of(m, **options), ids) for m in (model, pack(model)))
+    assert torch.equal(latent, packed)
+
+
+@pytest.mark.parametrize("cache", CACHES[:2])
+def test_generated_tokens_are_those_of_transformers_generate(cache):
+    model = bitnet("a48_int4", kv_cache=cache, **SHAPE)
+    prompt = tokens()[:, :5]
+    decoder = PackedDecoder.of(model, batch=len(prompt), capacity=12)
+    mine = decoder.generate(prompt, 8)
+    right = model.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)[:, 5:]
+    assert torch.equal(mine, right) and torch.equal(decoder.generate(prompt, 8), mine)
+    with pytest.raises(SpecError, match="5 tokens and 9 more in caches for 12"):
+        decoder.generate(prompt, 9)
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        ({"preset": "llama"}, "ternary_absmean"),
+        ({"preset": "b158"}, "'relu2' only"),
+        ({"preset": "a48_int4", "norm": {"name": "post_ln"}}, "wired as 'pre_ln'"),
+    ],
+)
+def test_a_model_that_is_wired_otherwise_is_refused(options, said):
+    with pytest.raises(SpecError, match=said):
+        PackedDecoder.of(bitnet(**options), batch=1, capacity=4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("cache", CACHES[:3])
+def test_a_graph_of_a_token_gives_the_tokens_of_its_steps(cache):
+    model = bitnet("a48_int4", kv_cache=cache, **SHAPE).to("cuda", torch.bfloat16)
+    prompt = tokens()[:, :5].cuda()
+    decoder = PackedDecoder.of(model, batch=len(prompt), capacity=32)
+    mine = decoder.generate(prompt, 20)
+    decoder.rewind()
+    found = []
+    for i in range(24):
+        if i < 5:
+            decoder.ids.copy_(prompt[:, i])
+        decoder.advance()
+        found.append(decoder.ids.clone())
+    assert torch.equal(mine, torch.stack(found[4:], 1))

@@ -1,0 +1,63 @@
+"""A job that is killed, or whose disk fills up, at a change to its files: the same command then ends in the same bytes.
+
+`support_kills.py` says what is made and what counts as a change; `make kills` goes through every one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import job_environment
+
+SCRIPT = Path(__file__).with_name("support_kills.py")
+
+
+def visible(*folders: Path) -> dict[str, str]:
+    """Environment of a job in which the helpers of the tests can be imported."""
+    environment = job_environment()
+    places = [*map(str, folders), environment["PYTHONPATH"], str(SCRIPT.parent)]
+    return environment | {"PYTHONPATH": os.pathsep.join(places)}
+
+
+def survey(*arguments: str, environment: dict[str, str] | None = None) -> list[dict]:
+    """Rows of a survey, in a process of its own: its children are forked, which a process with threads must not do."""
+    command = [sys.executable, str(SCRIPT), *arguments]
+    done = subprocess.run(command, env=environment or visible(), capture_output=True, text=True, timeout=1200)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows, done.stderr
+    assert done.returncode == any(row["fault"] for row in rows)
+    return rows
+
+
+@pytest.mark.parametrize("how", ["kill", "full"])
+def test_a_job_that_dies_or_fills_the_disk_ends_in_the_same_bytes_when_started_again(how):
+    rows = survey("--kind", "pretrain", "--how", how, "--sample", "7")
+    assert len(rows) == 7 and rows[0]["of"] > 60
+    assert [row for row in rows if row["fault"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "full"])
+def test_thirty_places_of_a_job_and_of_the_one_that_works_on_its_model(how):
+    rows = survey("--kind", "block_removal", "--how", how, "--sample", "30")
+    assert len(rows) == 30 and rows[0]["of"] > 120
+    assert [row for row in rows if row["fault"]] == []
+
+
+def test_a_file_that_is_written_in_its_place_is_found_out(tmp_path):
+    """The survey itself: without the neighbour that is renamed, a kill leaves an empty manifest."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import paperlm.files as files\n"
+        "def in_place(path, write):\n"
+        "    path.parent.mkdir(parents=True, exist_ok=True)\n"
+        "    with path.open('wb') as file:\n"
+        "        write(file)\n"
+        "files.write_atomic = in_place\n"
+    )
+    rows = survey("--kind", "pretrain", "--how", "kill", "--part", "/manifest.json", environment=visible(tmp_path))
+    assert any("manifest.json: truncated or altered" in row["fault"] for row in rows)
