@@ -35,7 +35,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     Raises PaperLMError on a full disk, and where `path` is a folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
             write(file)
@@ -54,9 +54,19 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         raise
 
 
+def temporary_beside(path: Path) -> Path:
+    """What `write_atomic` writes before it is renamed to `path`."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def gone_beside(folder: Path) -> Path:
+    """What `discard` renames a folder to before it removes it."""
+    return folder.with_name(f".{folder.name}.gone")
+
+
 def discard(folder: Path) -> None:
     """Remove a folder so that a kill leaves it whole or not there; what then is left beside it goes the next time."""
-    gone = folder.with_name(f".{folder.name}.gone")
+    gone = gone_beside(folder)
     shutil.rmtree(gone, ignore_errors=True)
     if folder.exists():
         os.replace(folder, gone)

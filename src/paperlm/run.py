@@ -19,7 +19,7 @@ from pathlib import Path
 from paperlm.data.settings import DataSettings
 from paperlm.data.shards import load_manifest
 from paperlm.errors import JobError, RecordError, SpecError, unknown
-from paperlm.files import discard
+from paperlm.files import discard, gone_beside, temporary_beside
 from paperlm.jobs import Inputs, Job, Machine, Result, run_job
 from paperlm.jobs.base import NO_MODEL, Cost, Stage, in_order
 from paperlm.locks import held
@@ -62,7 +62,9 @@ class Maker:
             state = job.snapshot(name)
             kept = in_order((*self._keep(parent), *(() if state is None else (state,))))
             folder = self.places.root / self.places.model(parent)
-            if not has_model(folder, parent, {state, *kept}, self.makes_drifted):
+            # a kill between the two leaves a model without its record
+            recorded = (self.places.root / self.places.made(parent)).is_file()
+            if not recorded or not has_model(folder, parent, {state, *kept}, self.makes_drifted):
                 replace(self, keep={**self.keep, parent.job_id: kept}).with_parents(parent)
         for settings in job.data():
             self.prepare(settings)
@@ -88,6 +90,9 @@ class Maker:
         several = int(os.environ.get("WORLD_SIZE", 1)) > 1
         if several and not job.distributed:
             raise JobError(f"a {job.kind} job knows one process only: run it without torchrun")
+        if _leads():
+            for ancestor in job.ancestors():
+                self._tidy(ancestor)
         # Under torchrun the leading process holds the lock for all.
         lock = held(self.places.root / self.places.lock(job), job.job_id) if _leads() else contextlib.nullcontext()
         with lock:
@@ -105,6 +110,15 @@ class Maker:
                 store_model(self._building(job), folder, job, record.outcome, origin)
             write_record(record_path, record)
             discard(self.places.root / self.places.work(job))
+
+    def _tidy(self, job: Job) -> None:
+        """Remove what a kill left of a job when it was all but finished: it would not be made again for that."""
+        work, record = (self.places.root / place for place in (self.places.work(job), self.places.made(job)))
+        left = [p for p in (gone_beside(work), temporary_beside(record)) if p.exists()]
+        if left:
+            with held(self.places.root / self.places.lock(job), job.job_id):
+                for path in left:
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def _keep(self, job: Job) -> tuple[Stage, ...]:
         return self.keep.get(job.job_id, ())
