@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from paperlm.errors import SpecError
 from paperlm.quantizers import Quantizer
+from paperlm.quantizers.base import in_dtype
 from paperlm.quantizers.scheme import InputQuantizer, KVCache, Quantization
 from paperlm.quantizers.topk import largest_entries
 
@@ -87,14 +88,18 @@ class QuantizedLinear(nn.Linear):
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype that products of x are in: autocast's, where it is on."""
     device = x.device.type
-    here = torch.amp.is_autocast_available(device)  # the meta device has none
-    return torch.get_autocast_dtype(device) if here and torch.is_autocast_enabled(device) else x.dtype
+    return torch.get_autocast_dtype(device) if _has_autocast(device) and torch.is_autocast_enabled(device) else x.dtype
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Nothing is cast inside, on any device."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if _has_autocast(device) else nullcontext()
+
+
+def _has_autocast(device: str) -> bool:
+    # torch.amp.is_autocast_available would say it, but breaks the graph of torch.compile up to 2.11
+    return device != "meta"
 
 
 def quantized_input(scheme: Quantization | None, place: str, width: int) -> QuantizedInput | None:
@@ -142,7 +147,7 @@ class _QuantizeInput(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, quantizer: Quantizer, kept: int | None) -> tuple[Tensor, Tensor, Tensor]:
         codes, step = quantizer.codes_and_step(x if kept is None else x * largest_entries(x, kept))
         ctx.mark_non_differentiable(codes, step)
-        return (codes * step).to(x.dtype), codes, step
+        return in_dtype(codes * step, x.dtype), codes, step
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *others: Any) -> tuple[Tensor, None, None]:
@@ -160,8 +165,8 @@ class _QuantizedProduct(torch.autograd.Function):
             whole, x = whole.to(dtype), x.to(dtype)
             ctx.save_for_backward(x, whole, alpha)
             if codes is None:
-                return (F.linear(x, whole) * alpha).to(dtype)
-            return (F.linear(codes.to(dtype), whole) * step).mul_(alpha).to(dtype)
+                return in_dtype(F.linear(x, whole) * alpha, dtype)
+            return in_dtype((F.linear(codes.to(dtype), whole) * step).mul_(alpha), dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:

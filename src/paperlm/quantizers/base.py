@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from paperlm.errors import SpecError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 EPS = 1e-5
 "Least statistic of a group (BitNet's public code clamps there, the papers' formulas add it)."
@@ -74,11 +74,17 @@ class Quantizer:
         codes, step = self.codes_and_step(x)
         if self.zero:
             codes -= self.zero
-        return codes.mul_(step).to(x.dtype), step
+        return in_dtype(codes.mul_(step), x.dtype), step
 
     def describe(self) -> dict[str, Any]:
         """Name and every option, as plain JSON values."""
         return {"name": self.name} | {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def in_dtype(x: Tensor, wanted: dtype) -> Tensor:
+    """x in that dtype, itself where it is so already. What a torch.autograd.Function returns must not come from a cast
+    that has nothing to do: PyTorch 2.11 compiles that to a gradient of 0, without a word."""
+    return x if x.dtype == wanted else x.to(wanted)
 
 
 def largest(x: Tensor) -> Tensor:
