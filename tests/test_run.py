@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 from support import job_environment
 from support_jobs import commit, folder_of, made, maker, model, number
 
+from paperlm import run
 from paperlm.errors import JobError, RecordError, SpecError
 from paperlm.files import write_sealed
 from paperlm.jobs import Job, Machine
@@ -48,6 +51,27 @@ def test_a_parent_whose_model_is_there_is_not_made_again(tmp_path):
     before = (folder_of(tmp_path, model()) / "manifest.json").stat().st_mtime_ns
     maker(tmp_path).with_parents(number())
     assert (folder_of(tmp_path, model()) / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_what_a_job_left_in_memory_is_gone_when_the_next_one_begins(tmp_path, monkeypatch):
+    left, run_job = [], run.run_job
+
+    class Kept:
+        def __init__(self):
+            self.itself = self
+
+    def leaving(job, inputs, machine):
+        assert not left or left[-1]() is None
+        left.append(weakref.ref(Kept()))
+        return run_job(job, inputs, machine)
+
+    monkeypatch.setattr(run, "run_job", leaving)
+    gc.disable()
+    try:
+        maker(tmp_path).with_parents(number())
+    finally:
+        gc.enable()
+    assert len(left) == 2
 
 
 def test_a_job_without_its_parents_model_is_refused_and_the_command_named(tmp_path):

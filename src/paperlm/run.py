@@ -7,6 +7,7 @@ committed record if there is one.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import shutil
@@ -143,6 +144,7 @@ class Maker:
             result = Result(outcome="blocked", reason=parents.blocked)
         else:
             inputs = Inputs(data=data, models=parents.models, work=work, model=building, keep=self._keep(job))
+            _let_go()
             with one_gpu(enabled=self.machine.device != "cpu"):
                 result = run_job(job, inputs, self.machine)
                 if result is None:  # not the leading process of several
@@ -209,6 +211,17 @@ def _finite(value: float | int | None) -> float | int | None:
 def _leads() -> bool:
     """Whether this process is alone, or the leading one of several under torchrun."""
     return not int(os.environ.get("RANK", 0))
+
+
+def _let_go() -> None:
+    """Free what earlier jobs of this process left in cycles and in the compiler's caches: on a card it would count in
+    this job's peak of memory."""
+    torch = sys.modules.get("torch")
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _stamp(path: Path) -> int | None:
