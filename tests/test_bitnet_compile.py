@@ -1,7 +1,8 @@
 """Quantized projections under torch.compile with Inductor have the gradients of the uncompiled ones.
 
-PyTorch 2.11 compiles an autograd.Function to a gradient of 0 where its result comes from a cast to the dtype that it
-has already: BitNet then trains its embeddings and little else, without a word. Later versions do not show it.
+PyTorch 2.11 compiles an autograd.Function to a gradient of 0 where its result comes from an operation in place, or from
+a cast to the dtype that it has already: BitNet then trains its embeddings and little else, without a word. Later
+versions do not show it.
 """
 
 import shutil
@@ -40,6 +41,17 @@ class Unquantized(Projection):
         return self.product(x * 1.5).float().square()
 
 
+class Fused(Projection):
+    """A norm and the quantizer behind it as one pass."""
+
+    def __init__(self, preset, place):
+        super().__init__(preset, place)
+        self.gain = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x):
+        return self.product(*self.input(x * 1.5, self.gain, 1e-6)).float().square()
+
+
 class Heads(nn.Module):
     """Attention's queries, keys and values in few bits."""
 
@@ -60,6 +72,7 @@ CASES = {
     "half of the entries in int8": lambda: Projection("a48_int4", "o"),
     "fp4": lambda: Projection("a48_fp4", "qkv"),
     "no quantized input": lambda: Unquantized("b158", "qkv"),
+    "a fused norm": lambda: Fused("a48_int4", "o"),
     "heads": Heads,
     "heads, minmax": lambda: Heads(mapping="minmax"),
 }
@@ -89,34 +102,35 @@ def test_compiled_gradients_are_those_of_the_uncompiled_module(case, autocast):
         assert (one - other).norm() <= (5e-2 if autocast else 1e-3) * other.norm()
 
 
-class Casts(TorchFunctionMode):
-    """Keeps results of casts that had nothing to do."""
+class Unchanged(TorchFunctionMode):
+    """Keeps results that are the operation's first argument itself: of casts with nothing to do, and in place."""
 
     def __init__(self):
         super().__init__()
-        self.idle = []
+        self.results = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        if function in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.type) and result is args[0]:
-            self.idle.append(result)
+        if isinstance(result, torch.Tensor) and args and result is args[0]:
+            self.results.append(result)
         return result
 
 
 @EVERY
 @AUTOCAST
-def test_no_function_with_a_gradient_of_its_own_returns_a_cast_that_had_nothing_to_do(case, autocast, monkeypatch):
+def test_no_function_with_a_gradient_of_its_own_returns_what_an_operation_was_given(case, autocast, monkeypatch):
     returned, apply = [], torch.autograd.Function.apply.__func__
 
     def noted(cls, *args):
-        with Casts() as casts:
+        with Unchanged() as unchanged:
             found = apply(cls, *args)
         results = found if isinstance(found, tuple) else (found,)
-        returned.extend(any(one is cast for cast in casts.idle) for one in results)
+        passing = (one for one in results if one.requires_grad)
+        returned.extend(any(one is same for same in unchanged.results) for one in passing)
         return found
 
     monkeypatch.setattr(torch.autograd.Function, "apply", classmethod(noted))
     module = CASES[case]()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        module(torch.randn(TOKENS, WIDTH))
+        module(torch.randn(TOKENS, WIDTH, requires_grad=True))
     assert returned and not any(returned)

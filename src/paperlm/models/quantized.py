@@ -166,7 +166,7 @@ class _QuantizedProduct(torch.autograd.Function):
             ctx.save_for_backward(x, whole, alpha)
             if codes is None:
                 return in_dtype(F.linear(x, whole) * alpha, dtype)
-            return in_dtype((F.linear(codes.to(dtype), whole) * step).mul_(alpha), dtype)
+            return in_dtype(F.linear(codes.to(dtype), whole) * step * alpha, dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:

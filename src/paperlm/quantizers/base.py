@@ -74,7 +74,7 @@ class Quantizer:
         codes, step = self.codes_and_step(x)
         if self.zero:
             codes -= self.zero
-        return in_dtype(codes.mul_(step), x.dtype), step
+        return in_dtype(codes * step, x.dtype), step
 
     def describe(self) -> dict[str, Any]:
         """Name and every option, as plain JSON values."""
@@ -82,8 +82,9 @@ class Quantizer:
 
 
 def in_dtype(x: Tensor, wanted: dtype) -> Tensor:
-    """x in that dtype, itself where it is so already. What a torch.autograd.Function returns must not come from a cast
-    that has nothing to do: PyTorch 2.11 compiles that to a gradient of 0, without a word."""
+    """x in that dtype, itself where it is so already. What a torch.autograd.Function returns must come neither from a
+    cast that has nothing to do nor from an operation in place: PyTorch 2.11 compiles both to a gradient of 0, without
+    a word."""
     return x if x.dtype == wanted else x.to(wanted)
 
 
