@@ -12,7 +12,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: table test slow kills lint setup report clean
+.PHONY: table test slow kills lint setup lock report clean
 table: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv $(CURVES) --cores $(CORES) --rerun-incomplete
 
@@ -43,13 +43,23 @@ report: setup
 
 setup: $(VENV)/.complete
 
-# The lock names every version. torch comes first, so that an index with a CPU build of it is asked before another
-# package draws in a different one.
-$(VENV)/.complete: requirements.lock
+# Sums for the versions that stand in the lock, for every platform and Python from 3.11 on: change a version there, then
+# this. `make setup` then sees whether they fit together.
+lock:
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	{ head -n 1 requirements.lock; grep -o '^[^ #]*==[^ ]*' requirements.lock | $(VENV)-lock/bin/uv pip compile - --quiet --no-deps \
+	  --universal --python-version 3.11 --generate-hashes --no-header --no-annotate; } > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+# The locks name every version. What has a sum is installed as it stands there, without asking for dependencies: so torch
+# cannot be drawn in by another package, and finds what it needs but its CUDA parts at the locked versions.
+$(VENV)/.complete: requirements.lock requirements-torch.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.lock)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-torch.lock
+	$(BIN)/python -m pip check
 	@# The packages themselves, by path: no build step, and edits count at once.
 	$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "paperlm.pth").write_text("\n".join(str(pathlib.Path(p).resolve()) for p in ("src", "kernels")))'
 	@touch $@

@@ -2,47 +2,151 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 
+import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from support import job_environment
 
 from paperlm.plan.project import ROOT
 
+LOCKS = ("requirements.lock", "requirements-torch.lock")
+
 
 def pins(lines: list[str]) -> dict[str, str]:
-    found = (re.fullmatch(r"([\w.-]+)==([\w.]+)", line.strip()) for line in lines)
+    found = (re.match(r"([\w.-]+)==([\w.]+)", line) for line in lines)
     return {m[1].lower().replace("_", "-"): m[2] for m in found if m}
 
 
+def locked() -> dict[str, str]:
+    """Versions of both locks."""
+    return pins([line for name in LOCKS for line in (ROOT / name).read_text().splitlines()])
+
+
 def test_conda_environment_package_metadata_and_lock_name_the_same_versions():
-    lock = pins((ROOT / "requirements.lock").read_text().splitlines())
-    conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    pip = pins(next(d["pip"] for d in conda if isinstance(d, dict)))
+    lock = locked()
+    pip = pins(next(d["pip"] for d in conda_lines() if isinstance(d, dict)))
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = metadata["optional-dependencies"]
     bounds = dict(re.split(">=", d) for d in [*metadata["dependencies"], *extras["tables"], *extras["dev"]])
-    bounds = {name.lower(): tuple(map(int, version.split("."))) for name, version in bounds.items()}
+    bounds = {name.lower(): Version(version) for name, version in bounds.items()}
     assert pip.keys() == bounds.keys()
     for name, version in pip.items():
-        assert lock[name] == version, f"{name}: environment.yml and requirements.lock differ"
-        assert tuple(int(p) for p in re.findall(r"\d+", version)) >= bounds[name], f"{name} is below pyproject's bound"
+        assert lock[name] == version, f"{name}: environment.yml and the lock differ"
+        assert Version(version) >= bounds[name], f"{name} is below pyproject's bound"
     card = {"torch", "triton", "snakemake", "datasets", "lm-eval", "trl", "pandas", "seaborn"}
     assert card <= pip.keys()
 
 
-def test_the_lock_holds_exact_versions_and_nothing_else():
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines) and len(lines) > 100
+def conda_lines() -> list:
+    return yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+
+
+RELATION = r"(==?|!=|>=|<=|>|<|~=)"
+VERSION = r"[0-9][0-9a-z_.!+]*(\.\*)?"
+CONDA = re.compile(
+    rf"(?P<name>[a-z0-9_][a-z0-9_.-]*)((\ *{RELATION}\ *|\ +)(?P<version>{VERSION})"
+    rf"([,|]{RELATION}{VERSION})*)?(=(?P<build>[a-z0-9_*]+))?"
+)
+"A match specification of conda in its short form, `name relation version=build`; one `=` is a prefix, 3.11 any 3.11.x."
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "version"),
+    [
+        ("python=3.11", "python", "3.11"),
+        ("make", "make", None),
+        ("numpy==2.4.6", "numpy", "2.4.6"),
+        ("numpy >=1.8,<2", "numpy", "1.8"),
+        ("numpy=1.11.1=py36_0", "numpy", "1.11.1"),
+        ("numpy 1.8", "numpy", "1.8"),
+        ("python=>3.11", None, None),
+        ("python = = 3.11", None, None),
+        ("python=", None, None),
+    ],
+)
+def test_a_match_specification_of_conda_is_told_from_what_is_none(line, name, version):
+    found = CONDA.fullmatch(line)
+    assert (found and found["name"], found and found["version"]) == (name, version)
+
+
+def test_each_line_of_the_conda_environment_parses():
+    lines = conda_lines()
+    conda = [line for line in lines if isinstance(line, str)]
+    assert {CONDA.fullmatch(line)["name"] for line in conda} == {"python", "pip", "make"}
+    (pip,) = [line["pip"] for line in lines if isinstance(line, dict)]
+    for line in pip:
+        requirement = Requirement(line)
+        assert str(requirement.specifier).startswith("==") and not requirement.url
+
+
+def test_conda_creates_a_python_that_the_metadata_allow():
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    (python,) = [line for line in conda_lines() if isinstance(line, str) and line.startswith("python")]
+    assert SpecifierSet(required).contains(CONDA.fullmatch(python)["version"])
+
+
+def test_all_that_is_locked_but_torch_has_sums_and_nothing_else_stands_there():
+    text = (ROOT / "requirements.lock").read_text()
+    entries = [re.sub(r" \\\n +", " ", e) for e in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]]
+    assert len(entries) > 100 and len(pins(entries)) == len(entries)
+    for entry in entries:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})+", entry.strip()), entry[:80]
+    rest = (ROOT / "requirements-torch.lock").read_text().splitlines()
+    assert [line for line in rest if not line.startswith("#")] == [f"torch=={locked()['torch']}"]
+    assert "torch" not in pins(entries) and not [name for name in pins(entries) if name.startswith("nvidia")]
+
+
+def test_the_lock_holds_all_that_its_packages_ask_for():
+    """Of every package of the lock that is installed here, what it asks for on this machine fits the lock."""
+    lock = locked()
+    for name in lock:
+        for line in importlib.metadata.requires(name) or []:
+            asked = Requirement(line)
+            if asked.marker and not asked.marker.evaluate({"extra": ""}):
+                continue
+            other = asked.name.lower().replace("_", "-").replace(".", "-")
+            if name == "torch" and other not in lock:
+                continue  # its CUDA parts
+            assert other in lock, f"{name} asks for {other}, which is not locked"
+            assert asked.specifier.contains(lock[other], prereleases=True), f"{name} asks for {line}"
+
+
+def test_a_file_with_another_sum_is_not_installed(tmp_path):
+    """What `make setup` calls, with a wheel made here: the lock's form turns the sums on for all."""
+    wheel = tmp_path / "small-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("small.py", "")
+        file.writestr("small-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+        file.writestr("small-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr("small-1.0.dist-info/RECORD", "")
+    makefile = (ROOT / "Makefile").read_text()
+    options = re.search(r"pip install (.*) -r requirements.lock$", makefile, re.MULTILINE)[1].split()
+
+    def install(total: str) -> subprocess.CompletedProcess:
+        lock = tmp_path / "requirements.lock"
+        lock.write_text(f"small==1.0 \\\n    --hash=sha256:{total}\n")
+        command = [sys.executable, "-m", "pip", "install", *options, "--no-index", "--find-links", str(tmp_path)]
+        target = ["--target", str(tmp_path / "installed"), "--upgrade", "-r", str(lock)]
+        return subprocess.run([*command, *target], capture_output=True, text=True)
+
+    total = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    right, wrong = install(total), install("0" * 64)
+    assert right.returncode == 0, right.stderr
+    assert wrong.returncode and "DO NOT MATCH THE HASHES" in wrong.stderr
 
 
 def test_this_interpreter_runs_the_locked_versions():
-    import importlib.metadata
-
-    lock = pins((ROOT / "requirements.lock").read_text().splitlines())
+    lock = locked()
     for name in ("torch", "transformers", "snakemake", "datasets", "pydantic", "tokenizers"):
         assert importlib.metadata.version(name).partition("+")[0] == lock[name]
 
