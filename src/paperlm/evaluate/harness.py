@@ -12,7 +12,8 @@ import math
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,7 @@ def evaluate_lm(
         folder = Path(name)
         for task in tasks:
             _define(task, loaded[task], few_shot, folder)
-        bars = datasets.is_progress_bar_enabled()
-        datasets.disable_progress_bars()  # one a subject of MMLU
-        try:
+        with _quiet_datasets():
             results = lm_eval.simple_evaluate(
                 model=lm,
                 tasks=list(tasks),
@@ -156,9 +155,6 @@ def evaluate_lm(
                 task_manager=TaskManager(include_path=str(folder), include_defaults=False),
                 log_samples=True,
             )
-        finally:
-            if bars:
-                datasets.enable_progress_bars()
     metrics, errors = {}, {}
     for task in tasks:
         for key, value in results["results"][task].items():
@@ -175,6 +171,21 @@ def evaluate_lm(
     for task in tasks:
         answers |= _answers(task, results["samples"], loaded[task][task_of(task).split])
     return Evaluation(metrics=metrics, standard_errors=errors, versions=versions, items=counts, answers=answers)
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    """No progress bars, of which there is one a subject of MMLU; and local files are opened without a word to a server
+    of the library's, which counts what is loaded."""
+    bars, counts = datasets.is_progress_bar_enabled(), datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
+    datasets.disable_progress_bars()
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    try:
+        yield
+    finally:
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = counts
+        if bars:
+            datasets.enable_progress_bars()
 
 
 def _answers(name: str, samples: Mapping[str, Sequence[Mapping[str, Any]]], rows: list[Any]) -> dict[str, Answers]:
