@@ -1,0 +1,363 @@
+"""Mutants: faults that cosmic-ray makes in the source, one at a time, and whether the nearest tests catch them.
+
+`make mutants` draws a sample and keeps what came out in docs/reference/mutants.json. It runs where cosmic-ray is
+installed, and the tests in the project's own environment, in a copy of the tree. Each mutant's outcome is kept at once,
+so that a call goes on where the last one was stopped; `--again` tries those that survived once more, with the tests as
+they are now. A survivor is either equivalent, for a reason that is written into the record by hand and stays there, or
+asks for a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SEED, SAMPLE = 20241218, 300
+"The day on which Mix-LN appeared; what the record has to hold."
+SLOWER = 3.0, 60.0
+"A mutant may take so many times what the tests take without one, and so many seconds more, before it counts as caught."
+CLAIMS = "src/paperlm/tables/claims"
+
+
+class Area(NamedTuple):
+    """Modules that are mutated, tests that are nearest to them, quick ones first, and what those need to be set."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    variables: dict[str, str] = {}
+    options: tuple[str, ...] = ()
+
+
+def modules(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.py" for name in names)
+
+
+AREAS = {
+    "verdicts": Area(
+        (*modules("src/paperlm/tables", "verdicts"), f"{CLAIMS}/*.py"),
+        ("claim_language", "divergence", "paired", "published", "results", "tables", "judge", "estimate"),
+    ),
+    "diff": Area(
+        modules("src/paperlm/tables", "results", "contents", "jobs", "build", "metrics", "needs"),
+        ("results", "tables", "published", "show", "bitnet_exhibits", "cce_tables", "continue_declared"),
+    ),
+    "published numbers": Area(
+        modules("src/paperlm/tables", "published", "consistency", "arithmetic"),
+        ("published", "consistency", "cce_memory", "tables"),
+    ),
+    "plan and ids": Area(
+        (
+            *modules("src/paperlm/plan", "state", "workflow", "project", "estimate", "names", "exhibit", "table"),
+            *modules("src/paperlm", "jobs/base", "frozen"),
+        ),
+        ("digest", "plan_mistakes", "plan", "state", "jobs", "job_fields", "paper_files", "before_start", "estimate"),
+    ),
+    "schedule": Area(modules("src/paperlm/train", "schedule"), ("schedule", "training_settings", "engine")),
+    "settings": Area(
+        modules("src/paperlm", "plan/resolve", "plan/scale", "tables/settings", "finetune/settings", "data/settings"),
+        ("plan", "plan_mistakes", "finetune_settings", "jobs", "paper_files", "published", "show", "data", "finetune"),
+    ),
+    "perplexity": Area(
+        modules("src/paperlm", "evaluate/perplexity", "evaluate/windows", "jobs/text_perplexity", "data/chunks"),
+        ("text_perplexity", "losses", "stored_jobs", "engine"),
+    ),
+    "data": Area(
+        modules("src/paperlm/data", "shards", "prepare", "texts", "tokenizer", "items", "bundle", "sources"),
+        ("tokenizers", "data", "items", "wikitext", "hub_model", "images"),
+    ),
+    "norms": Area(("src/paperlm/norms/*.py",), ("norms", "schedule", "model", "fused_norms")),
+    "checkpoints": Area(
+        modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
+        ("model_folder", "engine_resume", "damage", "run", "continue_pretrain", "engine"),
+    ),
+    "filter": Area(
+        modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),
+        ("cross_entropy_api", "cross_entropy_order", "cross_entropy_filter"),
+        {"TRITON_INTERPRET": "1"},
+    ),
+    "reference of the loss": Area(
+        modules("kernels/paperlm_kernels/cross_entropy", "reference"),
+        ("cross_entropy", "cross_entropy_filter", "cross_entropy_parallel", "cross_entropy_memory"),
+    ),
+}
+
+UNTOLD = re.compile(
+    r"core/(NoOp|Variable.*"
+    r"|Replace(Comparison|Binary)Operator_(Eq_Is|NotEq_IsNot|Is_Eq|IsNot_NotEq)"
+    r")"
+)
+"Operators that are left out: whether equal numbers and strings are one object is the interpreter's affair, not ours."
+
+
+class Mutant(NamedTuple):
+    """A fault: the operator's occurrence in a module, and where that is."""
+
+    area: str
+    module: str
+    operator: str
+    occurrence: int
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+    @property
+    def key(self) -> str:
+        return f"{self.module}:{self.start[0]}:{self.start[1]} {self.operator} {self.occurrence}"
+
+
+def files(area: Area, root: Path = ROOT) -> list[str]:
+    found = [path.relative_to(root).as_posix() for name in area.modules for path in sorted(root.glob(name))]
+    return list(dict.fromkeys(found))
+
+
+def silent(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Spans whose change nobody can see: annotations of functions and of what stands in them, which are not evaluated.
+
+    Fields of classes are read by pydantic, so that theirs count.
+    """
+    found: list[ast.expr | None] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(node.returns)
+            found += [inner.annotation for inner in ast.walk(node) if isinstance(inner, ast.AnnAssign | ast.arg)]
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            found.append(node.test)
+    return [((e.lineno, e.col_offset), (e.end_lineno or 0, e.end_col_offset or 0)) for e in found if e is not None]
+
+
+def told(mutants: Iterable[Mutant], sources: dict[str, str]) -> Iterator[Mutant]:
+    spans = {name: silent(source) for name, source in sources.items()}
+    for mutant in mutants:
+        inside = any(start <= mutant.start and mutant.end <= end for start, end in spans[mutant.module])
+        if not inside and not UNTOLD.fullmatch(mutant.operator):
+            yield mutant
+
+
+def drawn(
+    mutants: Iterable[Mutant], runs: Callable[[Mutant], bool], size: int = SAMPLE, seed: int = SEED
+) -> list[Mutant]:
+    """One mutant at each of `size` places: as many of each area, or what a small one has; the rest from the others.
+
+    Places are drawn rather than mutants, since a sum alone has eleven. What is no Python (`runs`) is no mutant.
+    """
+    chance = random.Random(seed)
+    places: dict[str, dict[Any, list[Mutant]]] = {}
+    for mutant in sorted(mutants):
+        places.setdefault(mutant.area, {}).setdefault((mutant.module, mutant.start, mutant.end), []).append(mutant)
+    queues = {}
+    for area in sorted(places):
+        queues[area] = [places[area][place] for place in sorted(places[area])]
+        chance.shuffle(queues[area])
+        for here in queues[area]:
+            chance.shuffle(here)
+    found: list[Mutant] = []
+    while len(found) < size and any(queues.values()):
+        for area in sorted(queues):
+            one = None
+            while queues[area] and one is None and len(found) < size:
+                one = next(filter(runs, queues[area].pop(0)), None)
+            found += [one] if one else []
+    return found
+
+
+def possible(root: Path = ROOT) -> list[Mutant]:
+    """Every mutant of every area, by cosmic-ray."""
+    import cosmic_ray.commands
+    from cosmic_ray.work_db import WorkDB
+
+    found: list[Mutant] = []
+    for name, area in AREAS.items():
+        names = files(area, root)
+        with tempfile.TemporaryDirectory() as folder:
+            database = WorkDB(Path(folder) / "work.sqlite", WorkDB.Mode.create)
+            cosmic_ray.commands.init([root / file for file in names], database, {})
+            for item in database.work_items:
+                (spec,) = item.mutations
+                module = spec.module_path.relative_to(root).as_posix()
+                place = (spec.occurrence, tuple(spec.start_pos), tuple(spec.end_pos))
+                found.append(Mutant(name, module, spec.operator_name, *place))
+            database.close()
+        sources = {file: (root / file).read_text(encoding="utf-8") for file in names}
+        found = [m for m in found if m.area != name] + list(told((m for m in found if m.area == name), sources))
+    return found
+
+
+def mutated(mutant: Mutant, source: str) -> str:
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    return mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
+
+
+def is_python(mutant: Mutant) -> bool:
+    try:
+        ast.parse(mutated(mutant, (ROOT / mutant.module).read_text(encoding="utf-8")))
+    except SyntaxError:
+        return False
+    return True
+
+
+def change(before: str, after: str) -> str:
+    """The lines that differ, as `- before` and `+ after`."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    return "\n".join(f"{line[0]} {line[1:].strip()}" for line in lines if not line.startswith(("---", "+++", "@@")))
+
+
+def copy(folder: Path) -> Path:
+    """The files that a clone would have, uncommitted ones included."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in filter(None, subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def tested(tree: Path, area: Area, python: str, limit: float) -> tuple[str, str]:
+    """What the nearest tests of a tree say, `caught` or `survived`, and which test failed first."""
+    environment = os.environ | area.variables
+    environment |= {
+        "PYTHONPATH": f"{tree}/src{os.pathsep}{tree}/kernels",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    # Two mutants of a module can have the same size and second, by which Python would take one's bytes for the other's.
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    names = [f"tests/test_{name}.py" for name in area.tests]
+    command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *area.options, *names]
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(
+            command, cwd=tree, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return "caught", "the time limit"
+        finally:
+            with_children(process)
+        out.seek(0)
+        said = out.read()
+    if status == 0:
+        return "survived", ""
+    first = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    return "caught", first[1] if first else f"exit status {status}: {said.strip().splitlines()[-1:]}"
+
+
+def with_children(process: subprocess.Popen) -> None:
+    """End a process and what it started, if anything of it is left."""
+    import contextlib
+    import signal
+
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run(sample: list[Mutant], state: Path, python: str, again: bool) -> None:
+    """Try every mutant of the sample that has no outcome yet."""
+    state.parent.mkdir(parents=True, exist_ok=True)
+    done = {row["key"]: row for row in rows(state)}
+    with tempfile.TemporaryDirectory(prefix="paperlm-mutants-") as folder:
+        tree, usual = copy(Path(folder)), {}
+        for number, mutant in enumerate(sample, 1):
+            before = done.get(mutant.key)
+            if before and not (again and before["outcome"] == "survived"):
+                continue
+            area = AREAS[mutant.area]
+            if mutant.area not in usual:
+                started = time.monotonic()
+                outcome, by = tested(tree, area, python, 1200)
+                assert outcome == "survived", f"without a mutant the tests of {mutant.area!r} end in {by}: mend them"
+                usual[mutant.area] = time.monotonic() - started
+            path, started = tree / mutant.module, time.monotonic()
+            source = path.read_text(encoding="utf-8")
+            after = mutated(mutant, source)
+            path.write_text(after, encoding="utf-8")
+            try:
+                outcome, by = tested(tree, area, python, SLOWER[0] * usual[mutant.area] + SLOWER[1])
+            finally:
+                path.write_text(source, encoding="utf-8")
+            row = {"key": mutant.key, "area": mutant.area, "module": mutant.module, "line": mutant.start[0]}
+            row |= {"operator": mutant.operator, "change": change(source, after), "outcome": outcome, "by": by}
+            row |= {"first": before["first"] if before else outcome, "seconds": round(time.monotonic() - started, 1)}
+            with state.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{number} of {len(sample)}: {outcome} {by} {mutant.key}", flush=True)
+
+
+def rows(state: Path) -> list[dict[str, Any]]:
+    """The last outcome of each mutant."""
+    lines = state.read_text(encoding="utf-8").splitlines() if state.is_file() else []
+    return list({row["key"]: row for row in map(json.loads, lines)}.values())
+
+
+def record(outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str, Any]) -> dict[str, Any]:
+    """What is kept: counts, what survived with the reason that stood there, and what a test was written for."""
+    reasons = {(row["module"], row["change"]): row["reason"] for row in earlier.get("survivors", [])}
+    kept = ("area", "module", "line", "operator", "change")
+    survivors = [row for row in outcomes if row["outcome"] == "survived"]
+    mended = [row for row in outcomes if row["first"] == "survived" != row["outcome"]]
+    survivors = [
+        {**{name: row[name] for name in kept}, "reason": reasons.get((row["module"], row["change"]), "")}
+        for row in survivors
+    ]
+    equivalent = [row for row in survivors if row["reason"].startswith("equivalent")]
+    counts = {}
+    for area in AREAS:
+        ours = [row for row in outcomes if row["area"] == area]
+        counts[area] = {
+            "possible": of[area],
+            "sampled": len(ours),
+            "caught": sum(row["outcome"] == "caught" for row in ours),
+            "equivalent": sum(row["area"] == area for row in equivalent),
+        }
+    caught = sum(row["outcome"] == "caught" for row in outcomes)
+    return {
+        "seed": SEED,
+        "mutants": len(outcomes),
+        "caught": caught,
+        "caught before tests were added": sum(row["first"] == "caught" for row in outcomes),
+        "equivalent": len(equivalent),
+        "share caught of those that are not equivalent": round(caught / max(1, len(outcomes) - len(equivalent)), 4),
+        "areas": counts,
+        "survivors": survivors,
+        "mended": [{**{name: row[name] for name in kept}, "by": row["by"]} for row in mended],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", required=True, help="interpreter of the project's environment")
+    parser.add_argument("--state", type=Path, default=ROOT / "results/mutants.jsonl", help="outcomes so far")
+    parser.add_argument("--out", type=Path, help="the record")
+    parser.add_argument("--again", action="store_true", help="try survivors once more")
+    parser.add_argument("--area", choices=AREAS, action="append", help="only mutants of these")
+    chosen = parser.parse_args()
+    everything = possible()
+    sample = drawn(everything, is_python)
+    of = {area: sum(m.area == area for m in everything) for area in AREAS}
+    run([m for m in sample if not chosen.area or m.area in chosen.area], chosen.state, chosen.python, chosen.again)
+    if chosen.out:
+        keys = {mutant.key for mutant in sample}
+        outcomes = [row for row in rows(chosen.state) if row["key"] in keys]
+        earlier = json.loads(chosen.out.read_text(encoding="utf-8")) if chosen.out.is_file() else {}
+        chosen.out.write_text(json.dumps(record(outcomes, of, earlier), indent=1) + "\n", encoding="utf-8")
+        unexplained = [row for row in outcomes if row["outcome"] == "survived"]
+        sys.exit(f"{len(unexplained)} of {len(outcomes)} mutants survived: {chosen.out} says why, or lacks a reason")
+
+
+if __name__ == "__main__":
+    main()
