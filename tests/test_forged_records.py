@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from paperlm_kernels.seal import SEAL, sealed
 
 from paperlm.errors import RecordError
-from paperlm.files import SEAL, sealed, write_json
+from paperlm.files import write_json
 from paperlm.plan.project import ROOT
 from paperlm.record.record import SUMS, read_record, write_record
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from paperlm_kernels.seal import SEAL, is_sealed, sealed
+
 from paperlm.errors import PaperLMError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -79,17 +81,6 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
-SEAL = "seal"
-"Key of a JSON object with the SHA-256 of the rest of it."
-
-
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """`value` with its seal in place of the one it had."""
-    rest = {key: item for key, item in value.items() if key != SEAL}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
-
-
 def write_sealed(path: Path, what: str, value: Mapping[str, Any]) -> None:
     """`value` as a sealed JSON object that says what it is, atomically; `read_sealed` reads it."""
     write_json(path, sealed({"what": what, **value}))
@@ -119,14 +110,6 @@ def read_sealed(path: Path, what: str, keys: Iterable[str], error: type[PaperLME
     if found["what"] != what:
         raise error(f"{path}: says that it is {found['what']}, not {what}; {remedy}")
     return found
-
-
-def is_sealed(value: Mapping[str, Any]) -> bool:
-    """Whether an object has a seal, and the right one."""
-    try:
-        return value.get(SEAL) == sealed(value)[SEAL]
-    except (ValueError, RecursionError):
-        return False
 
 
 def glance(path: Path) -> dict[str, Any] | None:

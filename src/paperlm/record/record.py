@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from paperlm_kernels.seal import SEAL, is_sealed, sealed
 from pydantic import Field, ValidationError
 
 from paperlm.errors import RecordError, SpecError
-from paperlm.files import SEAL, is_sealed, sealed, sha256_of, write_json
+from paperlm.files import sha256_of, write_json
 from paperlm.frozen import Frozen
 from paperlm.jobs import job_from
 from paperlm.jobs.base import Answers, Cost, Job, Outcome, Series
