@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 CORES  ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 TABLE  ?= mixln_table1
+SEED   ?= 1
 # Tables of runs have training curves.
 CURVES := $(if $(filter mixln_table1,$(TABLE)),paper_tables/$(TABLE).curves.svg)
 BIN    := $(VENV)/bin
@@ -12,7 +13,7 @@ BIN    := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: table test slow kills lint setup lock report clean
+.PHONY: table test slow kills fuzz lint setup lock report clean
 table: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv $(CURVES) --cores $(CORES) --rerun-incomplete
 
@@ -28,6 +29,11 @@ slow: setup
 # Kills, and a full disk, at every change that a job makes to files: a quarter of an hour on one core.
 kills: setup
 	$(BIN)/python tests/support_kills.py --every --out docs/reference/kills.json
+
+# Random damage to every kind of file that steers a number, random edits of declarations, random kills: half an hour on
+# one core. A fault is printed with the number of its try, which `--only` does again.
+fuzz: setup
+	$(BIN)/python tests/support_fuzz.py --tries 6000 --seed $(SEED) --out docs/reference/fuzz.json
 
 lint: setup
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from paperlm.files import SUMS
 from paperlm.jobs.pretrain import Pretrain
 from paperlm.plan.project import ROOT, Project
 
@@ -37,6 +38,7 @@ def copy_declarations(folder: Path) -> Path:
     for name in ("workflow", "paper_tables/published"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "config.yaml", folder)
+    (folder / "paper_tables/published" / SUMS).unlink()  # of what is edited there
     return folder
 
 

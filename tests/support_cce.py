@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from paperlm_kernels.bench.rows import append
 
 from paperlm.plan.project import Project
 from paperlm.tables.build import printed_table
@@ -52,7 +53,8 @@ class Bench:
     def write(self, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        path.unlink(missing_ok=True)
+        append(path, self.rows)
         return [path]
 
 

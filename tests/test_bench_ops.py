@@ -10,6 +10,7 @@ import pytest
 from paperlm_kernels.bench import ops, peers, report, rows, run
 from paperlm_kernels.bench.command import main
 from paperlm_kernels.bench.operation import Task
+from paperlm_kernels.seal import sealed
 
 TOY = '''
 """A sum of squares."""
@@ -196,8 +197,10 @@ def test_bad_input_is_refused_with_what_to_do(toy, arguments, message, capsys, m
 def test_a_damaged_file_of_rows_is_named_with_its_line(tmp_path, capsys):
     good = {name: kind() if isinstance(kind, type) else None for name, kind in rows.NEEDED.items()}
     for bad, said in (("{", "not a row of JSON"), ("[1]", "the row has no op"), ('{"op": "x"}', "the row has no case"),
-                      (json.dumps(good | {"shape": 3}), "shape is 3")):  # fmt: skip
-        (tmp_path / "rows.jsonl").write_text(f"{json.dumps(good)}\n{bad}\n")
+                      (json.dumps(good | {"shape": 3}), "shape is 3"), ("[" * 9999, "not a row of JSON"),
+                      (json.dumps(good), "the row has no checksum of itself; restore the file or measure"),
+                      (json.dumps(sealed(good) | {"value": 3}), "the row is altered: its checksum")):  # fmt: skip
+        (tmp_path / "rows.jsonl").write_text(f"{json.dumps(sealed(good))}\n{bad}\n")
         assert main(["show", str(tmp_path / "rows.jsonl")]) == 2
         assert re.search(rf"rows\.jsonl:2: {said}", capsys.readouterr().err)
 

@@ -13,6 +13,8 @@ from support import job_environment
 
 from paperlm.errors import RecordError
 from paperlm.evidence import ranked
+from paperlm.files import write_sealed
+from paperlm.plan.costs import WHAT as COSTS
 from paperlm.plan.costs import Costs, like, write_costs
 from paperlm.plan.estimate import estimate, expectation, print_plan, stated_cores
 from paperlm.plan.project import ROOT, Project
@@ -46,14 +48,13 @@ def reference(root: Path, cpu: str = OTHER, step: float = 0.05, **seconds: dict[
     path = root / "docs/reference/tiny/costs.json"
     path.parent.mkdir(parents=True)
     machine = Calibration(cpu=cpu, date="2026-11-23", step_seconds=step)
-    path.write_text(json.dumps({"machine": machine.model_dump(), "seconds": seconds}))
+    write_sealed(path, COSTS, {"machine": machine.model_dump(), "seconds": seconds})
     return path
 
 
 def calibrate(root: Path, step: float, cpu: str | None = None) -> None:
-    path = root / CALIBRATION
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(Calibration(cpu=cpu or cpu_name(), date="2026-11-24", step_seconds=step).model_dump_json())
+    found = Calibration(cpu=cpu or cpu_name(), date="2026-11-24", step_seconds=step)
+    write_sealed(root / CALIBRATION, calibration.WHAT, found.model_dump())
 
 
 # -- what counts, and side by side ----
@@ -261,10 +262,18 @@ def test_no_costs_are_taken_where_a_card_made_the_records(root):
     assert not (root / "docs/reference/gpu").exists() and not (root / CALIBRATION).exists()
 
 
-@pytest.mark.parametrize("content", ["{", '{"machine": {}, "seconds": {}}', '{"seconds": {"pretrain": {"x": "y"}}}'])
-def test_damaged_costs_of_a_reference_are_named_with_the_remedy(root, content):
-    reference(root, pretrain={"x": 1.0}).write_text(content)
+@pytest.mark.parametrize("content", [{"machine": {}, "seconds": {}}, {"machine": {}, "seconds": {"kind": {"x": "y"}}}])
+def test_costs_of_a_reference_that_are_none_are_named_with_the_remedy(root, content):
+    write_sealed(reference(root, pretrain={"x": 1.0}), COSTS, content)
     with pytest.raises(RecordError, match=r"costs\.json: no costs of a reference .*git checkout"):
+        Costs(Project({"scale": "tiny"}, root), "stored")
+
+
+@pytest.mark.parametrize(("change", "said"), [("{", "truncated or altered"), ("1.5", "truncated or altered")])
+def test_damaged_costs_of_a_reference_are_named_with_the_remedy(root, change, said):
+    path = reference(root, pretrain={"x": 1.0})
+    path.write_text(change if change == "{" else path.read_text().replace("1.0", change))
+    with pytest.raises(RecordError, match=rf"costs\.json: {said}; restore it with git checkout"):
         Costs(Project({"scale": "tiny"}, root), "stored")
 
 

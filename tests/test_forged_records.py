@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from paperlm_kernels.seal import SEAL, sealed
 
 from paperlm.errors import RecordError
-from paperlm.files import SEAL, sealed, write_json
+from paperlm.files import SUMS, write_json
 from paperlm.plan.project import ROOT
-from paperlm.record.record import SUMS, read_record, write_record
+from paperlm.record.record import read_record, write_record
 
 RECORDS = ROOT / "paper_tables/records"
 HONEST = next((RECORDS / "gpu/pretrain").glob("llama_71m-pre_ln-s0-*.json"))
@@ -119,9 +120,29 @@ def test_what_is_no_record_is_refused_with_the_remedy(content, tmp_path):
 def test_a_record_of_another_job_is_refused_under_this_ones_name(tmp_path):
     path = tmp_path / "gpu/pretrain" / HONEST.name
     path.parent.mkdir(parents=True)
-    path.write_bytes(OTHER.read_bytes())
+    write_json(path, sealed(json.loads(OTHER.read_text())))
     with pytest.raises(RecordError, match=f"is a record of {OTHER.stem}, not of {HONEST.stem}; delete or rename it"):
         read_record(path, HONEST.stem)
+
+
+def test_a_record_without_a_checksum_that_no_list_has_is_refused(tmp_path):
+    path = tmp_path / "gpu/pretrain" / HONEST.name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(HONEST.read_bytes())
+    with pytest.raises(
+        RecordError, match=r"no checksum of itself, and none in SHA256SUMS.*; delete it and run its job"
+    ):
+        read_record(path)
+
+
+@pytest.mark.parametrize("content", ["ab  gpu/x.json\n", "\xff", f"{'a' * 64}  x\n" * 2, f"{'a' * 64}\n"])
+def test_a_damaged_list_of_checksums_is_named(tmp_path, content):
+    (tmp_path / SUMS).write_bytes(content.encode("latin-1"))
+    path = tmp_path / "gpu/pretrain" / HONEST.name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(HONEST.read_bytes())
+    with pytest.raises(RecordError, match=r"SHA256SUMS: no list of checksums.*; restore it with git"):
+        read_record(path)
 
 
 def test_a_record_is_written_with_a_checksum_of_which_every_value_is_a_part(tmp_path):

@@ -8,16 +8,19 @@ import time
 from pathlib import Path
 
 import pytest
+from paperlm_kernels.bench import rows
+from paperlm_kernels.seal import sealed
 
 import paperlm.bench
 from paperlm.bench import measure_case
 from paperlm.locks import held
 
-HALF, WHOLE = '{"name": "ha', '{"name": "whole"}\n'
+ROW = {name: kind() if isinstance(kind, type) else None for name, kind in rows.NEEDED.items()} | {"name": "whole"}
+HALF, WHOLE = '{"name": "ha', json.dumps(sealed(ROW)) + "\n"
 
 
 def names(out: Path) -> list[str]:
-    return [json.loads(line)["name"] for line in out.read_text().splitlines()]
+    return [row["name"] for row in rows.read(out)]
 
 
 def measure(out: Path) -> int:
@@ -71,4 +74,4 @@ def test_every_row_says_how_long_the_case_took_with_all_its_methods(tmp_path, mo
     monkeypatch.setattr(time, "monotonic", iter([100.0, 142.5]).__next__)
     monkeypatch.setattr(paperlm.bench, "main", writes(WHOLE * 2))
     assert measure(out := tmp_path / "case.jsonl") == 0
-    assert [json.loads(line) for line in out.read_text().splitlines()] == [{"name": "whole", "case_seconds": 42.5}] * 2
+    assert rows.read(out) == [ROW | {"case_seconds": 42.5}] * 2

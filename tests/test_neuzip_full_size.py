@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from paperlm_kernels.bench.rows import append
 
 from paperlm.bench.ops.descent import CAP, CASES
 from paperlm.errors import RecordError
@@ -51,7 +50,8 @@ def written(folder, numbers, batch=2, loss=None):
                 spread = {"low": value, "high": value} if metric != "time" else {"low": 0.99 * ms, "high": 1.01 * ms}
                 lines.append(common | {"metric": metric, "unit": unit, "value": value, "n": 9} | spread | more)
     path = folder / "descent.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.unlink(missing_ok=True)
+    append(path, lines)
     return [path]
 
 

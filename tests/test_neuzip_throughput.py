@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas
 import pytest
+from paperlm_kernels.bench.rows import append
 from pydantic import ValidationError
 from support_tables import edited
 
@@ -38,7 +37,8 @@ def written(folder, speeds=SPEED, weights=None, unit="us"):
                     "scale": "full", "seed": 0, "shape": {"weights": count}, "measure": measure, "gb_per_s": speed,
                 })  # fmt: skip
     path = folder / "neuzip.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.unlink(missing_ok=True)
+    append(path, lines)
     return [path]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from paperlm.errors import SpecError
+from paperlm.files import SUMS
 from paperlm.plan.project import ROOT, Project
 from paperlm.tables.build import _layout, printed_table
 from paperlm.tables.contents import Contents, DiffRow, format_count
@@ -45,7 +48,26 @@ def raw(name: str) -> list[list[str]]:
 
 
 def test_every_printed_table_is_expected_and_there():
-    assert {path.stem for path in FOLDER.iterdir()} == set(SHAPES)
+    assert {path.stem for path in FOLDER.glob("*.csv")} == set(SHAPES)
+
+
+def test_every_printed_table_has_its_listed_checksum():
+    """After a table was compared with the print: `(cd paper_tables/published && sha256sum *.csv > SHA256SUMS)`."""
+    listed = {line.split()[1] for line in (FOLDER / SUMS).read_text().splitlines()}
+    assert listed == {path.name for path in FOLDER.glob("*.csv")}
+    done = subprocess.run(["sha256sum", "--check", "--quiet", SUMS], cwd=FOLDER, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_digit_that_changed_since_is_refused_and_a_table_that_is_not_listed_is_read(tmp_path):
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "mixln_table1.csv"
+    text = path.read_text()
+    path.write_text(text.replace("26.95", "26.96"))
+    with pytest.raises(SpecError, match=r"mixln_table1\.csv: altered: SHA256SUMS beside it .*list it anew"):
+        read_published(path)
+    path.rename(tmp_path / "new.csv")
+    assert read_published(tmp_path / "new.csv").cell("Post-LN", "LLaMA-130M") == "26.96"
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -214,23 +214,21 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 def _project(options: argparse.Namespace):
     from paperlm.checks import open_project
-    from paperlm.load import parse
+    from paperlm.load import parse, parse_yaml
     from paperlm.plan.project import ProjectConfig, clone, configuration
 
     root = clone()
     if options.config_json is not None:
         return open_project(parse(options.config_json, ProjectConfig, "--config-json"))
-    import yaml
-
     given = {}
     for item in options.config:
         key, equals, value = item.partition("=")
         if not equals:
             raise SpecError(f"--config takes KEY=VALUE, got {item!r}")
         try:
-            given[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise SpecError(f"--config {item}: not valid YAML ({' '.join(str(error).split())})") from None
+            given[key] = parse_yaml(value)
+        except ValueError as error:
+            raise SpecError(f"--config {item}: {error}") from None
     if getattr(options, "scale", None):
         given["scale"] = options.scale
     if getattr(options, "local_data", ""):

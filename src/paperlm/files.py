@@ -8,13 +8,17 @@ checksum in such a one (`check_file`). What was damaged is an error of ours with
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from paperlm_kernels.seal import SEAL, is_sealed, sealed
 
 from paperlm.errors import PaperLMError
 
@@ -79,17 +83,6 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
-SEAL = "seal"
-"Key of a JSON object with the SHA-256 of the rest of it."
-
-
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """`value` with its seal in place of the one it had."""
-    rest = {key: item for key, item in value.items() if key != SEAL}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return {**rest, SEAL: hashlib.sha256(text.encode()).hexdigest()}
-
-
 def write_sealed(path: Path, what: str, value: Mapping[str, Any]) -> None:
     """`value` as a sealed JSON object that says what it is, atomically; `read_sealed` reads it."""
     write_json(path, sealed({"what": what, **value}))
@@ -119,14 +112,6 @@ def read_sealed(path: Path, what: str, keys: Iterable[str], error: type[PaperLME
     if found["what"] != what:
         raise error(f"{path}: says that it is {found['what']}, not {what}; {remedy}")
     return found
-
-
-def is_sealed(value: Mapping[str, Any]) -> bool:
-    """Whether an object has a seal, and the right one."""
-    try:
-        return value.get(SEAL) == sealed(value)[SEAL]
-    except (ValueError, RecursionError):
-        return False
 
 
 def glance(path: Path) -> dict[str, Any] | None:
@@ -170,6 +155,28 @@ def check_sums(path: Path, what: str, folder: Path, error: type[PaperLMError], r
     here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir() or p.is_symlink()}
     if strangers := sorted(here - files.keys()):
         raise error(f"{folder / strangers[0]}: does not belong there; {remedy}")
+
+
+SUMS = "SHA256SUMS"
+"As `sha256sum` writes it, with paths below its folder: of files without a checksum of their own."
+
+
+@functools.cache
+def listed_sums(path: Path, error: type[PaperLMError]) -> dict[str, str]:
+    """Name -> checksum of a list; empty where there is none. Raises `error` for a file that is no such list."""
+    damaged = error(f"{path}: no list of checksums, `sha256sum` writes one; restore it with git")
+    if path.is_symlink() or path.is_dir():
+        raise damaged
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError):
+        raise damaged from None
+    found = [re.fullmatch(r"([0-9a-f]{64})  (\S.*)", line) for line in lines]
+    if not all(found) or len({match[2] for match in found}) < len(found):
+        raise damaged
+    return {match[2]: match[1] for match in found}
 
 
 def sha256_of(path: Path) -> str:

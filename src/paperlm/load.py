@@ -19,43 +19,92 @@ M = TypeVar("M", bound=BaseModel)
 
 MERGE = "tag:yaml.org,2002:merge"
 "What `<<` as a key means to a YAML parser."
+DEEPEST = 40
+"Levels of nesting. Declarations have 9; a parser in C dies of some thousand."
+LARGEST = 300_000
+"Values with every alias (`*name`) written out: ten times what all declarations together have."
 
 
-class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """SafeLoader, in C where PyYAML has it, that refuses a key written twice: its first value would be lost."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """SafeLoader, in C where PyYAML has it, that refuses a key written twice, whose first value would be lost, and says
+    where a value stands that is none of its type."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            kind = node.tag.rpartition(":")[2]
+            raise _refused(f"{str(node.value)[:60]!r} is no {kind}: put a word in quotes", node) from None
 
 
-def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _refused(what: str, place: yaml.Node | yaml.Event) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, what, place.start_mark)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         if key_node.tag == MERGE:
             what = "merge keys (<<:) are not read: write the keys out, or for a job of a paper `like: <another job>`"
-            raise yaml.constructor.ConstructorError(None, None, what, key_node.start_mark)
+            raise _refused(what, key_node)
         key = loader.construct_object(key_node, deep=True)
         if isinstance(key, list | dict | set):
-            what = "a list or a mapping is no key: write a word or a number"
-            raise yaml.constructor.ConstructorError(None, None, what, key_node.start_mark)
+            raise _refused("a list or a mapping is no key: write a word or a number", key_node)
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is written twice", key_node.start_mark)
+            raise _refused(f"key {key!r} is written twice", key_node)
         seen.add(key)
     return yaml.constructor.SafeConstructor.construct_mapping(loader, node, deep=True)
 
 
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _check_size(text: str) -> None:
+    """YAMLError for a text that is nested too deeply, or too large once its aliases are written out."""
+    open_, sizes, anchors = [], [0], {}
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in open_:
+                raise _refused(f"*{event.anchor} stands within itself: write out what is meant", event)
+            sizes[-1] += anchors.get(event.anchor, 0)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_.append(event.anchor)
+            sizes.append(1)
+            if len(open_) > DEEPEST:
+                raise _refused(f"nested more than {DEEPEST} deep", event)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size = sizes.pop()
+            anchors[open_.pop()] = size
+            sizes[-1] += size
+        elif isinstance(event, yaml.ScalarEvent):
+            anchors[event.anchor] = 1
+            sizes[-1] += 1
+        if sizes[-1] > LARGEST:
+            raise _refused(f"more than {LARGEST:,} values, aliases written out: shorten it", event)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text in YAML says. ValueError in one line for what is none, and for what no hand wrote: nested thousands
+    deep, or within itself."""
+    try:
+        _check_size(text)
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - derives from SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def read_yaml(path: Path) -> Any:
     """Parsed content of a YAML file; SpecError if it cannot be read, is not UTF-8 or no YAML."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 - derives from SafeLoader
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path}: not valid YAML: {error}") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from None
 
 
 def load(path: Path, model: type[M]) -> M:

@@ -10,6 +10,7 @@
     scale          full, or small: an eighth of the sizes, to try the benchmark
     seed, shape    of the inputs; shape by name, e.g. {tokens, vocab, width}
     how            of a number that can be had in more than one way: in which
+    seal           of the row, written with it (`paperlm_kernels.seal`); a row that is read has none
 
 A method that gave no number has a row with metric "outcome", value null and the reason under `outcome`.
 """
@@ -27,6 +28,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from paperlm_kernels.seal import SEAL, is_sealed, sealed
 
 Row = dict[str, Any]
 NEEDED: dict[str, type | tuple[type, ...]] = {
@@ -89,20 +92,24 @@ def read(path: Path) -> list[Row]:
             found.append(json.loads(line))
             missing = [name for name in NEEDED if name not in found[-1]]
             wrong = [name for name, kind in NEEDED.items() if not missing and not isinstance(found[-1][name], kind)]
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise ValueError(f"{path}:{number}: not a row of JSON; restore the file or delete the line") from None
         if missing:
             raise ValueError(f"{path}:{number}: the row has no {', '.join(missing)}; measure it again")
         if wrong:
             raise ValueError(f"{path}:{number}: {wrong[0]} is {found[-1][wrong[0]]!r}; measure the row again")
+        if not is_sealed(found[-1]):
+            what = "is altered: its checksum is another one" if SEAL in found[-1] else "has no checksum of itself"
+            raise ValueError(f"{path}:{number}: the row {what}; restore the file or measure the row again")
+        del found[-1][SEAL]
     return found
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a JSON lines file."""
+    """Add rows to a JSON lines file, each sealed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(r) + "\n" for r in rows)
+        file.writelines(json.dumps(sealed(r)) + "\n" for r in rows)
 
 
 def version(package: str) -> str | None:

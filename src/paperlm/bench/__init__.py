@@ -5,10 +5,11 @@ They are modules of `paperlm_kernels.bench.ops`, which `with_ours` extends by th
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from types import ModuleType
+
+from paperlm_kernels.bench import rows
 
 from paperlm.errors import SpecError, unknown
 from paperlm.locks import held
@@ -64,8 +65,9 @@ def measure_case(op: str, case: str, methods: str, device: str, size: str, out: 
         status = main([*arguments, "--device", device, "--scale", size, "--out", str(partial)])
         if partial.is_file() and status in (0, 1):
             took = {"case_seconds": round(time.monotonic() - started, 2)}
-            rows = [{**json.loads(line), **took} for line in partial.read_text(encoding="utf-8").splitlines()]
-            partial.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+            found = [{**row, **took} for row in rows.read(partial)]
+            partial.unlink()
+            rows.append(partial, found)
             partial.replace(out)
             return 0
         return status

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from paperlm.errors import RecordError
-from paperlm.files import glance, glance_lines, write_json
+from paperlm.files import glance, glance_lines, read_sealed, write_sealed
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job
 from paperlm.jobs.base import Cost
@@ -25,6 +25,7 @@ from paperlm.plan.project import Project
 from paperlm.record.calibration import Calibration, calibrated, stored
 from paperlm.record.environment import cpu_name
 
+WHAT = "costs of a reference"
 MEASURE = "measure"
 "What measurements are called among the kinds of jobs: the name of their rule."
 
@@ -164,22 +165,19 @@ def write_costs(project: Project) -> None:
     }
     if seconds:
         costs = ReferenceCosts(machine=calibrated(project.root), seconds=seconds)
-        write_json(project.root / project.places.costs, costs.model_dump())
+        write_sealed(project.root / project.places.costs, WHAT, costs.model_dump())
 
 
 def _read(path: Path) -> ReferenceCosts | None:
-    try:
-        return ReferenceCosts.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists() and not path.is_symlink():
         return None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}); restore it with git checkout") from None
+    remedy = "restore it with git checkout, or delete it: then only records made here say how long jobs take"
+    found = read_sealed(path, WHAT, ["machine", "seconds"], RecordError, remedy)
+    try:
+        return ReferenceCosts(machine=found["machine"], seconds=found["seconds"])
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "the file"
-        raise RecordError(
-            f"{path}: no costs of a reference ({where}: {error.errors()[0]['msg']}); restore it with git checkout, or "
-            "delete it: then only records made here say how long jobs take"
-        ) from None
+        raise RecordError(f"{path}: no costs of a reference ({where}: {error.errors()[0]['msg']}); {remedy}") from None
 
 
 def _records(project: Project) -> Known:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import statistics
 import time
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from paperlm.files import glance, write_json
+from paperlm.errors import RecordError
+from paperlm.files import read_sealed, write_sealed
 from paperlm.frozen import Frozen
 from paperlm.record.environment import cpu_name
 from paperlm.record.places import CALIBRATION
 
+WHAT = "how fast a machine is"
 WARMUP, STEPS = 3, 30
 "Updates: a second or two on the machines of 2026, most of it the calls of small operations, as at the CPU scales."
 
@@ -30,10 +31,12 @@ class Calibration(Frozen):
 
 def stored(root: Path) -> Calibration | None:
     """What `calibrated` found on this model of CPU before; None if it has not run here, or on another one."""
-    with contextlib.suppress(ValueError):
-        found = Calibration.model_validate(glance(root / CALIBRATION) or {})
-        return found if found.cpu == cpu_name() else None
-    return None
+    try:
+        found = read_sealed(root / CALIBRATION, WHAT, Calibration.model_fields, RecordError, "it is measured anew")
+        known = Calibration(**{key: found[key] for key in Calibration.model_fields})
+    except (RecordError, ValidationError):
+        return None
+    return known if known.cpu == cpu_name() else None
 
 
 def calibrated(root: Path) -> Calibration:
@@ -42,7 +45,7 @@ def calibrated(root: Path) -> Calibration:
         return known
     today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     found = Calibration(cpu=cpu_name(), date=today, step_seconds=round(step_seconds(), 6))
-    write_json(root / CALIBRATION, found.model_dump())
+    write_sealed(root / CALIBRATION, WHAT, found.model_dump())
     return found
 
 

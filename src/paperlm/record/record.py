@@ -6,23 +6,20 @@ paper_tables/records/SHA256SUMS.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from paperlm_kernels.seal import SEAL, is_sealed, sealed
 from pydantic import Field, ValidationError
 
 from paperlm.errors import RecordError, SpecError
-from paperlm.files import SEAL, is_sealed, sealed, sha256_of, write_json
+from paperlm.files import SUMS, listed_sums, sha256_of, write_json
 from paperlm.frozen import Frozen
 from paperlm.jobs import job_from
 from paperlm.jobs.base import Answers, Cost, Job, Outcome, Series
 from paperlm.record.plausible import wrong_with
-
-SUMS = "SHA256SUMS"
-"As `sha256sum` writes it, with paths below its folder: of records without a checksum of their own."
 
 
 class Environment(Frozen):
@@ -130,23 +127,16 @@ def _parsed(path: Path, found: Any, again: str) -> Record:
         del found[SEAL]
     else:
         folder = path.absolute().parent.parent.parent
-        listed = _listed(folder / SUMS).get(path.absolute().relative_to(folder).as_posix())
-        if listed is not None and sha256_of(path) != listed:
+        listed = listed_sums(folder / SUMS, RecordError).get(path.absolute().relative_to(folder).as_posix())
+        if listed is None:
+            raise RecordError(f"{path}: not a valid record (no checksum of itself, and none in {SUMS}); {again}")
+        if sha256_of(path) != listed:
             raise RecordError(f"{path}: not a valid record (altered: {SUMS} has another checksum); restore it with git")
     try:
         return Record.model_validate(found)
     except ValidationError as error:
         first = " ".join(str(error).splitlines()[:3])
         raise RecordError(f"{path}: not a valid record ({first}); {again}") from None
-
-
-@functools.cache
-def _listed(path: Path) -> dict[str, str]:
-    """Path below the list's folder -> checksum; empty where there is no list."""
-    if not path.is_file():
-        return {}
-    lines = (line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines())
-    return {name: checksum for checksum, name in filter(None, lines)}
 
 
 def behaviours_of_ancestors(job: Job) -> dict[str, dict[str, int]]:

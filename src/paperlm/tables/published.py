@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paperlm.errors import SpecError, unknown
+from paperlm.files import SUMS, listed_sums, sha256_of
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,16 @@ def read_cells(path: Path) -> list[list[str]]:
     """Lines of a CSV file in UTF-8, a line of cells each, all equally long.
 
     Raises SpecError naming file and line for a file that cannot be read, is no such CSV, or has an empty or a ragged
-    line.
+    line, and for one that is not as the list of checksums beside it says, if that has it.
     """
+    listed = listed_sums(path.parent / SUMS, SpecError).get(path.name)
     lines = []
     try:
+        if listed is not None and sha256_of(path) != listed:
+            raise SpecError(
+                f"{path}: altered: {SUMS} beside it has another checksum; restore it with git or, where it was mended "
+                f"by the print, list it anew (sha256sum *.csv > {SUMS})"
+            )
         # Spreadsheets put a byte order mark in front.
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
