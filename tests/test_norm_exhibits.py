@@ -131,6 +131,37 @@ def test_a_job_in_place_of_another_has_to_fit(tmp_path, instead, message):
         open_project({"scale": "tiny"}, root).cells("lns_table3")
 
 
+@pytest.mark.parametrize(
+    ("instead", "message"),
+    [
+        ({"neuzip_table3": {}}, r"instead: unknown exhibit 'neuzip_table3'; did you mean 'neuzip_table3"),
+        ({"neuzip_table4": {"model": "sq"}}, r"instead.neuzip_table4: unknown job 'sq'; did you mean 'sql'"),
+        (
+            {"neuzip_table4": {"model": "sql"}},
+            r"'sql' is a job of kind 'text_to_sql'; in place of 'model' it has to be",
+        ),
+        ({"neuzip_table2": {"model": "open_model"}}, r"instead: sql does not work on what 'open_model' stands for"),
+    ],
+)
+def test_a_job_in_place_of_another_at_one_scale_has_to_fit(tmp_path, instead, message):
+    given = {e: {one: {"job": job, "why": "a test"} for one, job in jobs.items()} for e, jobs in instead.items()}
+    root = edited(tmp_path, "neuzip", lambda p: p["scales"]["paper"].update(instead=given))
+    with pytest.raises(SpecError, match=message):
+        open_project({"scale": "paper"}, root).cells("neuzip_table2")
+
+
+@pytest.mark.parametrize(("scale", "kind"), [("tiny", "pretrain"), ("gpu", "pretrain"), ("paper", "hub_model")])
+def test_published_checkpoints_are_read_at_scale_paper_and_compared_with_the_print_there_alone(scale, kind):
+    project = Project({"scale": scale})
+    for name in ("neuzip_table3a", "neuzip_table4"):
+        assert {job.of.kind for cell in project.cells(name) for job in cell.jobs} == {kind}
+        table = project.table(name)[1]
+        assert (scale in table.incomparable_at) == (kind == "pretrain")
+    if scale == "paper":
+        read = {c.column.removesuffix(" PPL"): c.jobs[0].of.name for c in project.cells("neuzip_table3a")}
+        assert read["Yi-1.5 34B"] == "hub:01-ai/Yi-1.5-34B" and read["Llama-3 8B"].endswith("/Meta-Llama-3-8B")
+
+
 # -- diagrams ----
 
 

@@ -89,6 +89,13 @@ class StandIn(Frozen):
     why: str = Field(min_length=3)
 
 
+class Replacement(Frozen):
+    """Another job of the file in the place of one."""
+
+    job: str
+    why: Reason
+
+
 class ScaleChanges(Frozen):
     """What this paper changes at a scale, beyond what the scale changes for all."""
 
@@ -98,6 +105,8 @@ class ScaleChanges(Frozen):
     "name of a job of this file -> setting -> value"
     sizes: dict[str, dict[str, Changes]] = {}
     "size -> name of a job -> setting -> value"
+    instead: dict[str, dict[str, Replacement]] = {}
+    "exhibit -> name of a job -> the one in its place, as a row or column may say it at every scale"
     diverged: DivergedRule | None = None
     "in place of that of each table which has one"
     except_: dict[str, Reason] = Field({}, alias="except")
@@ -161,6 +170,7 @@ class PaperSpec(Frozen):
         for deviation in self.deviations:
             yield from (("deviations.scales", scale) for scale in deviation.scales)
         for name, exhibit in self.exhibits().items():
+            yield from ((f"{name}.incomparable_at", scale) for scale in getattr(exhibit, "incomparable_at", ()))
             for part, label, spec in parts(exhibit):
                 yield from ((f"{name}.{part}.{label}.scales", scale) for scale in spec.scales)
             if isinstance(exhibit, JobCells):

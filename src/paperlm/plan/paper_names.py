@@ -41,6 +41,10 @@ def check_names(paper: PaperSpec) -> None:
         for part, label, spec in parts(exhibit):
             for one, other in spec.instead.items():
                 _check_instead(paper, f"{name}.{part}.{label}.instead", one, other)
+    for scale, changes in paper.scales.items():
+        for name, jobs in changes.instead.items():
+            for one, other in jobs.items():
+                _check_instead(paper, f"scales.{scale}.instead.{name}", one, other.job)
     _check_norms(paper)
     _check_claims(paper)
 
@@ -70,6 +74,11 @@ def _references(paper: PaperSpec) -> Iterator[tuple[str, str, str, object]]:
         yield place, "job", name, paper.jobs
     for scale, changes in paper.scales.items():
         yield from ((f"scales.{scale}.sizes", "size", size, paper.sizes) for size in changes.sizes)
+        for name, jobs in changes.instead.items():
+            at = f"scales.{scale}.instead"
+            yield at, "exhibit", name, paper.exhibits()
+            for one, other in jobs.items():
+                yield from ((f"{at}.{name}", "job", job, paper.jobs) for job in (one, other.job))
         for size, other in changes.stand_ins.items():
             yield f"scales.{scale}.stand_ins", "size", size, paper.sizes
             yield f"scales.{scale}.stand_ins.{size}", "model size", other.size, ALL_SIZES

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +266,8 @@ class Project:
             )  # fmt: skip
         try:
             context = Context().joined(*parts)
+            here = self.changes(paper).instead.get(name, {})
+            context = replace(context, instead={**{one: other.job for one, other in here.items()}, **context.instead})
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
         job = next((part.job for part in parts if part.job), exhibit.job)
@@ -285,9 +287,7 @@ class Project:
 
     @staticmethod
     def _seeded(context: Context, seed: int) -> Context:
-        import dataclasses
-
-        return dataclasses.replace(context, seed=seed)
+        return replace(context, seed=seed)
 
     def seeds(self, exhibit: JobCells) -> list[int]:
         """Seeds that an exhibit is made with."""

@@ -45,7 +45,9 @@ class JobsTable(JobCells):
     printed_metric: str = ""
     "what is compared with the print where it is another form of it (paperlm.tables.metrics)"
     incomparable: str = ""
-    "why its numbers are never compared with the printed ones, at any scale"
+    "why its numbers are not compared with the printed ones, whatever the scale"
+    incomparable_at: list[str] = []
+    "at these scales only; empty: at all"
     factor: float = Field(1.0, gt=0)
     "printed number / metric: 100 for percentages"
     diverged: DivergedRule | None = None

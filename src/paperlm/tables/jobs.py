@@ -117,7 +117,8 @@ def _diff_row(
         verdict = close if abs(difference) <= max(rule.within, half_a_digit(printed)) else "differs"
         return DiffRow(**common, **shown, difference=f"{difference:+.3g}", verdict=verdict, reason=rule.why)
     parts = (table.rows[cell.row], table.columns[cell.column])
-    if why := table.incomparable or next((part.incomparable for part in parts if part.incomparable), ""):
+    whole = table.incomparable if project.scale.scale in (table.incomparable_at or [project.scale.scale]) else ""
+    if why := whole or next((part.incomparable for part in parts if part.incomparable), ""):
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=why)
     if not project.scale.comparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE)
