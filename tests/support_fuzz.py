@@ -5,6 +5,7 @@
 `--seed 1 --only 4711` does one again. Stages (`support_fuzz_stages.py`) say what is damaged, which command runs, and
 what comes out of it where nothing was damaged. How a try ends:
 
+    no damage     a line in the place of the same line
     refused       exit status 2 and an error of ours that names the file, or what it is of, and the remedy
     same          the same numbers and bytes as without the damage
     made again    the same, and the damaged file is whole again
@@ -30,6 +31,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -38,13 +40,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tqdm
 from support_fuzz_damage import HARMS, drawn
+
+from paperlm import checks
+from paperlm.plan import project as project_module
+
+OPEN = checks.open_project
 
 LIMIT = 60
 "Seconds after which a command hangs: twenty times what the longest takes."
 SENTENCES = 4000
 "Characters of an error, which may list every mistake of a declaration: more is no sentence."
-FINE = ("refused", "same", "made again", "another plan", "not run", "rows left", "continued")
+FINE = ("no damage", "refused", "same", "made again", "another plan", "not run", "rows left", "continued")
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,10 @@ class Stage:
     "how often it is drawn"
     declares: bool = False
     "whether its files are edited by hand, so that another valid content is another plan"
-    allowed: Callable[[Any, Any], str] = lambda found, expected: ""
+    allowed: Callable[[Any, Any, Path, Path], str] = lambda found, expected, damaged, whole: ""
     "How a try ends whose outcome is another one than expected; empty: with another number."
+    named: tuple[str, ...] = ()
+    "What an error may name in place of the file."
     killed: bool = False
     "whether its command works for long, so that it is killed as well"
     reader: Callable[[str], str] = lambda name: ""
@@ -118,6 +128,7 @@ def alone(work: Callable[[], Any], folder: Path, kill_after: float = 0.0) -> Don
 def _child(work: Callable[[], Any], folder: Path, answer: Path) -> None:
     """Does not return."""
     faulthandler.disable()
+    tqdm.tqdm.set_lock(threading.RLock())  # its own is shared by all children, also by one that was killed holding it
     os.chdir(folder)
     said = io.StringIO()
     status, found = 1, None
@@ -142,6 +153,25 @@ def command(*arguments: str) -> None:
         raise SystemExit(status)
 
 
+def in_folder(folder: Path, project: Any = None) -> None:
+    """From here on the verbs work in this folder. `project`: opened before, of a folder with the same declarations."""
+
+    def opened(config: Any = None, root: Path = folder) -> Any:
+        if project is None:
+            return OPEN(config, root)
+        project.root = folder
+        project.places = type(project.places)(folder, project.scale.scale)
+        return project
+
+    project_module.clone = lambda: folder
+    checks.open_project = opened
+
+
+def content(path: Path) -> bytes | None:
+    """None of what is no file, or a link."""
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else None
+
+
 def judged(stage: Stage, name: str, harm: str, done: Done, expected: Any, folder: Path) -> str:
     """How a try ended; what is in none of FINE is a fault."""
     path, whole = folder / name, stage.root / name
@@ -152,17 +182,16 @@ def judged(stage: Stage, name: str, harm: str, done: Done, expected: Any, folder
     if done.status == 0:
         # what JSON makes of it
         if done.found == json.loads(json.dumps(expected, default=str)):
-            again = path.is_file() and not path.is_symlink() and path.read_bytes() == whole.read_bytes()
-            return "made again" if again else "same"
+            return "made again" if content(path) == content(whole) else "same"
         if stage.declares:
             return "another plan"
-        return stage.allowed(done.found, expected) or "another number"
+        return stage.allowed(done.found, expected, path, whole) or "another number"
     if done.status != 2 or "Traceback (most recent call last)" in done.said:
         return "traceback" if "Traceback" in done.said else f"ended in {done.status}"
     said = re.split(r"^(?:\w+: )?error: ", done.said, maxsplit=1, flags=re.MULTILINE)[-1].strip()
     if len(said) > SENTENCES:
         return "no sentence"
-    near = (path.name, path.parent.name, path.stem)
+    near = (path.name, path.parent.name, path.stem, *stage.named)
     return "refused" if any(part in said for part in near) else "names no file"
 
 
@@ -199,6 +228,8 @@ def attempt(stages: Sequence[Stage], seed: int, number: int, base: Path) -> Try:
     else:
         harm = drawn(rng, folder / name)
         HARMS[harm](rng, folder / name, stage.other(name))
+        if content(folder / name) == content(stage.root / name):
+            return Try(number, stage.name, name, harm, "no damage")
         done = alone(lambda: stage.run(folder, name), folder)
         end = judged(stage, name, harm, done, expected, folder)
     return Try(number, stage.name, name, harm, end, done.said[-3000:], time.monotonic() - started)
