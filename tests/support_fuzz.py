@@ -35,7 +35,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,9 +208,21 @@ class Try:
     seconds: float = 0.0
 
 
+Group = Callable[[Path], Iterator[Stage]]
+"Lays out stages of one kind in a folder."
+
+
+def dealt(groups: Mapping[str, tuple[Group, float]], seed: int, numbers: Iterable[int]) -> dict[str, list[int]]:
+    """Group -> the numbers of the tries that are drawn from it, in the order of the groups: what the last ones load
+    would make every process that is forked after them slower."""
+    weights = [weight for _, weight in groups.values()]
+    drawn = [(random.Random(f"{seed} {number}").choices([*groups], weights)[0], number) for number in numbers]
+    return {name: [number for group, number in drawn if group == name] for name in groups}
+
+
 def attempt(stages: Sequence[Stage], seed: int, number: int, base: Path) -> Try:
     """Try `number` of a seed."""
-    rng = random.Random(f"{seed} {number}")
+    rng = random.Random(f"{seed} {number} within its group")
     stage = rng.choices(stages, [stage.weight for stage in stages])[0]
     name = rng.choice(stage.files)
     folder = base / "try"
@@ -235,13 +247,19 @@ def attempt(stages: Sequence[Stage], seed: int, number: int, base: Path) -> Try:
     return Try(number, stage.name, name, harm, end, done.said[-3000:], time.monotonic() - started)
 
 
-def attempts(stages: Sequence[Stage], seed: int, numbers: Sequence[int], base: Path, seconds: float) -> Iterator[Try]:
-    """Tries until there are enough or the time is over."""
+def attempts(
+    groups: Mapping[str, tuple[Group, float]], seed: int, numbers: Sequence[int], base: Path, seconds: float
+) -> Iterator[Try]:
+    """The tries, until the time is over."""
     until = time.monotonic() + seconds
-    for number in numbers:
-        if time.monotonic() > until:
-            return
-        yield attempt(stages, seed, number, base)
+    for name, mine in dealt(groups, seed, numbers).items():
+        if mine:
+            with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+                stages = [*groups[name][0](base)]
+        for number in mine:
+            if time.monotonic() > until:
+                return
+            yield attempt(stages, seed, number, base)
 
 
 def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
@@ -262,7 +280,7 @@ def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    from support_fuzz_stages import STAGES, staged
+    from support_fuzz_stages import STAGES
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=100)
@@ -277,10 +295,9 @@ def main() -> int:
     tries = []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars
-            stages = [*staged(base, options.stages or [*STAGES])]
+        groups = {name: STAGES[name] for name in STAGES if name in (options.stages or STAGES)}
         numbers = options.only or range(options.tries)
-        for one in attempts(stages, options.seed, numbers, base, options.seconds):
+        for one in attempts(groups, options.seed, numbers, base, options.seconds):
             tries.append(one)
             if options.verbose or one.end not in FINE:
                 print(f"{one.number}\t{one.stage}\t{one.file}\t{one.harm}\t{one.end}\t{one.seconds:.1f}", flush=True)

@@ -9,13 +9,12 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from support import copy_declarations
 from support_fuzz import OPEN, Stage, command, in_folder
-from support_fuzz_jobs import jobs, kinds, local
 
 from paperlm import checks
 from paperlm.checks import PUBLISHED
@@ -224,12 +223,30 @@ def declarations(base: Path) -> Iterator[Stage]:
     yield Stage("declarations", root, [*papers * 2, *scales, "config.yaml"], run, other, 1.5, declares=True)
 
 
-STAGES: dict[str, Callable[[Path], Iterator[Stage]]] = {
-    "records": records, "measurements": measurements, "printed": printed, "estimates": estimates, "packed": packed,
-    "declarations": declarations, "jobs": jobs, "kinds": kinds, "local": local,
+def jobs(base: Path) -> Iterator[Stage]:
+    """Jobs that were stopped, and jobs on models."""
+    from support_fuzz_jobs import jobs
+
+    return jobs(base)
+
+
+def local(base: Path) -> Iterator[Stage]:
+    """Files of a local folder."""
+    from support_fuzz_jobs import local
+
+    return local(base)
+
+
+def kinds(base: Path) -> Iterator[Stage]:
+    """Small jobs of other kinds."""
+    from support_fuzz_jobs import kinds
+
+    return kinds(base)
+
+
+STAGES = {
+    "records": (records, 12), "measurements": (measurements, 14), "printed": (printed, 12), "estimates": (estimates, 4),
+    "declarations": (declarations, 16), "packed": (packed, 10), "local": (local, 8), "jobs": (jobs, 18),
+    "kinds": (kinds, 6),
 }  # fmt: skip
-
-
-def staged(base: Path, names: Sequence[str]) -> Iterator[Stage]:
-    for name in names:
-        yield from STAGES[name](base)
+"Group -> how its stages are laid out, and how often it is drawn."
