@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import faulthandler
 import io
 import json
 import os
 import random
 import re
+import selectors
 import shutil
 import signal
 import sys
@@ -38,7 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import tqdm
 from support_fuzz_damage import HARMS, drawn
@@ -248,10 +250,9 @@ def attempt(stages: Sequence[Stage], seed: int, number: int, base: Path) -> Try:
 
 
 def attempts(
-    groups: Mapping[str, tuple[Group, float]], seed: int, numbers: Sequence[int], base: Path, seconds: float
+    groups: Mapping[str, tuple[Group, float]], seed: int, numbers: Sequence[int], base: Path, until: float
 ) -> Iterator[Try]:
     """The tries, until the time is over."""
-    until = time.monotonic() + seconds
     for name, mine in dealt(groups, seed, numbers).items():
         if mine:
             with contextlib.redirect_stderr(io.StringIO()):  # progress bars
@@ -260,6 +261,40 @@ def attempts(
             if time.monotonic() > until:
                 return
             yield attempt(stages, seed, number, base)
+
+
+def worker(base: Path, work: Callable[[Path], Iterable[Try]]) -> tuple[int, IO[str]]:
+    """A forked process that makes tries in a folder of its own: its id, and the lines that it writes of them."""
+    base.mkdir()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, os.fdopen(reading, encoding="utf-8", errors="replace")
+    status = 1
+    try:
+        with os.fdopen(writing, "w", encoding="utf-8", errors="replace") as lines:
+            for one in work(base):
+                print(json.dumps(dataclasses.asdict(one)), file=lines, flush=True)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+
+
+def told(workers: Sequence[tuple[int, IO[str]]]) -> Iterator[Try]:
+    """The tries of all of them, as they end. RuntimeError for a worker that broke off."""
+    with selectors.DefaultSelector() as waiting:
+        for pid, lines in workers:
+            waiting.register(lines, selectors.EVENT_READ, pid)
+        while waiting.get_map():
+            for key, _ in waiting.select():
+                if line := key.fileobj.readline():
+                    yield Try(**json.loads(line))
+                    continue
+                waiting.unregister(key.fileobj)
+                if os.waitpid(key.data, 0)[1]:
+                    raise RuntimeError("the tries broke off, see above")
 
 
 def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
@@ -286,18 +321,26 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the tries")
     parser.add_argument("--only", type=int, nargs="+", help="these tries alone, as a fault names them")
     parser.add_argument("--stages", nargs="+", choices=[*STAGES], help="of these alone: numbers then are other tries")
     parser.add_argument("--verbose", action="store_true", help="a line for each try, and what a fault said")
     parser.add_argument("--out", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    tries = []
+    end = time.monotonic() + options.seconds
+    groups = {name: STAGES[name] for name in STAGES if name in (options.stages or STAGES)}
+    numbers = options.only or range(options.tries)
+    tries: list[Try] = []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
-        groups = {name: STAGES[name] for name in STAGES if name in (options.stages or STAGES)}
-        numbers = options.only or range(options.tries)
-        for one in attempts(groups, options.seed, numbers, base, options.seconds):
+        workers = [
+            worker(
+                base / str(n), lambda at, n=n: attempts(groups, options.seed, numbers[n :: options.workers], at, end)
+            )
+            for n in range(options.workers)
+        ]
+        for one in told(workers):
             tries.append(one)
             if options.verbose or one.end not in FINE:
                 print(f"{one.number}\t{one.stage}\t{one.file}\t{one.harm}\t{one.end}\t{one.seconds:.1f}", flush=True)
