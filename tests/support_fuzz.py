@@ -5,6 +5,7 @@
 `--seed 1 --only 4711` does one again. Stages (`support_fuzz_stages.py`) say what is damaged, which command runs, and
 what comes out of it where nothing was damaged. How a try ends:
 
+    no damage     a line in the place of the same line
     refused       exit status 2 and an error of ours that names the file, or what it is of, and the remedy
     same          the same numbers and bytes as without the damage
     made again    the same, and the damaged file is whole again
@@ -20,31 +21,40 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import faulthandler
 import io
 import json
 import os
 import random
 import re
+import selectors
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import tqdm
 from support_fuzz_damage import HARMS, drawn
+
+from paperlm import checks
+from paperlm.plan import project as project_module
+
+OPEN = checks.open_project
 
 LIMIT = 60
 "Seconds after which a command hangs: twenty times what the longest takes."
 SENTENCES = 4000
 "Characters of an error, which may list every mistake of a declaration: more is no sentence."
-FINE = ("refused", "same", "made again", "another plan", "not run", "rows left", "continued")
+FINE = ("no damage", "refused", "same", "made again", "another plan", "not run", "rows left", "continued")
 
 
 @dataclass(frozen=True)
@@ -72,8 +82,10 @@ class Stage:
     "how often it is drawn"
     declares: bool = False
     "whether its files are edited by hand, so that another valid content is another plan"
-    allowed: Callable[[Any, Any], str] = lambda found, expected: ""
+    allowed: Callable[[Any, Any, Path, Path], str] = lambda found, expected, damaged, whole: ""
     "How a try ends whose outcome is another one than expected; empty: with another number."
+    named: tuple[str, ...] = ()
+    "What an error may name in place of the file."
     killed: bool = False
     "whether its command works for long, so that it is killed as well"
     reader: Callable[[str], str] = lambda name: ""
@@ -118,6 +130,7 @@ def alone(work: Callable[[], Any], folder: Path, kill_after: float = 0.0) -> Don
 def _child(work: Callable[[], Any], folder: Path, answer: Path) -> None:
     """Does not return."""
     faulthandler.disable()
+    tqdm.tqdm.set_lock(threading.RLock())  # its own is shared by all children, also by one that was killed holding it
     os.chdir(folder)
     said = io.StringIO()
     status, found = 1, None
@@ -142,6 +155,25 @@ def command(*arguments: str) -> None:
         raise SystemExit(status)
 
 
+def in_folder(folder: Path, project: Any = None) -> None:
+    """From here on the verbs work in this folder. `project`: opened before, of a folder with the same declarations."""
+
+    def opened(config: Any = None, root: Path = folder) -> Any:
+        if project is None:
+            return OPEN(config, root)
+        project.root = folder
+        project.places = type(project.places)(folder, project.scale.scale)
+        return project
+
+    project_module.clone = lambda: folder
+    checks.open_project = opened
+
+
+def content(path: Path) -> bytes | None:
+    """None of what is no file, or a link."""
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else None
+
+
 def judged(stage: Stage, name: str, harm: str, done: Done, expected: Any, folder: Path) -> str:
     """How a try ended; what is in none of FINE is a fault."""
     path, whole = folder / name, stage.root / name
@@ -152,17 +184,16 @@ def judged(stage: Stage, name: str, harm: str, done: Done, expected: Any, folder
     if done.status == 0:
         # what JSON makes of it
         if done.found == json.loads(json.dumps(expected, default=str)):
-            again = path.is_file() and not path.is_symlink() and path.read_bytes() == whole.read_bytes()
-            return "made again" if again else "same"
+            return "made again" if content(path) == content(whole) else "same"
         if stage.declares:
             return "another plan"
-        return stage.allowed(done.found, expected) or "another number"
+        return stage.allowed(done.found, expected, path, whole) or "another number"
     if done.status != 2 or "Traceback (most recent call last)" in done.said:
         return "traceback" if "Traceback" in done.said else f"ended in {done.status}"
     said = re.split(r"^(?:\w+: )?error: ", done.said, maxsplit=1, flags=re.MULTILINE)[-1].strip()
     if len(said) > SENTENCES:
         return "no sentence"
-    near = (path.name, path.parent.name, path.stem)
+    near = (path.name, path.parent.name, path.stem, *stage.named)
     return "refused" if any(part in said for part in near) else "names no file"
 
 
@@ -179,9 +210,21 @@ class Try:
     seconds: float = 0.0
 
 
+Group = Callable[[Path], Iterator[Stage]]
+"Lays out stages of one kind in a folder."
+
+
+def dealt(groups: Mapping[str, tuple[Group, float]], seed: int, numbers: Iterable[int]) -> dict[str, list[int]]:
+    """Group -> the numbers of the tries that are drawn from it, in the order of the groups: what the last ones load
+    would make every process that is forked after them slower."""
+    weights = [weight for _, weight in groups.values()]
+    drawn = [(random.Random(f"{seed} {number}").choices([*groups], weights)[0], number) for number in numbers]
+    return {name: [number for group, number in drawn if group == name] for name in groups}
+
+
 def attempt(stages: Sequence[Stage], seed: int, number: int, base: Path) -> Try:
     """Try `number` of a seed."""
-    rng = random.Random(f"{seed} {number}")
+    rng = random.Random(f"{seed} {number} within its group")
     stage = rng.choices(stages, [stage.weight for stage in stages])[0]
     name = rng.choice(stage.files)
     folder = base / "try"
@@ -199,18 +242,59 @@ def attempt(stages: Sequence[Stage], seed: int, number: int, base: Path) -> Try:
     else:
         harm = drawn(rng, folder / name)
         HARMS[harm](rng, folder / name, stage.other(name))
+        if content(folder / name) == content(stage.root / name):
+            return Try(number, stage.name, name, harm, "no damage")
         done = alone(lambda: stage.run(folder, name), folder)
         end = judged(stage, name, harm, done, expected, folder)
     return Try(number, stage.name, name, harm, end, done.said[-3000:], time.monotonic() - started)
 
 
-def attempts(stages: Sequence[Stage], seed: int, numbers: Sequence[int], base: Path, seconds: float) -> Iterator[Try]:
-    """Tries until there are enough or the time is over."""
-    until = time.monotonic() + seconds
-    for number in numbers:
-        if time.monotonic() > until:
-            return
-        yield attempt(stages, seed, number, base)
+def attempts(
+    groups: Mapping[str, tuple[Group, float]], seed: int, numbers: Sequence[int], base: Path, until: float
+) -> Iterator[Try]:
+    """The tries, until the time is over."""
+    for name, mine in dealt(groups, seed, numbers).items():
+        if mine:
+            with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+                stages = [*groups[name][0](base)]
+        for number in mine:
+            if time.monotonic() > until:
+                return
+            yield attempt(stages, seed, number, base)
+
+
+def worker(base: Path, work: Callable[[Path], Iterable[Try]]) -> tuple[int, IO[str]]:
+    """A forked process that makes tries in a folder of its own: its id, and the lines that it writes of them."""
+    base.mkdir()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, os.fdopen(reading, encoding="utf-8", errors="replace")
+    status = 1
+    try:
+        with os.fdopen(writing, "w", encoding="utf-8", errors="replace") as lines:
+            for one in work(base):
+                print(json.dumps(dataclasses.asdict(one)), file=lines, flush=True)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+
+
+def told(workers: Sequence[tuple[int, IO[str]]]) -> Iterator[Try]:
+    """The tries of all of them, as they end. RuntimeError for a worker that broke off."""
+    with selectors.DefaultSelector() as waiting:
+        for pid, lines in workers:
+            waiting.register(lines, selectors.EVENT_READ, pid)
+        while waiting.get_map():
+            for key, _ in waiting.select():
+                if line := key.fileobj.readline():
+                    yield Try(**json.loads(line))
+                    continue
+                waiting.unregister(key.fileobj)
+                if os.waitpid(key.data, 0)[1]:
+                    raise RuntimeError("the tries broke off, see above")
 
 
 def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
@@ -231,25 +315,32 @@ def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    from support_fuzz_stages import STAGES, staged
+    from support_fuzz_stages import STAGES
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the tries")
     parser.add_argument("--only", type=int, nargs="+", help="these tries alone, as a fault names them")
     parser.add_argument("--stages", nargs="+", choices=[*STAGES], help="of these alone: numbers then are other tries")
     parser.add_argument("--verbose", action="store_true", help="a line for each try, and what a fault said")
     parser.add_argument("--out", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    tries = []
+    end = time.monotonic() + options.seconds
+    groups = {name: STAGES[name] for name in STAGES if name in (options.stages or STAGES)}
+    numbers = options.only or range(options.tries)
+    tries: list[Try] = []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars
-            stages = [*staged(base, options.stages or [*STAGES])]
-        numbers = options.only or range(options.tries)
-        for one in attempts(stages, options.seed, numbers, base, options.seconds):
+        workers = [
+            worker(
+                base / str(n), lambda at, n=n: attempts(groups, options.seed, numbers[n :: options.workers], at, end)
+            )
+            for n in range(options.workers)
+        ]
+        for one in told(workers):
             tries.append(one)
             if options.verbose or one.end not in FINE:
                 print(f"{one.number}\t{one.stage}\t{one.file}\t{one.harm}\t{one.end}\t{one.seconds:.1f}", flush=True)

@@ -209,12 +209,14 @@ def edit_json(rng: random.Random, path: Path, other: Path) -> None:
 def edit_yaml(rng: random.Random, path: Path, other: Path) -> None:
     """One to three edits of what a YAML file says."""
     value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = ""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         value = edit(rng, value)
-    try:
-        text = yaml.dump(value, Dumper=NoNames, sort_keys=False, allow_unicode=True)
-    except (RecursionError, ValueError):
-        text = nested(value)
+        try:
+            text = yaml.dump(value, Dumper=NoNames, sort_keys=False, allow_unicode=True)
+        except (RecursionError, ValueError):  # too deep, or within itself
+            text = nested(value)
+            break
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
 
 

@@ -144,6 +144,27 @@ def test_keys_that_are_no_names_are_refused_with_the_line_and_the_remedy(tmp_pat
         load(tmp_path / "x.yaml", PaperSpec)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: " + "[" * 3000, "nested more than 40 deep"),
+        ("a:\n" + "- " * 3000, "nested more than 40 deep"),
+        ("a: &x [1, *x]\n", r"\*x stands within itself"),
+        ("a: &x {b: {c: *x}}\n", r"\*x stands within itself"),
+        ("".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 1}]\n" for n in range(9)), "300,000 values"),
+        ("a: 2026-13-45\n", "'2026-13-45' is no timestamp: put a word in quotes"),
+        ("a: !!int many\n", "'many' is no int"),
+        ("a: !!timestamp now\n", "'now' is no timestamp"),
+    ],
+    ids=["brackets", "dashes", "itself", "itself deeper", "aliases", "date", "int", "timestamp"],
+)
+def test_yaml_that_no_hand_wrote_is_refused_in_a_line_that_says_where(tmp_path, text, message):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(SpecError, match=rf"x\.yaml: not valid YAML: .*({message}).* line \d+, column") as refused:
+        load(tmp_path / "x.yaml", PaperSpec)
+    assert "\n" not in str(refused.value)
+
+
 def test_yaml_cannot_construct_python_objects(tmp_path):
     (tmp_path / "x.yaml").write_text("paper: !!python/object/apply:os.system ['true']\n")
     with pytest.raises(SpecError, match="not valid YAML"):

@@ -88,6 +88,15 @@ def test_preparing_again_replaces_what_is_there(tmp_path, local):
     assert prepared(folder, tmp_path / "local").read_bytes() == first
 
 
+def test_what_a_kill_left_of_a_manifest_is_no_file_of_the_model(tmp_path, local):
+    folder = local()
+    whole = prepared(folder, tmp_path / "local")
+    text = whole.read_bytes()
+    whole.rename(folder / ".manifest.json.tmp")
+    assert prepared(folder, tmp_path / "local").read_bytes() == text
+    assert {path.name for path in model_files(whole)} == {p.name for p in (tmp_path / "local/models/toy").iterdir()}
+
+
 def test_a_local_model_without_its_folder_or_with_an_altered_file_is_refused_by_name(tmp_path, local):
     folder = local()
     with pytest.raises(DataError, match=r"local:toy' needs a folder.*local_data=<folder with models/>"):

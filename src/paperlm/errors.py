@@ -61,5 +61,5 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     hint = did_you_mean(name, names) or ";"
     if len(names) > LISTED:
         shown = difflib.get_close_matches(str(name), names, n=5, cutoff=0.0)
-        return f"unknown {kind} {str(name)!r}{hint} nearest of {len(names)}: {', '.join(shown)}"
-    return f"unknown {kind} {str(name)!r}{hint} known: {', '.join(names) or 'none'}"
+        return f"unknown {kind} {str(name)!r:.80}{hint} nearest of {len(names)}: {', '.join(shown)}"
+    return f"unknown {kind} {str(name)!r:.80}{hint} known: {', '.join(names) or 'none'}"

@@ -183,7 +183,7 @@ def _explain(error: Any, model: type[BaseModel], where: str) -> str:
         return f"{where}: {unknown(place, error['input'], choices)}"
     message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
-    shown = "" if isinstance(given, dict | list | BaseModel) or repr(given) in message else f", got {given!r}"
+    shown = "" if isinstance(given, dict | list | BaseModel) or repr(given) in message else f", got {given!r:.80}"
     return f"{where}: {place + ': ' if place else ''}{message}{shown}"
 
 

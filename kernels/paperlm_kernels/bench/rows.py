@@ -97,7 +97,7 @@ def read(path: Path) -> list[Row]:
         if missing:
             raise ValueError(f"{path}:{number}: the row has no {', '.join(missing)}; measure it again")
         if wrong:
-            raise ValueError(f"{path}:{number}: {wrong[0]} is {found[-1][wrong[0]]!r}; measure the row again")
+            raise ValueError(f"{path}:{number}: {wrong[0]} is {found[-1][wrong[0]]!r:.60}; measure the row again")
         if not is_sealed(found[-1]):
             what = "is altered: its checksum is another one" if SEAL in found[-1] else "has no checksum of itself"
             raise ValueError(f"{path}:{number}: the row {what}; restore the file or measure the row again")

@@ -123,7 +123,8 @@ class PackedFile:
             file.seek(offset)
             data = file.read(length)
         if hashlib.sha256(data).hexdigest() != digest:
-            raise ContainerError(f"tensor {entry.name!r} has another SHA-256: damaged; take another copy of the file")
+            what = f"tensor {entry.name!r} of {self.path.name}"
+            raise ContainerError(f"{what} has another SHA-256: damaged; take another copy of the file")
         return data
 
     def packed(self, entry: Entry) -> Packed:

@@ -5,7 +5,9 @@ Every other tensor is there as it is, so that the file is as small as the model 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,8 +16,8 @@ from torch import Tensor, nn
 from paperlm_kernels.stored.layers import stored_weights
 from paperlm_kernels.stored.stores import PackedStore, RowBlocks, WeightStore
 
-FORMAT, VERSION = "paperlm_packed", "1"
-"In the file's metadata, with `packed:<parameter>` -> sizes for each weight that is a container."
+FORMAT, VERSION = "paperlm_packed", "2"
+"In the file's metadata, with `packed:<parameter>` -> sizes for each weight that is a container, and a SHA-256 of all."
 
 
 def save_packed(model: nn.Module, path: str | Path) -> None:
@@ -44,6 +46,7 @@ def save_packed(model: nn.Module, path: str | Path) -> None:
         if id(tensor) not in handles | seen:
             tensors[name] = tensor.detach().cpu().contiguous()
             seen.add(id(tensor))
+    metadata["sha256"] = _digest(metadata, tensors, tensors.__getitem__)
     save_file(tensors, path, metadata=metadata)
 
 
@@ -52,7 +55,7 @@ def read_packed(path: str | Path) -> Iterator[tuple[str, Tensor]]:
 
     `model.load_state_dict(dict(read_packed(path)), strict=False)` loads a plain model or a converted one; strict is for
     models without tied weights, which stand in the file once. Raises ValueError for a file that is no such one, or is
-    damaged; containers are checked by their checksums.
+    damaged: it is compared with its SHA-256 before the first.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -60,12 +63,16 @@ def read_packed(path: str | Path) -> Iterator[tuple[str, Tensor]]:
 
     try:
         file = safe_open(path, framework="pt")
-    except SafetensorError as error:
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: truncated or no safetensors file ({error}); save the model again") from None
     with file:
         metadata, names = file.metadata() or {}, set(file.keys())
         if (metadata.get("container"), metadata.get("container_version")) != (FORMAT, VERSION):
             raise ValueError(f"{path}: not written by save_packed (version {VERSION}); load it as a plain checkpoint")
+        if metadata.pop("sha256", None) != _digest(metadata, names, file.get_tensor):
+            raise ValueError(f"{path}: damaged, its content has another SHA-256; save the model again")
         for key, described in metadata.items():
             if not key.startswith("packed:"):
                 continue
@@ -82,6 +89,16 @@ def read_packed(path: str | Path) -> Iterator[tuple[str, Tensor]]:
             yield name, values.view(shape)
         for name in sorted(names):
             yield name, file.get_tensor(name)
+
+
+def _digest(metadata: Mapping[str, str], names: Iterable[str], tensor: Callable[[str], Tensor]) -> str:
+    """SHA-256 of metadata and of every tensor with its name, dtype and sizes."""
+    found = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name in sorted(names):
+        values = tensor(name)
+        found.update(f"{name} {values.dtype} {list(values.shape)}".encode())
+        found.update(values.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def _described(path: str | Path, name: str, text: str) -> tuple[int, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from paperlm.data.registry import ModelEntry, ModelRepository, model_entry
 from paperlm.data.shards import load_manifest, write_manifest
 from paperlm.data.sources import model_paths, verify
 from paperlm.errors import DataError, SpecError
-from paperlm.files import check_file, sha256_of
+from paperlm.files import check_file, sha256_of, temporary_beside
 from paperlm.frozen import Frozen, digest
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
@@ -68,6 +68,7 @@ def prepare_model_files(settings: ModelData, folder: Path, local_data: str = "")
         _fetch(entry, folder)
     else:
         _link(settings.model, folder, local_data)
+    temporary_beside(folder / "manifest.json").unlink(missing_ok=True)  # of a kill
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "manifest.json")
     manifest = {
         "data_id": settings.data_id,
