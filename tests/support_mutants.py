@@ -50,12 +50,12 @@ AREAS = {
     "verdicts": Area(
         (*modules("src/paperlm/tables", "verdicts"), f"{CLAIMS}/*.py"),
         ("claim_language", "divergence", "paired", "results", "judge"),
-        ("published", "tables", "estimate"),
+        ("published", "tables"),
     ),
     "diff": Area(
         modules("src/paperlm/tables", "results", "contents", "jobs", "build", "metrics", "needs"),
         ("results", "published", "show"),
-        ("tables", "bitnet_exhibits", "cce_tables", "continue_declared"),
+        ("tables", "cce_tables"),
     ),
     "published numbers": Area(
         modules("src/paperlm/tables", "published", "consistency", "arithmetic"),
@@ -68,13 +68,13 @@ AREAS = {
             *modules("src/paperlm", "jobs/base", "frozen"),
         ),
         ("digest", "plan_mistakes", "state"),
-        ("plan", "jobs", "job_fields", "paper_files", "before_start", "estimate"),
+        ("plan", "jobs", "paper_files"),
     ),
     "schedule": Area(modules("src/paperlm/train", "schedule"), ("schedule",), ("training_settings", "engine")),
     "settings": Area(
         modules("src/paperlm", "plan/resolve", "plan/scale", "tables/settings", "finetune/settings", "data/settings"),
         ("plan_mistakes", "finetune_settings", "plan"),
-        ("jobs", "paper_files", "published", "show", "data", "finetune"),
+        ("jobs", "paper_files", "show", "data"),
     ),
     "perplexity": Area(
         modules("src/paperlm", "evaluate/perplexity", "evaluate/windows", "jobs/text_perplexity", "data/chunks"),
@@ -90,7 +90,7 @@ AREAS = {
     "checkpoints": Area(
         modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
         ("model_folder", "engine_resume"),
-        ("damage", "continue_pretrain", "run"),
+        ("damage", "continue_pretrain"),
     ),
     "filter": Area(
         modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),
@@ -236,7 +236,7 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def tested(tree: Path, tests: Iterable[str], variables: dict[str, str], python: str, limit: float) -> tuple[str, str]:
+def asked(tree: Path, tests: Iterable[str], variables: dict[str, str], python: str, limit: float) -> tuple[str, str]:
     """What tests of a tree say, `caught` or `survived`, and which failed first."""
     environment = os.environ | variables | {"PYTHONPATH": f"{tree}/src{os.pathsep}{tree}/kernels"}
     environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -283,7 +283,7 @@ class Bench:
     def limit(self, tests: tuple[str, ...], variables: dict[str, str]) -> float:
         if tests not in self.usual:
             started = time.monotonic()
-            outcome, by = tested(self.tree, tests, variables, self.python, 1200)
+            outcome, by = asked(self.tree, tests, variables, self.python, 1200)
             if outcome != "survived":
                 sys.exit(f"without a mutant {by} ends the tests {', '.join(tests)}: mend that first")
             self.usual[tests] = time.monotonic() - started
@@ -300,7 +300,7 @@ class Bench:
             path.write_text(after, encoding="utf-8")
             try:
                 own_first = sorted(tests, key=lambda name: path.stem not in name)
-                said = tested(self.tree, own_first, area.variables, self.python, limit)
+                said = asked(self.tree, own_first, area.variables, self.python, limit)
             finally:
                 path.write_text(source, encoding="utf-8")
             if said[0] == "caught":
