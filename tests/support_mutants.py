@@ -30,6 +30,8 @@ SEED, SAMPLE = 20241218, 300
 "The day on which Mix-LN appeared; what the record has to hold."
 SLOWER = 3.0, 60.0
 "A mutant may take so many times what the tests take without one, and so many seconds more, before it counts as caught."
+LOADED = ("pytest", "hypothesis", "torch", "transformers", "datasets", "lm_eval", "pandas", "scipy.stats")
+"What takes long to load, and is none of the code that is mutated."
 CLAIMS = "src/paperlm/tables/claims"
 
 
@@ -236,40 +238,37 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def asked(tree: Path, tests: Iterable[str], variables: dict[str, str], python: str, limit: float) -> tuple[str, str]:
-    """What tests of a tree say, `caught` or `survived`, and which failed first."""
-    environment = os.environ | variables | {"PYTHONPATH": f"{tree}/src{os.pathsep}{tree}/kernels"}
-    environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    # Two mutants of a module can have the same size and second, by which Python would take one's bytes for the other's.
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    names = [f"tests/test_{name}.py" for name in tests]
-    command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *names]
-    with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(
-            command, cwd=tree, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
+class Runs:
+    """Runs of tests of a tree, by a process that forks for each."""
+
+    def __init__(self, tree: Path, python: str, variables: dict[str, str], loaded: tuple[str, ...] = LOADED) -> None:
+        self.said = tree / "said.txt"
+        environment = os.environ | variables | {"PYTHONPATH": f"{tree}/src{os.pathsep}{tree}/kernels"}
+        environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # Two mutants of a module can have the same size and second, by which Python would take one's bytes for the
+        # other's.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        command = [python, str(ROOT / "tests/support_forks.py"), *loaded]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)
+
+    def ask(self, tests: Iterable[str], limit: float) -> tuple[str, str]:
+        """What they say, `caught` or `survived`, and which of them failed first."""
+        self.process.stdin.write(json.dumps([list(tests), str(self.said), limit]) + "\n")
+        self.process.stdin.flush()
+        status = json.loads(self.process.stdout.readline())
+        if status is None:
             return "caught", "the time limit"
-        finally:
-            with_children(process)
-        out.seek(0)
-        said = out.read()
-    if status == 0:
-        return "survived", ""
-    first = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    return "caught", first[1] if first else f"exit status {status}: {said.strip().splitlines()[-1:]}"
+        if status == 0:
+            return "survived", ""
+        said = self.said.read_text(encoding="utf-8")
+        first = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+        return "caught", first[1] if first else f"exit status {status}: {said.strip().splitlines()[-1:]}"
 
-
-def with_children(process: subprocess.Popen) -> None:
-    """End a process and what it started, if anything of it is left."""
-    import contextlib
-    import signal
-
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
 
 
 class Bench:
@@ -277,13 +276,20 @@ class Bench:
 
     def __init__(self, tree: Path, python: str) -> None:
         self.tree, self.python = tree, python
+        self.forks: dict[str, Runs] = {}
         self.usual: dict[tuple[str, ...], float] = {}
         "Seconds that tests take without a mutant."
 
-    def limit(self, tests: tuple[str, ...], variables: dict[str, str]) -> float:
+    def ask(self, area: Area, tests: Iterable[str], limit: float) -> tuple[str, str]:
+        kind = json.dumps(area.variables)
+        if kind not in self.forks:
+            self.forks[kind] = Runs(self.tree, self.python, area.variables)
+        return self.forks[kind].ask(tests, limit)
+
+    def limit(self, area: Area, tests: tuple[str, ...]) -> float:
         if tests not in self.usual:
             started = time.monotonic()
-            outcome, by = asked(self.tree, tests, variables, self.python, 1200)
+            outcome, by = self.ask(area, tests, 1200)
             if outcome != "survived":
                 sys.exit(f"without a mutant {by} ends the tests {', '.join(tests)}: mend that first")
             self.usual[tests] = time.monotonic() - started
@@ -296,11 +302,11 @@ class Bench:
         after = mutated(mutant, source)
         said = "survived", ""
         for tests in (area.tests, area.further):
-            limit = self.limit(tests, area.variables)
+            limit = self.limit(area, tests)
             path.write_text(after, encoding="utf-8")
             try:
                 own_first = sorted(tests, key=lambda name: path.stem not in name)
-                said = asked(self.tree, own_first, area.variables, self.python, limit)
+                said = self.ask(area, own_first, limit)
             finally:
                 path.write_text(source, encoding="utf-8")
             if said[0] == "caught":

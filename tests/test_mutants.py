@@ -10,10 +10,11 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support_mutants import AREAS, SEED, Mutant, asked, change, drawn, files, record, rows, silent, told
+from support_mutants import AREAS, SEED, Mutant, Runs, change, drawn, files, record, rows, silent, told
 
 from paperlm.plan.project import ROOT
 
@@ -95,18 +96,24 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_fault_that_a_test_sees_is_caught_and_named_and_one_that_it_does_not_see_survives(tree):
-    assert asked(tree, ["right", "blind"], {}, sys.executable, 60) == ("survived", "")
+@pytest.fixture
+def tests(tree: Path) -> Iterator[Runs]:
+    found = Runs(tree, sys.executable, {}, loaded=("pytest",))
+    yield found
+    found.close()
+
+
+def test_a_fault_that_a_test_sees_is_caught_and_named_and_one_that_it_does_not_see_survives(tree, tests):
+    assert tests.ask(["right", "blind"], 60) == ("survived", "")
     (tree / "src/subject.py").write_text("def double(x):\n    return x ** 2\n")
-    assert asked(tree, ["blind"], {}, sys.executable, 60) == ("survived", "")
-    outcome, by = asked(tree, ["blind", "right"], {}, sys.executable, 60)
-    assert (outcome, by) == ("caught", "tests/test_right.py::test_double")
+    assert tests.ask(["blind"], 60) == ("survived", "")
+    assert tests.ask(["blind", "right"], 60) == ("caught", "tests/test_right.py::test_double")
     (tree / "src/subject.py").write_text("def double(x):\n")
-    assert asked(tree, ["right"], {}, sys.executable, 60) == ("caught", "tests/test_right.py")
+    assert tests.ask(["right"], 60) == ("caught", "tests/test_right.py")
 
 
-def test_a_fault_that_never_ends_is_caught_by_the_limit_and_leaves_no_process(tree):
-    assert asked(tree, ["slow"], {}, sys.executable, 5) == ("caught", "the time limit")
+def test_a_fault_that_never_ends_is_caught_by_the_limit_and_leaves_no_process(tree, tests):
+    assert tests.ask(["slow"], 5) == ("caught", "the time limit")
     pid = int((tree / "pid").read_text())
     for _ in range(50):
         state = Path(f"/proc/{pid}/stat")
