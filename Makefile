@@ -9,11 +9,13 @@ SEED   ?= 1
 # Tables of runs have training curves.
 CURVES := $(if $(filter mixln_table1,$(TABLE)),paper_tables/$(TABLE).curves.svg)
 BIN    := $(VENV)/bin
+OLDEST := $(patsubst %,tests/test_%.py,harness finetune data model model_trl rlhf hub_model bitnet_model neuzip_roundtrip \
+  stored_layers schedule figures tables engine_resume workflow cross_entropy_api jobs)
 # Tests that train share the cores with others; one worker a core, each with one OpenMP thread.
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: table test slow kills fuzz lint setup lock report clean
+.PHONY: table test slow kills fuzz lint setup lock audit oldest mutants report clean
 table: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv $(CURVES) --cores $(CORES) --rerun-incomplete
 
@@ -57,6 +59,28 @@ lock:
 	{ head -n 1 requirements.lock; grep -o '^[^ #]*==[^ ]*' requirements.lock | $(VENV)-lock/bin/uv pip compile - --quiet --no-deps \
 	  --universal --python-version 3.11 --generate-hashes --no-header --no-annotate; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
+
+# Advisories about what is locked: needs a network, and takes a minute.
+audit:
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	$(VENV)-audit/bin/pip-audit --strict --disable-pip --no-deps -r requirements.lock -r requirements-torch.lock
+
+# The oldest versions that pyproject.toml allows, with the locked torch, and tests of every part.
+oldest:
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(VENV)-oldest/bin/uv pip compile pyproject.toml --quiet --all-extras --resolution lowest-direct --python-version 3.11 \
+	  --no-header --no-annotate | grep -vE '^(torch|nvidia|cuda)' > $(VENV)-oldest/requirements.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)-oldest/requirements.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-torch.lock
+	PYTHONPATH=src:kernels $(VENV)-oldest/bin/python -m pytest -m "not slow" $(OLDEST)
+
+# Faults in the code that decides what is claimed, and the tests that notice them: hours on one core; goes on where it stopped.
+mutants: setup
+	$(PYTHON) -m venv $(VENV)-mutants
+	$(VENV)-mutants/bin/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	$(VENV)-mutants/bin/python tests/support_mutants.py --python $(abspath $(BIN))/python --out docs/reference/mutants.json
 
 # The locks name every version. What has a sum is installed as it stands there, without asking for dependencies: so torch
 # cannot be drawn in by another package, and finds what it needs but its CUDA parts at the locked versions.

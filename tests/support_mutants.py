@@ -30,16 +30,18 @@ SEED, SAMPLE = 20241218, 300
 "The day on which Mix-LN appeared; what the record has to hold."
 SLOWER = 3.0, 60.0
 "A mutant may take so many times what the tests take without one, and so many seconds more, before it counts as caught."
+LOADED = ("pytest", "hypothesis", "torch", "transformers", "datasets", "lm_eval", "pandas", "scipy.stats")
+"What takes long to load, and is none of the code that is mutated."
 CLAIMS = "src/paperlm/tables/claims"
 
 
 class Area(NamedTuple):
-    """Modules that are mutated, tests that are nearest to them, quick ones first, and what those need to be set."""
+    """Modules that are mutated; the tests nearest to them; those that are asked when these find nothing."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
+    further: tuple[str, ...]
     variables: dict[str, str] = {}
-    options: tuple[str, ...] = ()
 
 
 def modules(folder: str, *names: str) -> tuple[str, ...]:
@@ -49,49 +51,59 @@ def modules(folder: str, *names: str) -> tuple[str, ...]:
 AREAS = {
     "verdicts": Area(
         (*modules("src/paperlm/tables", "verdicts"), f"{CLAIMS}/*.py"),
-        ("claim_language", "divergence", "paired", "published", "results", "tables", "judge", "estimate"),
+        ("claim_language", "divergence", "paired", "results", "judge"),
+        ("published", "tables"),
     ),
     "diff": Area(
         modules("src/paperlm/tables", "results", "contents", "jobs", "build", "metrics", "needs"),
-        ("results", "tables", "published", "show", "bitnet_exhibits", "cce_tables", "continue_declared"),
+        ("results", "published", "show"),
+        ("tables", "cce_tables"),
     ),
     "published numbers": Area(
         modules("src/paperlm/tables", "published", "consistency", "arithmetic"),
-        ("published", "consistency", "cce_memory", "tables"),
+        ("published", "consistency"),
+        ("cce_memory", "tables"),
     ),
     "plan and ids": Area(
         (
             *modules("src/paperlm/plan", "state", "workflow", "project", "estimate", "names", "exhibit", "table"),
             *modules("src/paperlm", "jobs/base", "frozen"),
         ),
-        ("digest", "plan_mistakes", "plan", "state", "jobs", "job_fields", "paper_files", "before_start", "estimate"),
+        ("digest", "plan_mistakes", "state"),
+        ("plan", "jobs", "paper_files"),
     ),
-    "schedule": Area(modules("src/paperlm/train", "schedule"), ("schedule", "training_settings", "engine")),
+    "schedule": Area(modules("src/paperlm/train", "schedule"), ("schedule",), ("training_settings", "engine")),
     "settings": Area(
         modules("src/paperlm", "plan/resolve", "plan/scale", "tables/settings", "finetune/settings", "data/settings"),
-        ("plan", "plan_mistakes", "finetune_settings", "jobs", "paper_files", "published", "show", "data", "finetune"),
+        ("plan_mistakes", "finetune_settings", "plan"),
+        ("jobs", "paper_files", "show", "data"),
     ),
     "perplexity": Area(
         modules("src/paperlm", "evaluate/perplexity", "evaluate/windows", "jobs/text_perplexity", "data/chunks"),
-        ("text_perplexity", "losses", "stored_jobs", "engine"),
+        ("text_perplexity", "losses"),
+        ("stored_jobs", "engine"),
     ),
     "data": Area(
         modules("src/paperlm/data", "shards", "prepare", "texts", "tokenizer", "items", "bundle", "sources"),
-        ("tokenizers", "data", "items", "wikitext", "hub_model", "images"),
+        ("tokenizers", "data", "items"),
+        ("wikitext", "hub_model", "images"),
     ),
-    "norms": Area(("src/paperlm/norms/*.py",), ("norms", "schedule", "model", "fused_norms")),
+    "norms": Area(("src/paperlm/norms/*.py",), ("norms",), ("schedule", "model", "fused_norms")),
     "checkpoints": Area(
         modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
-        ("model_folder", "engine_resume", "damage", "run", "continue_pretrain", "engine"),
+        ("model_folder", "engine_resume"),
+        ("damage", "continue_pretrain"),
     ),
     "filter": Area(
         modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),
-        ("cross_entropy_api", "cross_entropy_order", "cross_entropy_filter"),
+        ("cross_entropy_api", "cross_entropy_order"),
+        ("cross_entropy_filter",),
         {"TRITON_INTERPRET": "1"},
     ),
     "reference of the loss": Area(
         modules("kernels/paperlm_kernels/cross_entropy", "reference"),
-        ("cross_entropy", "cross_entropy_filter", "cross_entropy_parallel", "cross_entropy_memory"),
+        ("cross_entropy", "cross_entropy_filter"),
+        ("cross_entropy_parallel", "cross_entropy_memory"),
     ),
 }
 
@@ -226,44 +238,80 @@ def copy(folder: Path) -> Path:
     return folder
 
 
-def tested(tree: Path, area: Area, python: str, limit: float) -> tuple[str, str]:
-    """What the nearest tests of a tree say, `caught` or `survived`, and which test failed first."""
-    environment = os.environ | area.variables
-    environment |= {
-        "PYTHONPATH": f"{tree}/src{os.pathsep}{tree}/kernels",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    # Two mutants of a module can have the same size and second, by which Python would take one's bytes for the other's.
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    names = [f"tests/test_{name}.py" for name in area.tests]
-    command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *area.options, *names]
-    with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(
-            command, cwd=tree, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
+class Runs:
+    """Runs of tests of a tree, by a process that forks for each."""
+
+    def __init__(self, tree: Path, python: str, variables: dict[str, str], loaded: tuple[str, ...] = LOADED) -> None:
+        self.said = tree / "said.txt"
+        environment = os.environ | variables | {"PYTHONPATH": f"{tree}/src{os.pathsep}{tree}/kernels"}
+        environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # Two mutants of a module can have the same size and second, by which Python would take one's bytes for the
+        # other's.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        command = [python, str(ROOT / "tests/support_forks.py"), *loaded]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)
+
+    def ask(self, tests: Iterable[str], limit: float) -> tuple[str, str]:
+        """What they say, `caught` or `survived`, and which of them failed first."""
+        self.process.stdin.write(json.dumps([list(tests), str(self.said), limit]) + "\n")
+        self.process.stdin.flush()
+        status = json.loads(self.process.stdout.readline())
+        if status is None:
             return "caught", "the time limit"
-        finally:
-            with_children(process)
-        out.seek(0)
-        said = out.read()
-    if status == 0:
-        return "survived", ""
-    first = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    return "caught", first[1] if first else f"exit status {status}: {said.strip().splitlines()[-1:]}"
+        if status == 0:
+            return "survived", ""
+        said = self.said.read_text(encoding="utf-8")
+        first = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+        return "caught", first[1] if first else f"exit status {status}: {said.strip().splitlines()[-1:]}"
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
 
 
-def with_children(process: subprocess.Popen) -> None:
-    """End a process and what it started, if anything of it is left."""
-    import contextlib
-    import signal
+class Bench:
+    """A copy of the tree, in which a mutant stands while tests run."""
 
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    def __init__(self, tree: Path, python: str) -> None:
+        self.tree, self.python = tree, python
+        self.forks: dict[str, Runs] = {}
+        self.usual: dict[tuple[str, ...], float] = {}
+        "Seconds that tests take without a mutant."
+
+    def ask(self, area: Area, tests: Iterable[str], limit: float) -> tuple[str, str]:
+        kind = json.dumps(area.variables)
+        if kind not in self.forks:
+            self.forks[kind] = Runs(self.tree, self.python, area.variables)
+        return self.forks[kind].ask(tests, limit)
+
+    def limit(self, area: Area, tests: tuple[str, ...]) -> float:
+        if tests not in self.usual:
+            started = time.monotonic()
+            outcome, by = self.ask(area, tests, 1200)
+            if outcome != "survived":
+                sys.exit(f"without a mutant {by} ends the tests {', '.join(tests)}: mend that first")
+            self.usual[tests] = time.monotonic() - started
+        return SLOWER[0] * self.usual[tests] + SLOWER[1]
+
+    def outcome(self, mutant: Mutant) -> tuple[str, str, str]:
+        """What the nearest tests said and by which of them, and the change. Tests of the module's name come first."""
+        area, path = AREAS[mutant.area], self.tree / mutant.module
+        source = path.read_text(encoding="utf-8")
+        after = mutated(mutant, source)
+        said = "survived", ""
+        for tests in (area.tests, area.further):
+            limit = self.limit(area, tests)
+            path.write_text(after, encoding="utf-8")
+            try:
+                own_first = sorted(tests, key=lambda name: path.stem not in name)
+                said = self.ask(area, own_first, limit)
+            finally:
+                path.write_text(source, encoding="utf-8")
+            if said[0] == "caught":
+                break
+        return *said, change(source, after)
 
 
 def run(sample: list[Mutant], state: Path, python: str, again: bool) -> None:
@@ -271,27 +319,15 @@ def run(sample: list[Mutant], state: Path, python: str, again: bool) -> None:
     state.parent.mkdir(parents=True, exist_ok=True)
     done = {row["key"]: row for row in rows(state)}
     with tempfile.TemporaryDirectory(prefix="paperlm-mutants-") as folder:
-        tree, usual = copy(Path(folder)), {}
+        bench = Bench(copy(Path(folder)), python)
         for number, mutant in enumerate(sample, 1):
             before = done.get(mutant.key)
             if before and not (again and before["outcome"] == "survived"):
                 continue
-            area = AREAS[mutant.area]
-            if mutant.area not in usual:
-                started = time.monotonic()
-                outcome, by = tested(tree, area, python, 1200)
-                assert outcome == "survived", f"without a mutant the tests of {mutant.area!r} end in {by}: mend them"
-                usual[mutant.area] = time.monotonic() - started
-            path, started = tree / mutant.module, time.monotonic()
-            source = path.read_text(encoding="utf-8")
-            after = mutated(mutant, source)
-            path.write_text(after, encoding="utf-8")
-            try:
-                outcome, by = tested(tree, area, python, SLOWER[0] * usual[mutant.area] + SLOWER[1])
-            finally:
-                path.write_text(source, encoding="utf-8")
+            started = time.monotonic()
+            outcome, by, changed = bench.outcome(mutant)
             row = {"key": mutant.key, "area": mutant.area, "module": mutant.module, "line": mutant.start[0]}
-            row |= {"operator": mutant.operator, "change": change(source, after), "outcome": outcome, "by": by}
+            row |= {"operator": mutant.operator, "change": changed, "outcome": outcome, "by": by}
             row |= {"first": before["first"] if before else outcome, "seconds": round(time.monotonic() - started, 1)}
             with state.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")

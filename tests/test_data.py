@@ -337,6 +337,22 @@ def test_the_hub_is_streamed_from_a_mirror_and_prepared_in_a_fixed_shuffled_orde
         assert rows == expected_rows(order, 64, "truncate", "t5")[: manifest[split]["rows"]]
 
 
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_the_hub_is_asked_for_the_registered_revision_and_a_mirror_for_none(mirrored, monkeypatch, tmp_path):
+    """Another version of the set would train the same job id; a folder holds one version alone."""
+    import datasets
+
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *where, **how: asked.append((where, how)) or iter(()))
+    monkeypatch.delenv("PAPERLM_HUB_MIRROR", raising=False)
+    if mirrored:
+        monkeypatch.setenv("PAPERLM_HUB_MIRROR", str(tmp_path))
+    assert list(documents("hub:allenai/c4_in_order", "train")) == []
+    revision = {"revision": "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"}  # of the hub's history; also in the registry
+    name = str(tmp_path / "allenai/c4") if mirrored else "allenai/c4"
+    assert asked == [((name, "en"), {"split": "train", "streaming": True, **({} if mirrored else revision)})]
+
+
 def test_a_truncated_shard_of_a_mirror_is_refused_by_a_message(mirror):
     cut(mirror[1] / "c4-train.00001-of-00002.json.gz")
     with pytest.raises(DataError, match="allenai/c4"):

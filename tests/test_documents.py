@@ -43,6 +43,9 @@ SMALLER = {
     "python -m paperlm run <job id> --with-parents --again": (
         "python -m paperlm run <job id> --with-parents --again --scale smoke"
     ),
+    "python tests/support_network.py snakemake mixln --cores 8": (
+        "python tests/support_network.py snakemake mixln --cores 8 -n"  # tests/test_network.py makes jobs
+    ),
     "torchrun --nproc-per-node 4 -m paperlm run <job id> --scale gpu": (
         "torchrun --nproc-per-node 2 -m paperlm run <job id> --again --scale smoke --device cpu"
     ),

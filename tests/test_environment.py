@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -45,6 +46,18 @@ def test_conda_environment_package_metadata_and_lock_name_the_same_versions():
         assert Version(version) >= bounds[name], f"{name} is below pyproject's bound"
     card = {"torch", "triton", "snakemake", "datasets", "lm-eval", "trl", "pandas", "seaborn"}
     assert card <= pip.keys()
+
+
+def test_the_oldest_torch_and_triton_that_the_metadata_allow_are_those_of_the_records_of_scale_gpu():
+    """Bounds are versions that were run: these two on a card, which no test of the oldest versions has."""
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounds = dict(re.split(">=", d) for d in [*metadata["dependencies"], *metadata["optional-dependencies"]["tables"]])
+    for name in ("torch", "triton"):
+        found = {
+            Version(json.loads(path.read_text())["environment"]["packages"][name]).release
+            for path in (ROOT / "paper_tables/records/gpu/pretrain").glob("*.json")
+        }
+        assert min(found)[:2] == Version(bounds[name]).release
 
 
 def conda_lines() -> list:

@@ -1,0 +1,151 @@
+"""Mutants: what is drawn, what counts as caught, and what the record of `make mutants` says.
+
+cosmic-ray, which makes them, is not installed here: `support_mutants.py` asks for it only when it draws.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support_mutants import AREAS, SEED, Mutant, Runs, change, drawn, files, record, rows, silent, told
+
+from paperlm.plan.project import ROOT
+
+
+def mutants(area: str, places: int, each: int = 3) -> list[Mutant]:
+    return [
+        Mutant(area, f"{area}.py", f"core/Operator{which}", 0, (line, 4), (line, 9))
+        for line in range(places)
+        for which in range(each)
+    ]
+
+
+@pytest.mark.parametrize("name", AREAS)
+def test_modules_and_tests_of_an_area_exist(name):
+    area = AREAS[name]
+    assert all(list(ROOT.glob(pattern)) for pattern in area.modules)
+    assert all((ROOT / f"tests/test_{test}.py").is_file() for test in (*area.tests, *area.further))
+    assert not set(area.tests) & set(area.further)
+
+
+def test_no_module_belongs_to_two_areas():
+    assert max(Counter(name for area in AREAS.values() for name in files(area)).values()) == 1
+
+
+def test_a_sample_is_the_same_each_time_has_one_mutant_at_a_place_and_as_many_of_each_area_as_there_are():
+    everything = mutants("small", 5) + mutants("large", 100) + mutants("other", 100)
+    sample = drawn(everything, lambda mutant: True, size=65)
+    assert Counter(m.area for m in sample) == {"small": 5, "large": 30, "other": 30}
+    assert len({(m.module, m.start) for m in sample}) == 65
+    assert drawn(reversed(everything), lambda mutant: True, size=65) == sample
+    assert drawn(everything, lambda mutant: True, size=65, seed=SEED + 1) != sample
+    assert sample[:12] == drawn(everything, lambda mutant: True, size=12), "a sample that is cut short is a fair one"
+
+
+def test_what_is_no_python_gives_way_to_another_mutant_of_its_place():
+    everything = mutants("one", 10)
+    sample = drawn(everything, lambda mutant: mutant.operator == "core/Operator1", size=30)
+    assert len(sample) == 10 and {m.operator for m in sample} == {"core/Operator1"}
+    assert drawn(everything, lambda mutant: False, size=30) == []
+
+
+def test_annotations_of_functions_are_left_out_and_those_of_fields_are_not():
+    source = "class A:\n    a: int | None = 1\n\ndef f(x: int | None) -> str | int:\n    y: int | str = x or 2\n"
+    spans = {source.splitlines()[line - 1][start:end] for (line, start), (_, end) in silent(source)}
+    assert spans == {"int | None", "str | int", "int | str"}
+    assert {start[0] for start, _ in silent(source)} == {4, 5}
+    places = {(2, 7): True, (4, 9): False, (4, 24): False, (5, 7): False, (5, 21): True}
+    for (line, column), counts in places.items():
+        mutant = Mutant("a", "a.py", "core/ReplaceBinaryOperator_BitOr_Add", 0, (line, column), (line, column + 1))
+        assert list(told([mutant], {"a.py": source})) == [mutant] * counts
+
+
+def test_operators_that_ask_whether_equal_things_are_one_are_left_out():
+    names = ("core/ReplaceComparisonOperator_Eq_Is", "core/ReplaceComparisonOperator_Is_IsNot", "core/NoOp")
+    found = [Mutant("a", "a.py", name, 0, (1, 0), (1, 1)) for name in names]
+    assert [m.operator for m in told(found, {"a.py": "1\n"})] == [names[1]]
+
+
+def test_a_change_is_shown_as_the_lines_that_differ():
+    assert change("a\n  if x:\n    b\n", "a\n  if not x:\n    b\n") == "- if x:\n+ if not x:"
+
+
+TESTS = {
+    "right": "from subject import double\n\ndef test_double():\n    assert double(3) == 6\n",
+    "blind": "from subject import double\n\ndef test_double():\n    assert double(2) == 4\n",
+    "slow": "import subprocess, sys\n\ndef test_waits():\n    subprocess.run([sys.executable, 'wait.py'])\n",
+}
+WAIT = "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/subject.py").write_text("def double(x):\n    return x * 2\n")
+    (tmp_path / "wait.py").write_text(WAIT)
+    for name, text in TESTS.items():
+        (tmp_path / f"tests/test_{name}.py").write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def tests(tree: Path) -> Iterator[Runs]:
+    found = Runs(tree, sys.executable, {}, loaded=("pytest",))
+    yield found
+    found.close()
+
+
+def test_a_fault_that_a_test_sees_is_caught_and_named_and_one_that_it_does_not_see_survives(tree, tests):
+    assert tests.ask(["right", "blind"], 60) == ("survived", "")
+    (tree / "src/subject.py").write_text("def double(x):\n    return x ** 2\n")
+    assert tests.ask(["blind"], 60) == ("survived", "")
+    assert tests.ask(["blind", "right"], 60) == ("caught", "tests/test_right.py::test_double")
+    (tree / "src/subject.py").write_text("def double(x):\n")
+    assert tests.ask(["right"], 60) == ("caught", "tests/test_right.py")
+
+
+def test_a_fault_that_never_ends_is_caught_by_the_limit_and_leaves_no_process(tree, tests):
+    assert tests.ask(["slow"], 5) == ("caught", "the time limit")
+    pid = int((tree / "pid").read_text())
+    for _ in range(50):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().rsplit(")")[-1].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(pid, 9)
+    raise AssertionError("what the tests had started went on")
+
+
+def outcome(key: str, said: str, first: str, by: str = "") -> dict:
+    row = {"key": key, "area": "schedule", "module": "m.py", "line": 3, "operator": "core/AddNot"}
+    return {**row, "change": f"- {key}", "outcome": said, "by": by, "first": first, "seconds": 1.0}
+
+
+def test_a_record_counts_and_keeps_the_reasons_that_were_written_into_it(tmp_path):
+    of = dict.fromkeys(AREAS, 7)
+    lines = [
+        outcome("a", "survived", "survived"),
+        outcome("b", "caught", "caught", "t"),
+        outcome("c", "survived", "survived"),
+    ]
+    lines += [outcome("c", "caught", "survived", "tests/test_new.py::test"), outcome("d", "survived", "survived")]
+    state = tmp_path / "state.jsonl"
+    state.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    earlier = {"survivors": [{"module": "m.py", "change": "- a", "reason": "equivalent: both are 0"}]}
+    made = record(rows(state), of, earlier)
+    assert (made["mutants"], made["caught"], made["caught before tests were added"], made["equivalent"]) == (4, 2, 1, 1)
+    assert made["share caught of those that are not equivalent"] == round(2 / 3, 4)
+    assert [(row["change"], row["reason"]) for row in made["survivors"]] == [
+        ("- a", "equivalent: both are 0"),
+        ("- d", ""),
+    ]
+    assert [(row["change"], row["by"]) for row in made["mended"]] == [("- c", "tests/test_new.py::test")]
+    assert made["areas"]["schedule"] == {"possible": 7, "sampled": 4, "caught": 2, "equivalent": 1}
