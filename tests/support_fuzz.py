@@ -314,6 +314,20 @@ def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
     }
 
 
+def sentence(found: Mapping[str, Any]) -> str:
+    """What the documents say of the counts."""
+
+    def ended(*ends: str) -> str:
+        return f"{sum(found['ends'].get(end, 0) for end in ends):,}"
+
+    return (
+        f"Of {found['tries']:,} tries (seed {found['seed']}), {ended('refused')} were refused so, "
+        f"{ended('same', 'made again', 'continued', 'no damage')} ended in the same numbers, "
+        f"{ended('not run', 'rows left')} without those of the file that was gone, {ended('another plan')} in the plan "
+        f"of what the edit says, and {len(found['faults']) or 'none'} in another number, a traceback or a hang."
+    )
+
+
 def main() -> int:
     from support_fuzz_stages import STAGES
 
