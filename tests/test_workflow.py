@@ -56,13 +56,6 @@ def test_a_dry_run_of_everything_takes_less_than_ten_seconds_and_plans_every_job
     assert steps(out)["prepare_data"] == len({s.data_id for job in jobs.values() for s in job.data()})
 
 
-@pytest.mark.parametrize("line", ["x: 2026-13-45", "x: &x [*x]", "x: " + "[" * 3000])
-def test_a_configuration_that_no_parser_reads_stops_snakemake_with_file_and_line(clone, line):
-    (clone / "config.yaml").open("a").write(f"{line}\n")
-    out = snakemake(clone, TABLE, "-n", expect=1)
-    assert re.search(r"config\.yaml: not valid YAML: .* line \d+", out) and "Traceback" not in out
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
