@@ -33,9 +33,9 @@ kills: setup
 	$(BIN)/python tests/support_kills.py --every --out docs/reference/kills.json
 
 # Random damage to every kind of file that steers a number, random edits of declarations, random kills: half an hour on
-# one core. A fault is printed with the number of its try, which `--only` does again.
+# two cores. A fault is printed with the number of its try, which `--only` does again.
 fuzz: setup
-	$(BIN)/python tests/support_fuzz.py --tries 6000 --seed $(SEED) --out docs/reference/fuzz.json
+	$(BIN)/python tests/support_fuzz.py --tries 5200 --seed $(SEED) --workers $(CORES) --out docs/reference/fuzz.json
 
 lint: setup
 	$(BIN)/ruff check .

@@ -51,7 +51,7 @@ from paperlm.plan import project as project_module
 OPEN = checks.open_project
 
 LIMIT = 60
-"Seconds after which a command hangs: twenty times what the longest takes."
+"Seconds after which a command hangs: many times what the longest takes (`longest_seconds` of the record)."
 SENTENCES = 4000
 "Characters of an error, which may list every mistake of a declaration: more is no sentence."
 FINE = ("no damage", "refused", "same", "made again", "another plan", "not run", "rows left", "continued")
@@ -84,8 +84,6 @@ class Stage:
     "whether its files are edited by hand, so that another valid content is another plan"
     allowed: Callable[[Any, Any, Path, Path], str] = lambda found, expected, damaged, whole: ""
     "How a try ends whose outcome is another one than expected; empty: with another number."
-    named: tuple[str, ...] = ()
-    "What an error may name in place of the file."
     killed: bool = False
     "whether its command works for long, so that it is killed as well"
     reader: Callable[[str], str] = lambda name: ""
@@ -193,7 +191,7 @@ def judged(stage: Stage, name: str, harm: str, done: Done, expected: Any, folder
     said = re.split(r"^(?:\w+: )?error: ", done.said, maxsplit=1, flags=re.MULTILINE)[-1].strip()
     if len(said) > SENTENCES:
         return "no sentence"
-    near = (path.name, path.parent.name, path.stem, *stage.named)
+    near = (path.name, path.parent.name, path.stem)
     return "refused" if any(part in said for part in near) else "names no file"
 
 
@@ -312,6 +310,20 @@ def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
         "longest_seconds": round(max((one.seconds for one in tries), default=0.0), 1),
         "faults": [{"try": f.number, "stage": f.stage, "file": f.file, "damage": f.harm, "end": f.end} for f in faults],
     }
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """What the documents say of the counts."""
+
+    def ended(*ends: str) -> str:
+        return f"{sum(found['ends'].get(end, 0) for end in ends):,}"
+
+    return (
+        f"Of {found['tries']:,} tries (seed {found['seed']}), {ended('refused')} were refused so, "
+        f"{ended('same', 'made again', 'continued', 'no damage')} ended in the same numbers, "
+        f"{ended('not run', 'rows left')} without those of the file that was gone, {ended('another plan')} in the plan "
+        f"of what the edit says, and {len(found['faults']) or 'none'} in another number, a traceback or a hang."
+    )
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ from paperlm.run import Maker
 
 
 def below(root: Path, *patterns: str) -> list[str]:
+    """Files with content that match, by their names below `root`."""
     found = {str(p.relative_to(root)) for g in patterns for p in root.glob(g) if p.is_file() and p.stat().st_size}
     return sorted(found)
 
@@ -99,7 +100,7 @@ def kinds(base: Path) -> Iterator[Stage]:
             roots.append((root, job))
         (root, job), (twin_root, twin_job) = roots
         patterns = ["results/smoke/work/**/*"] if kind in STOPPED else ["results/smoke/models/**/*"]
-        patterns += ["results/data/*/*", "results/smoke/locks/*"]
+        patterns += ["results/data/*/*"]
         other = functools.partial(place_of_twin, twin_root, job.job_id, twin_job.job_id)
         run = functools.partial(made, job=job, local=True, every="1")
         yield Stage(f"kind {kind}", root, below(root, *patterns), run, other, 0.2, killed=True)
@@ -110,23 +111,16 @@ def local(base: Path) -> Iterator[Stage]:
     root = base / "local_data"
     toys = toy_registry(made_folder(root / "local"))
     registry.registry = lambda: toys
-    asked = [("pretrain", "text_a"), ("sft", "instructions_a"), ("reward_model", "pairs_a"), ("hub_model", "model_a")]
-    settings = {name: small_job(kind).data()[0] for kind, name in asked}
+    of = [("pretrain", "text_a"), ("sft", "instructions_a"), ("reward_model", "pairs_a"), ("hub_model", "model_a")]
+    settings = {name: small_job(kind).data()[0] for kind, name in of}
 
     def reader(name: str) -> str:
         return next(dataset for dataset in settings if dataset in name)
 
     def run(folder: Path, name: str) -> Any:
         in_folder(folder)
-        command(
-            "prepare-data",
-            "--settings",
-            settings[reader(name)].model_dump_json(),
-            "--out",
-            "made",
-            "--local-data",
-            str(folder / "local"),
-        )
+        asked = settings[reader(name)].model_dump_json()
+        command("prepare-data", "--settings", asked, "--out", "made", "--local-data", str(folder / "local"))
         return {p.name: sha256_of(p) for p in sorted((folder / "made").iterdir()) if p.is_file()}
 
     files = below(root, *(f"local/{dataset}{rest}" for dataset in settings for rest in ("*", "*/**/*")))

@@ -4,10 +4,13 @@ the file, the place, the nearest name and the remedy."""
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
+from support import copy_tracked
 from support_declarations import refused, write
+from support_workflow import snakemake
 
 from paperlm.checks import open_project
 from paperlm.errors import SpecError
@@ -151,3 +154,14 @@ def test_a_target_that_no_rule_makes_has_the_nearest_one_in_its_message(target, 
     plan = Workflow(Project({"scale": "smoke"}))
     message = plan.unknown_target(target, ["all", *plan.project.papers])
     assert f"no rule makes {target!r}; did you mean {near!r}?" in message
+
+
+# -- what Snakemake reads ----
+
+
+@pytest.mark.parametrize("line", ["x: 2026-13-45", "x: &x [*x]", "x: " + "[" * 3000])
+def test_a_configuration_that_no_parser_reads_stops_snakemake_with_file_and_line(tmp_path, line):
+    clone = copy_tracked(tmp_path / "clone")
+    (clone / "config.yaml").open("a").write(f"{line}\n")
+    out = snakemake(clone, "-n", expect=1)
+    assert re.search(r"config\.yaml: not valid YAML: .* line \d+", out) and "Traceback" not in out

@@ -205,6 +205,12 @@ def test_a_damaged_file_of_rows_is_named_with_its_line(tmp_path, capsys):
         assert re.search(rf"rows\.jsonl:2: {said}", capsys.readouterr().err)
 
 
+def test_a_row_whose_keys_are_numbers_is_read_as_it_was_written(tmp_path):
+    row = {name: kind() if isinstance(kind, type) else None for name, kind in rows.NEEDED.items()}
+    rows.append(tmp_path / "rows.jsonl", [row | {"shape": {9: 1, 10: 2}, "more": (1.5, None)}])
+    assert rows.read(tmp_path / "rows.jsonl") == [row | {"shape": {"9": 1, "10": 2}, "more": [1.5, None]}]
+
+
 def test_rows_of_an_operation_that_is_not_here_are_shown_as_they_are():
     common = {
         "op": "elsewhere", "case": "a", "order": "natural", "scale": "full", "device": "Card", "unit": "ms",

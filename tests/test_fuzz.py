@@ -56,7 +56,7 @@ def test_a_try_depends_on_its_seed_and_number_alone(tmp_path):
     assert again["stages"]["declarations"].keys() <= both["stages"]["declarations"].keys()
 
 
-def sentence(folder: Path, name: str) -> None:
+def refusal(folder: Path, name: str) -> None:
     from paperlm.cli import main
 
     def refuse(options: object) -> None:
@@ -73,7 +73,7 @@ def silent(folder: Path, name: str) -> None:
 
 
 ENDS = {
-    "refused": sentence,
+    "refused": refusal,
     "same": lambda folder, name: 7,
     "another number": lambda folder, name: 8,
     "traceback": lambda folder, name: 1 / 0,

@@ -109,7 +109,8 @@ def append(path: Path, rows: Sequence[Row]) -> None:
     """Add rows to a JSON lines file, each sealed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(sealed(r)) + "\n" for r in rows)
+        # sealed as it is read: JSON makes words of keys that are numbers
+        file.writelines(json.dumps(sealed(json.loads(json.dumps(r)))) + "\n" for r in rows)
 
 
 def version(package: str) -> str | None:
