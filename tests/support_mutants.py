@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support_mutants_areas import AREAS, Area
+
 ROOT = Path(__file__).resolve().parent.parent
 SEED, SAMPLE = 20241218, 300
 "The day on which Mix-LN appeared; what the record has to hold."
@@ -32,80 +34,7 @@ SLOWER = 3.0, 60.0
 "A mutant may take so many times what the tests take without one, and so many seconds more, before it counts as caught."
 LOADED = ("pytest", "hypothesis", "torch", "transformers", "datasets", "lm_eval", "pandas", "scipy.stats")
 "What takes long to load, and is none of the code that is mutated."
-CLAIMS = "src/paperlm/tables/claims"
 
-
-class Area(NamedTuple):
-    """Modules that are mutated; the tests nearest to them; those that are asked when these find nothing."""
-
-    modules: tuple[str, ...]
-    tests: tuple[str, ...]
-    further: tuple[str, ...]
-    variables: dict[str, str] = {}
-
-
-def modules(folder: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{folder}/{name}.py" for name in names)
-
-
-AREAS = {
-    "verdicts": Area(
-        (*modules("src/paperlm/tables", "verdicts"), f"{CLAIMS}/*.py"),
-        ("claim_language", "divergence", "paired", "results", "judge"),
-        ("published", "tables"),
-    ),
-    "diff": Area(
-        modules("src/paperlm/tables", "results", "contents", "jobs", "build", "metrics", "needs"),
-        ("results", "published", "show"),
-        ("tables", "cce_tables"),
-    ),
-    "published numbers": Area(
-        modules("src/paperlm/tables", "published", "consistency", "arithmetic"),
-        ("published", "consistency"),
-        ("cce_memory", "tables"),
-    ),
-    "plan and ids": Area(
-        (
-            *modules("src/paperlm/plan", "state", "workflow", "project", "estimate", "names", "exhibit", "table"),
-            *modules("src/paperlm", "jobs/base", "frozen"),
-        ),
-        ("digest", "plan_mistakes", "state"),
-        ("plan", "jobs", "paper_files"),
-    ),
-    "schedule": Area(modules("src/paperlm/train", "schedule"), ("schedule",), ("training_settings", "engine")),
-    "settings": Area(
-        modules("src/paperlm", "plan/resolve", "plan/scale", "tables/settings", "finetune/settings", "data/settings"),
-        ("plan_mistakes", "finetune_settings", "plan"),
-        ("jobs", "paper_files", "show", "data"),
-    ),
-    "perplexity": Area(
-        modules("src/paperlm", "evaluate/perplexity", "evaluate/windows", "jobs/text_perplexity", "data/chunks"),
-        ("text_perplexity", "losses"),
-        ("stored_jobs", "engine"),
-    ),
-    "data": Area(
-        modules("src/paperlm/data", "shards", "prepare", "texts", "tokenizer", "items", "bundle", "sources"),
-        ("tokenizers", "data", "items"),
-        ("wikitext", "hub_model", "images"),
-    ),
-    "norms": Area(("src/paperlm/norms/*.py",), ("norms",), ("schedule", "model", "fused_norms")),
-    "checkpoints": Area(
-        modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
-        ("model_folder", "engine_resume"),
-        ("damage", "continue_pretrain"),
-    ),
-    "filter": Area(
-        modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),
-        ("cross_entropy_api", "cross_entropy_order"),
-        ("cross_entropy_filter",),
-        {"TRITON_INTERPRET": "1"},
-    ),
-    "reference of the loss": Area(
-        modules("kernels/paperlm_kernels/cross_entropy", "reference"),
-        ("cross_entropy", "cross_entropy_filter"),
-        ("cross_entropy_parallel", "cross_entropy_memory"),
-    ),
-}
 
 UNTOLD = re.compile(
     r"core/(NoOp|Variable.*"
@@ -295,13 +224,13 @@ class Bench:
             self.usual[tests] = time.monotonic() - started
         return SLOWER[0] * self.usual[tests] + SLOWER[1]
 
-    def outcome(self, mutant: Mutant) -> tuple[str, str, str]:
+    def outcome(self, mutant: Mutant, quick: bool) -> tuple[str, str, str]:
         """What the nearest tests said and by which of them, and the change. Tests of the module's name come first."""
         area, path = AREAS[mutant.area], self.tree / mutant.module
         source = path.read_text(encoding="utf-8")
         after = mutated(mutant, source)
         said = "survived", ""
-        for tests in (area.tests, area.further):
+        for tests in (area.tests,) if quick else (area.tests, area.further):
             limit = self.limit(area, tests)
             path.write_text(after, encoding="utf-8")
             try:
@@ -314,7 +243,7 @@ class Bench:
         return *said, change(source, after)
 
 
-def run(sample: list[Mutant], state: Path, python: str, again: bool) -> None:
+def run(sample: list[Mutant], state: Path, python: str, again: bool, quick: bool) -> None:
     """Try every mutant of the sample that has no outcome yet."""
     state.parent.mkdir(parents=True, exist_ok=True)
     done = {row["key"]: row for row in rows(state)}
@@ -325,12 +254,13 @@ def run(sample: list[Mutant], state: Path, python: str, again: bool) -> None:
             if before and not (again and before["outcome"] == "survived"):
                 continue
             started = time.monotonic()
-            outcome, by, changed = bench.outcome(mutant)
+            outcome, by, changed = bench.outcome(mutant, quick)
             row = {"key": mutant.key, "area": mutant.area, "module": mutant.module, "line": mutant.start[0]}
             row |= {"operator": mutant.operator, "change": changed, "outcome": outcome, "by": by}
             row |= {"first": before["first"] if before else outcome, "seconds": round(time.monotonic() - started, 1)}
-            with state.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            if outcome == "caught" or not quick:
+                with state.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
             print(f"{number} of {len(sample)}: {outcome} {by} {mutant.key}", flush=True)
 
 
@@ -380,12 +310,19 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=ROOT / "results/mutants.jsonl", help="outcomes so far")
     parser.add_argument("--out", type=Path, help="the record")
     parser.add_argument("--again", action="store_true", help="try survivors once more")
+    parser.add_argument("--quick", action="store_true", help="leave those to a later call that the nearest tests miss")
     parser.add_argument("--area", choices=AREAS, action="append", help="only mutants of these")
     chosen = parser.parse_args()
     everything = possible()
     sample = drawn(everything, is_python)
     of = {area: sum(m.area == area for m in everything) for area in AREAS}
-    run([m for m in sample if not chosen.area or m.area in chosen.area], chosen.state, chosen.python, chosen.again)
+    run(
+        [m for m in sample if not chosen.area or m.area in chosen.area],
+        chosen.state,
+        chosen.python,
+        chosen.again,
+        chosen.quick,
+    )
     if chosen.out:
         keys = {mutant.key for mutant in sample}
         outcomes = [row for row in rows(chosen.state) if row["key"] in keys]

@@ -1,6 +1,7 @@
 """The interface of the linear cross-entropy: keywords, presets, errors, autocast, tracing, and training with it."""
 
 import copy
+import inspect
 import logging
 import math
 import re
@@ -353,3 +354,17 @@ def test_the_compiled_backend_equals_pytorch(keywords):
     right, _, leaves = truth(p, softcap=3.0, shift=1, z_loss=keywords.get("z_loss", 0.0))
     check_values(place, loss, right)
     check_gradients(place, torch.autograd.grad(loss, p.leaves), torch.autograd.grad(right, leaves))
+
+
+def test_the_cores_of_all_backends_have_the_same_keywords_and_left_alone_they_change_no_logit():
+    from paperlm_kernels.cross_entropy import ops, reference
+
+    cores = [module.linear_cross_entropy_core for module in (reference, ops)]
+    ours, kernel = ({n: p.default for n, p in inspect.signature(core).parameters.items()} for core in cores)
+    assert {name: default for name, default in kernel.items() if name in ours} == ours
+    hidden, weight = torch.randn(5, 7, dtype=torch.float64), torch.randn(11, 7, dtype=torch.float64)
+    target = torch.tensor([0, 3, 10, -1, 5])
+    lse, logit = reference.linear_cross_entropy_core(hidden, weight, None, target)
+    logits, counts = hidden @ weight.T, target >= 0
+    torch.testing.assert_close(lse, torch.logsumexp(logits, 1) * counts)
+    torch.testing.assert_close(logit, logits.gather(1, target.clamp(min=0)[:, None])[:, 0] * counts)

@@ -307,7 +307,7 @@ def test_hyper_parameters_of_table_seven_match_but_for_the_known_contradictions(
     [
         (0.00412, "11.22", "0.0041"), (0.0096, "11.22", "0.0096"), (-0.01, "0.02", "-0.01"), (0.126, "0.02", "0.13"),
         (0.0, "1.50", "0.00"), (77467209204373.0, "", "77467209204373"), (1.5e9, "3", "1500000000"),
-        (33.0, "", "33.00"),
+        (33.0, "", "33.00"), (1e9, "", "1000000000"), (1e9 - 1, "", "999999999.00"),
     ],
 )  # fmt: skip
 def test_a_number_keeps_two_digits_where_the_printed_decimals_would_leave_less(value, printed, shown):

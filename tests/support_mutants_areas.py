@@ -1,0 +1,80 @@
+"""Areas of the code in which mutants are made, and which tests are nearest to each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CLAIMS = "src/paperlm/tables/claims"
+
+
+class Area(NamedTuple):
+    """Modules that are mutated; the tests nearest to them; those that are asked when these find nothing."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    further: tuple[str, ...]
+    variables: dict[str, str] = {}
+
+
+def modules(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.py" for name in names)
+
+
+AREAS = {
+    "verdicts": Area(
+        (*modules("src/paperlm/tables", "verdicts"), f"{CLAIMS}/*.py"),
+        ("claim_language", "divergence", "paired", "results", "judge"),
+        ("published", "tables"),
+    ),
+    "diff": Area(
+        modules("src/paperlm/tables", "results", "contents", "jobs", "build", "metrics", "needs"),
+        ("results", "published", "show"),
+        ("tables", "cce_tables"),
+    ),
+    "published numbers": Area(
+        modules("src/paperlm/tables", "published", "consistency", "arithmetic"),
+        ("published", "consistency"),
+        ("cce_memory", "tables"),
+    ),
+    "plan and ids": Area(
+        (
+            *modules("src/paperlm/plan", "state", "workflow", "project", "estimate", "names", "exhibit", "table"),
+            *modules("src/paperlm", "jobs/base", "frozen"),
+        ),
+        ("digest", "plan_mistakes", "state"),
+        ("plan", "jobs", "paper_files"),
+    ),
+    "schedule": Area(modules("src/paperlm/train", "schedule"), ("schedule",), ("training_settings", "engine")),
+    "settings": Area(
+        modules("src/paperlm", "plan/resolve", "plan/scale", "tables/settings", "finetune/settings", "data/settings"),
+        ("plan_mistakes", "finetune_settings", "plan"),
+        ("jobs", "paper_files", "show", "data"),
+    ),
+    "perplexity": Area(
+        modules("src/paperlm", "evaluate/perplexity", "evaluate/windows", "jobs/text_perplexity", "data/chunks"),
+        ("text_perplexity", "losses"),
+        ("stored_jobs", "engine"),
+    ),
+    "data": Area(
+        modules("src/paperlm/data", "shards", "prepare", "texts", "tokenizer", "items", "bundle", "sources"),
+        ("tokenizers", "data", "items"),
+        ("wikitext", "hub_model", "images"),
+    ),
+    "norms": Area(("src/paperlm/norms/*.py",), ("norms",), ("schedule", "model", "fused_norms")),
+    "checkpoints": Area(
+        modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
+        ("model_folder", "engine_resume"),
+        ("damage", "continue_pretrain"),
+    ),
+    "filter": Area(
+        modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),
+        ("cross_entropy_api", "cross_entropy_order"),
+        ("cross_entropy_filter",),
+        {"TRITON_INTERPRET": "1"},
+    ),
+    "reference of the loss": Area(
+        modules("kernels/paperlm_kernels/cross_entropy", "reference"),
+        ("cross_entropy", "cross_entropy_filter"),
+        ("cross_entropy_parallel", "cross_entropy_memory"),
+    ),
+}
