@@ -6,6 +6,7 @@ The reference is never an input of a table: what a claim says of the time that w
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import sys
 from collections.abc import Iterator
@@ -68,17 +69,14 @@ class Costs:
         """Seconds of a job; None if nothing says."""
         name, flops = like(job.job_id), job.flops()
         known = {**self._there.get(job.kind, {}), **self._here.get(job.kind, {})}
-        if flops and name not in known and (rates := self._rates_of(job)):
-            return flops * statistics.median(chain(*([rate for _, rate in found] for found in rates.values())))
+        if flops and name not in known and (paces := _of_kind(self._paces, job)):
+            return flops * statistics.median(pace.rate for pace in _nearest(paces, flops))
         found = self._of(job.kind, name)
-        if found is None and flops and (rates := self._elsewhere.get(job.kind) or self._elsewhere.get(job.paced_as)):
-            self._other_scales |= {scale for scale, _ in rates}
-            return flops * statistics.median(rate for _, rate in rates)
+        if found is None and flops and (paces := _of_kind(self._elsewhere, job)):
+            near = _nearest(paces, flops)
+            self._other_scales |= {pace.scale for pace in near}
+            return flops * statistics.median(pace.rate for pace in near)
         return found
-
-    def _rates_of(self, job: Job) -> dict[str, list[tuple[str, float]]] | None:
-        """Seconds per operation of records at hand, of the job's kind before those of the kind that it is paced as."""
-        return self._here.get(f"{job.kind} {RATE}") or self._here.get(f"{job.paced_as} {RATE}")
 
     def of_measurement(self, op: str, case: str) -> float | None:
         """Seconds of a measured case with all its methods; None if nothing says."""
@@ -92,20 +90,18 @@ class Costs:
         return None
 
     @functools.cached_property
-    def _elsewhere(self) -> dict[str, list[tuple[str, float]]]:
-        """Kind -> (scale, seconds per operation) of the records of other scales on GPUs, for a scale on GPUs; of the
-        largest models of each: a small one does not fill a card."""
-        found: dict[str, list[tuple[str, float, float]]] = {}
-        if self._project.scale.device != "gpu":
+    def _paces(self) -> dict[str, list[_Pace]]:
+        """Kind -> of this scale's records at hand that count their operations."""
+        return _paces(self._project, [self._project.scale.scale])
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[str, list[_Pace]]:
+        """The same of other scales on GPUs, for a scale on GPUs."""
+        project = self._project
+        if project.scale.device != "gpu":
             return {}
-        for scale in self._project.scales:
-            if scale == self._project.scale.scale or self._project.load_scale(scale).device != "gpu":
-                continue
-            for head in _heads(self._project, scale):
-                if flops := head.cost.flops:
-                    found.setdefault(head.kind, []).append((scale, head.cost.wall_seconds / flops, flops))
-        largest = {kind: max(flops for _, _, flops in rates) for kind, rates in found.items()}
-        return {k: [(s, rate) for s, rate, flops in rates if flops >= largest[k] / 2] for k, rates in found.items()}
+        others = [scale for scale in project.scales if scale != project.scale.scale]
+        return _paces(project, [scale for scale in others if project.load_scale(scale).device == "gpu"])
 
     @functools.cached_property
     def _there(self) -> Known:
@@ -214,6 +210,36 @@ def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
                 continue
             if cost.wall_seconds and head.get("outcome") != "blocked":
                 yield found
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """Seconds per operation that a record reached, and its operations."""
+
+    scale: str
+    rate: float
+    flops: float
+
+
+def _paces(project: Project, scales: list[str]) -> dict[str, list[_Pace]]:
+    found: dict[str, list[_Pace]] = {}
+    for scale in scales:
+        for head in _heads(project, scale):
+            if flops := head.cost.flops:
+                found.setdefault(head.kind, []).append(_Pace(scale, head.cost.wall_seconds / flops, flops))
+    return found
+
+
+def _of_kind(paces: dict[str, list[_Pace]], job: Job) -> list[_Pace] | None:
+    """Those of the kind that a job is paced as, which is of longer jobs, before those of its own."""
+    return paces.get(job.paced_as) or paces.get(job.kind)
+
+
+def _nearest(paces: list[_Pace], flops: float) -> list[_Pace]:
+    """Those of about as many operations, or of as near to it as there are: small models do not fill a card, and of a
+    short job much is not training."""
+    distance = [abs(math.log(pace.flops / flops)) for pace in paces]
+    return [pace for pace, one in zip(paces, distance, strict=True) if one <= min(distance) + math.log(2)]
 
 
 def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:
