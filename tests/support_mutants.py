@@ -177,6 +177,7 @@ class Runs:
         # Two mutants of a module can have the same size and second, by which Python would take one's bytes for the
         # other's.
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        environment.pop("PYTEST_ADDOPTS", None)  # They are of the run of tests around this one.
         command = [python, str(ROOT / "tests/support_forks.py"), *loaded]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)

@@ -125,17 +125,6 @@ def test_the_cost_of_a_branch_is_that_of_its_own_updates(whole, manifest, tmp_pa
     assert branch().flops() == pytest.approx(found.cost.flops) and trunk().flops() == pytest.approx(result.cost.flops)
 
 
-def test_an_estimate_knows_a_branch_by_the_pace_of_its_trunks_kind(tmp_path):
-    """Where no branch has a record, its seconds are its share of the operations of a pre-training that has one."""
-    from paperlm.plan.costs import RATE, Costs
-
-    costs = Costs.__new__(Costs)
-    costs._reference, costs._here = None, {f"pretrain {RATE}": {"llama": [("a CPU", 2e-9)]}}
-    assert costs.of_job(branch()) == pytest.approx(2e-9 * branch().flops())
-    costs._here[f"continue_pretrain {RATE}"] = {"from": [("a CPU", 3e-9)]}
-    assert costs.of_job(branch()) == pytest.approx(3e-9 * branch().flops())
-
-
 # -- other quantizers ----
 
 

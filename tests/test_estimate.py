@@ -246,15 +246,6 @@ def test_the_costs_that_are_taken_are_medians_of_the_records_of_this_processor(r
     assert written["machine"] == {"cpu": cpu_name(), "date": stored(root).date, "step_seconds": 0.1}
 
 
-def test_a_rate_that_is_taken_keeps_its_digits_however_small_it_is(root, monkeypatch):
-    monkeypatch.setattr(calibration, "step_seconds", lambda: 0.1)
-    project = Project({"scale": "tiny"}, root)
-    record(root, "llama_9m-x-s0-00000000", "pretrain", 12.0, flops=3e12)
-    write_costs(project)
-    written = json.loads((root / "docs/reference/tiny/costs.json").read_text())
-    assert written["seconds"]["pretrain seconds per operation"] == {"llama_9m-x": pytest.approx(4e-12)}
-
-
 def test_no_costs_are_taken_where_a_card_made_the_records(root):
     project = Project({"scale": "gpu"}, root)
     record(root, "llama_9m-x-s0-00000000", "pretrain", 7.0, device="NVIDIA H200", scale="gpu")
@@ -337,3 +328,12 @@ def test_a_size_without_a_record_takes_time_in_proportion_to_its_operations():
     assert seconds["LLaMA-130M"] == pytest.approx(record["cost"]["wall_seconds"], rel=0.2)
     ratio = jobs["LLaMA-1B"].flops() / jobs["LLaMA-130M"].flops()
     assert seconds["LLaMA-1B"] == pytest.approx(ratio * seconds["LLaMA-130M"], rel=0.3) and ratio > 4
+
+
+def test_a_branch_without_a_record_of_its_name_goes_at_the_pace_of_pre_training(root):
+    """Its own updates are too few to tell a pace by."""
+    plan = plan_of(root)
+    branch = next(job for job in plan.project.jobs.values() if job.kind == "continue_pretrain")
+    record(root, "of-another-s0-00000001", "continue_pretrain", 90.0, flops=branch.flops() / 10)
+    record(root, "llama_9m-x-s0-00000000", "pretrain", 12.0, flops=3e12)
+    assert Costs(plan.project, "none").of_job(branch) == pytest.approx(branch.flops() * 12.0 / 3e12)

@@ -87,7 +87,7 @@ class Job(Frozen):
     distributed: ClassVar[bool] = False
     "whether several processes under torchrun can share the work of one job"
     paced_as: ClassVar[str] = ""
-    "kind whose seconds per operation serve an estimate where no record of its own has any"
+    "kind whose seconds per operation serve an estimate before those of its own records, as those of longer jobs"
     has_curve: ClassVar[bool] = False
     "whether its record has the series `train` and `eval` that training curves are drawn from"
 

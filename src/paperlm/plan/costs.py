@@ -32,9 +32,6 @@ MEASURE = "measure"
 
 Known = dict[str, dict[str, list[tuple[str, float]]]]
 "Kind -> name without seed and hash -> (CPU or card, wall seconds) of each record."
-RATE = "seconds per operation"
-"In the place of a name: wall seconds of a record over the operations that it counted."
-
 
 Reference = Literal["none", "stored", "measured"]
 """Whether the costs of the reference stand in where no record says, and how fast this machine then counts: `stored`, as
@@ -179,7 +176,7 @@ def _read(path: Path) -> ReferenceCosts | None:
 def _records(project: Project) -> Known:
     """Every record at this scale, and every case that was measured here."""
     found: Known = {}
-    for kind, name, device, seconds in (*_of_jobs(project), *_rates(project), *_of_measurements(project)):
+    for kind, name, device, seconds in (*_of_jobs(project), *_of_measurements(project)):
         found.setdefault(kind, {}).setdefault(name, []).append((device, seconds))
     return found
 
@@ -245,13 +242,6 @@ def _nearest(paces: list[_Pace], flops: float) -> list[_Pace]:
 def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:
     for head in _heads(project):
         yield head.kind, head.name, head.device, head.cost.wall_seconds
-
-
-def _rates(project: Project) -> Iterator[tuple[str, str, str, float]]:
-    """Seconds per operation of the records that count them, as a kind of its own."""
-    for head in _heads(project):
-        if flops := head.cost.flops:
-            yield f"{head.kind} {RATE}", head.name, head.device, head.cost.wall_seconds / flops
 
 
 def _of_measurements(project: Project) -> Iterator[tuple[str, str, str, float]]:
