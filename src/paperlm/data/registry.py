@@ -68,6 +68,9 @@ class DatasetEntry(Frozen):
     documents: int | None = None
     fields: list[str] = []
     "of a set of items: what each of them has; empty for the other two"
+    columns: dict[str, str] = {}
+    """of a set of items: field -> where the source has it, keys within keys joined by dots; a field that is not named
+    here has its own name there"""
     images: ImageFormat | None = None
     "of a set of images alone"
     splits: list[str] = []
@@ -91,6 +94,8 @@ class DatasetEntry(Frozen):
         of_a_text = {name: type(self).model_fields[name].default for name in ("text_field", "held_out")}
         if (self.images or self.fields) and any(getattr(self, name) != usual for name, usual in of_a_text.items()):
             raise ValueError("text_field and held_out are of a text")
+        if strange := set(self.columns) - set(self.fields):
+            raise ValueError(f"columns: {', '.join(sorted(strange))} is none of the set's `fields`")
         if self.images:
             if self.fields or self.splits or self.parts or self.validation_share:
                 raise ValueError("a set of images has the splits train and validation, and no `fields`")
@@ -167,12 +172,17 @@ class ModelEntry(Frozen):
     "what has to stand wherever numbers of this model do"
     norm: str = ""
     "the norm method of its blocks, whose colour it has in figures"
+    unreadable: str = ""
+    "why it cannot be read here; jobs on it are then `blocked`, and nothing is fetched"
 
     @property
-    def predicts(self) -> Literal["tokens", "spans", ""]:
-        """What the architecture's head predicts: next tokens, or spans of a text; empty: something else."""
+    def predicts(self) -> Literal["tokens", "spans", "answers", ""]:
+        """What the architecture's head predicts: next tokens, spans of a text, or texts that answer another one; empty:
+        something else."""
         if self.architecture.endswith(("ForCausalLM", "LMHeadModel")):
             return "tokens"
+        if self.architecture.endswith("ForConditionalGeneration"):
+            return "answers"
         return "spans" if self.architecture.endswith("ForQuestionAnswering") else ""
 
     @model_validator(mode="after")
@@ -197,6 +207,7 @@ class Place(Frozen):
     revision: str
     fields: list[str] | None = None
     "instead of the set's"
+    columns: dict[str, str] = {}
     splits: list[str] = []
     parts: dict[str, Part] = {}
     files: dict[str, list[FileEntry]] = {}
@@ -318,6 +329,8 @@ def data_fingerprint(dataset: str, tokenizer: str | None = None) -> dict[str, An
     found = {"files": files, "hub": hub, "share": share}
     if entry.parts:
         found["parts"] = {split: part.model_dump(mode="json") for split, part in entry.parts.items()}
+    if entry.columns:
+        found["columns"] = entry.columns
     if entry.text_field != "text":
         found["text_field"] = entry.text_field
     if entry.held_out != "validation":

@@ -105,11 +105,22 @@ def items(dataset: str, split: str, local_data: str = "") -> Iterator[dict[str, 
     found = _hub_items(entry, part.of) if entry.hub else _file_items(dataset, part.of, local_data)
     stop = None if part.first is None else part.skip + part.first
     for where, item in itertools.islice(found, part.skip, stop):
+        if isinstance(item, dict) and entry.columns:
+            item |= {field: _below(item, path, where) for field, path in entry.columns.items()}
         if missing := [field for field in entry.fields if not isinstance(item, dict) or field not in item]:
             has = ", ".join(item) if isinstance(item, dict) else "no fields"
             names = ", ".join(map(repr, missing))
             raise DataError(f"{where}: item without {names} (it has {has}), which {dataset} needs")
         yield item
+
+
+def _below(item: Any, path: str, where: str) -> Any:
+    """What lies at keys within keys. Raises DataError if nothing does."""
+    for key in path.split("."):
+        if not isinstance(item, dict) or key not in item:
+            raise DataError(f"{where}: item without {path!r} (no {key!r} there)")
+        item = item[key]
+    return item
 
 
 def _file_items(dataset: str, split: str, local_data: str) -> Iterator[tuple[str, Any]]:

@@ -62,7 +62,7 @@ def in_order(states: Iterable[Stage]) -> tuple[Stage, ...]:
     return tuple(sorted(set(states), key=lambda state: (update_of(state), folder_of(state))))
 
 
-Head = Literal["tokens", "spans"]
+Head = Literal["tokens", "spans", "answers"]
 "What a model predicts of a text: each next token, or where an answer in it begins and ends."
 
 SLUG = r"[a-z0-9][a-z0-9_.-]*"
@@ -217,10 +217,12 @@ def kept_for(jobs: Iterable[Job]) -> dict[str, tuple[Stage, ...]]:
     return {job_id: in_order(states) for job_id, states in found.items()}
 
 
-def parent(*kinds: str) -> Any:
-    """Annotation of a field that is a job of one of these kinds: `of: parent("pretrain", "sft")`."""
+def parent(*kinds: str, optional: bool = False) -> Any:
+    """Annotation of a field that is a job of one of these kinds, or, of an optional one, None: `of: parent("sft")`."""
 
     def check(value: Any) -> Any:
+        if value is None and optional:
+            return None
         if isinstance(value, dict):
             from paperlm.jobs import job_from
 
@@ -231,7 +233,8 @@ def parent(*kinds: str) -> Any:
             raise ValueError(f"is a job of kind {value.kind!r}; it has to be of kind {' or '.join(kinds)}")
         return value
 
-    return Annotated[SerializeAsAny[Job], BeforeValidator(check), ParentKinds(kinds)]
+    job = SerializeAsAny[Job] | None if optional else SerializeAsAny[Job]
+    return Annotated[job, BeforeValidator(check), ParentKinds(kinds)]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class HubModel(Job):
         return {"name": entry.norm} if entry.norm else None
 
     def data(self) -> list[Any]:
-        return [ModelData(model=self.name)]
+        return [] if model_entry(self.name)[1].unreadable else [ModelData(model=self.name)]
 
     def metrics(self) -> tuple[str, ...]:
         return ("parameters", "blocks")
@@ -49,7 +49,11 @@ class HubModel(Job):
         _, entry = model_entry(self.name)
         if entry.predicts == head:
             return ""
-        does = {"tokens": "predicts no next token", "spans": "marks no span of a text as an answer"}[head]
+        does = {
+            "tokens": "predicts no next token",
+            "spans": "marks no span of a text as an answer",
+            "answers": "is no encoder with a decoder, which answers one text by another",
+        }[head]
         entries = registry().models.items()
         fit = sorted(f"{other.source}:{name}" for name, other in entries if other.predicts == head)
         return f"{self.name} is a {entry.architecture}, which {does}; models that do: {', '.join(fit)}"
@@ -60,20 +64,24 @@ class HubModel(Job):
 
 
 def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:
-    """Read, check and save the model; metrics: parameters, blocks. Weights in the GGUF format become float32.
+    """Read, check and save the model; metrics: parameters, blocks (of encoder and decoder). Weights in the GGUF format
+    become float32.
 
-    Raises DataError for an altered file, JobError for another architecture than the declared one and for weights that
+    `blocked` for a model that the registry says is not to be read. Raises DataError for an altered file, JobError for another architecture than the declared one and for weights that
     are missing or left over. Code that comes with a model is never run.
     """
     from paperlm.models.folder import save_model
     from paperlm.probe.blocks import anatomy
 
     _, entry = model_entry(job.name)
+    if entry.unreadable:
+        return Result(outcome="blocked", reason=entry.unreadable)
     model, tokenizer = read_model(entry, model_files(inputs.data[0]))
     save_model(inputs.model, model, tokenizer)
+    both = getattr(model.config, "is_encoder_decoder", False)
     metrics = {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "blocks": len(anatomy(model).blocks),
+        "blocks": model.config.num_layers + model.config.num_decoder_layers if both else len(anatomy(model).blocks),
     }
     return Result(outcome="measured", metrics=metrics, labels=entry.labels, model_labels=entry.labels)
 
