@@ -108,7 +108,7 @@ def test_it_learns(data):
 def test_a_text_is_prefix_context_and_question_and_what_is_longer_loses_its_end():
     item = {"question": "how many", "context": "CREATE TABLE a (b INTEGER)", "answer": "SELECT count(*) FROM a"}
     tokenizer, made_of = TextTokenizer("bpe1024"), job("text_to_sql", source_length=20, target_length=60)
-    given = batch(made_of, tokenizer, [item, {**item, "answer": "SELECT 1"}], "cpu")
+    given = batch(made_of.held_out(), tokenizer, [item, {**item, "answer": "SELECT 1"}], "cpu")
     whole = tokenizer.inner.decode(given["input_ids"][0].tolist())
     assert f"{PREFIX}CREATE TABLE a (b INTEGER) how many".startswith(whole.removesuffix("</s>"))
     assert given["input_ids"].shape == (2, 20) and (given["input_ids"][:, -1] == tokenizer.eos).all()

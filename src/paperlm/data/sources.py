@@ -117,7 +117,7 @@ def items(dataset: str, split: str, local_data: str = "") -> Iterator[dict[str, 
 def _below(item: Any, path: str, where: str) -> Any:
     """What lies at keys within keys. Raises DataError if nothing does."""
     for key in path.split("."):
-        if not isinstance(item, dict) or key not in item:
+        if not isinstance(item, dict) or item.get(key) is None:
             raise DataError(f"{where}: item without {path!r} (no {key!r} there)")
         item = item[key]
     return item

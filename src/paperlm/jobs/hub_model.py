@@ -67,8 +67,9 @@ def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:
     """Read, check and save the model; metrics: parameters, blocks (of encoder and decoder). Weights in the GGUF format
     become float32.
 
-    `blocked` for a model that the registry says is not to be read. Raises DataError for an altered file, JobError for another architecture than the declared one and for weights that
-    are missing or left over. Code that comes with a model is never run.
+    `blocked` for a model that the registry says is not to be read. Raises DataError for an altered file, JobError for
+    another architecture than the declared one and for weights that are missing or left over. Code that comes with a
+    model is never run.
     """
     from paperlm.models.folder import save_model
     from paperlm.probe.blocks import anatomy

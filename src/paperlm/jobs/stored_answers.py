@@ -10,14 +10,15 @@ from pydantic import Field, model_validator
 
 from paperlm.data.settings import DataSettings
 from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
-from paperlm.jobs.base import At, Inputs, Machine, Result, Series, parent
+from paperlm.jobs.base import At, Head, Inputs, Machine, Result, Series, parent
+from paperlm.jobs.text_to_sql import Questions
 
 REPEATS = 20
 "Forward passes that are timed."
 
 
 class StoredAnswers(StoredModel):
-    """exp of the unweighted mean of batch losses, over the held-out questions that the model's own data set has.
+    """exp of the unweighted mean of batch losses, over the held-out questions of a set.
 
     The protocol of the paper's program: batches in the order of the text, padded to their longest, a batch counts with
     the mean loss of its target tokens, however many. Products are in bfloat16, losses in float32, means in float64.
@@ -26,8 +27,10 @@ class StoredAnswers(StoredModel):
     kind: ClassVar[str] = "stored_answers"
     summary: ClassVar[str] = "perplexity of answers by an encoder-decoder whose weights are stored in fewer bits"
 
-    of: parent("text_to_sql")
-    "the model; prefix, lengths and data set are those of its training"
+    of: parent("text_to_sql", "hub_model")
+    "the model"
+    questions: Questions | None = None
+    "for a model from elsewhere alone; one that was trained here reads those that are held out from its training"
     at: At = "end"
     "of its end; no other state is kept"
     batch: int = Field(gt=0)
@@ -41,8 +44,26 @@ class StoredAnswers(StoredModel):
             raise ValueError("policy: the head of a T5 is its embedding: say all to store both, or paper for neither")
         return self
 
+    @model_validator(mode="after")
+    def reads_one_set(self) -> StoredAnswers:
+        elsewhere = self.of.kind == "hub_model"
+        if elsewhere != (self.questions is not None):
+            raise ValueError(
+                "questions say what a hub_model reads: set them"
+                if elsewhere
+                else "questions are for a hub_model; this one reads those of its own set: leave them out"
+            )
+        return self
+
+    def needs_head(self) -> Head:
+        return "answers"
+
     def data(self) -> list[DataSettings]:
-        return self.of.data()
+        return [self.questions.data()] if self.questions else self.of.data()
+
+    def read(self) -> Questions:
+        """What it reads."""
+        return self.questions or self.of.held_out()
 
     def metrics(self) -> tuple[str, ...]:
         if self.timed:
@@ -123,9 +144,10 @@ def batches_of(job: StoredAnswers, inputs: Inputs, machine: Machine) -> list[dic
     from paperlm.data.tokenizer import TextTokenizer
     from paperlm.train.text_to_sql import batch
 
-    items, tokenizer = read_items(inputs.data[0], "validation"), TextTokenizer(job.of.tokenizer)
+    read = job.read()
+    items, tokenizer = read_items(inputs.data[0], read.split), TextTokenizer(read.tokenizer)
     starts = range(0, len(items), job.batch)
-    return [batch(job.of, tokenizer, items[start : start + job.batch], machine.torch_device()) for start in starts]
+    return [batch(read, tokenizer, items[start : start + job.batch], machine.torch_device()) for start in starts]
 
 
 def mean_losses(

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from paperlm.data.registry import DatasetName, TokenizerName, dataset_entry
 from paperlm.data.settings import DataSettings, ItemData
-from paperlm.jobs.base import Inputs, Job, Machine, Result, Seed, packed_bytes
+from paperlm.frozen import Frozen
+from paperlm.jobs.base import Head, Inputs, Job, Machine, Result, Seed, packed_bytes, parent
 from paperlm.jobs.pretrain import OF_WEIGHTS
 
 PREFIX = "generate SQL from context: "
@@ -16,27 +17,64 @@ NO_ADAPTER = (
     "QLoRA trains small matrices beside the weights of a published T5; there is none here, and beside fresh weights it "
     "would show nothing"
 )
+SHAPE = ("hidden_size", "intermediate_size", "n_heads", "head_size", "n_layers", "vocab_size")
+
+
+class Questions(Frozen):
+    """Questions of a set, and how an encoder-decoder reads them."""
+
+    dataset: DatasetName
+    "a set of items with question and answer, and context where a question has one"
+    split: str
+    items: int = Field(gt=0)
+    "at most so many of the split's"
+    prefix: str
+    "stands before each source"
+    tokenizer: TokenizerName
+    "the model's own"
+    source_length: int = Field(gt=1)
+    "tokens of prefix, context and question; what is longer is cut at its end"
+    target_length: int = Field(gt=1)
+
+    @model_validator(mode="after")
+    def items_have_the_fields(self) -> Questions:
+        has_fields(self.dataset, "question", "answer")
+        return self
+
+    def data(self) -> ItemData:
+        """What has to be prepared."""
+        return ItemData(dataset=self.dataset, splits={self.split: self.items})
+
+
+def has_fields(dataset: str, *wanted: str) -> None:
+    """ValueError for a set whose items lack one of the fields."""
+    known = dataset_entry(dataset)[1].fields
+    if missing := [name for name in wanted if name not in known]:
+        raise ValueError(f"dataset {dataset!r} has no field {missing[0]!r}; it has {', '.join(known)}")
 
 
 class TextToSQL(Job):
-    """A T5 with fresh weights, in bfloat16, trained on questions with their tables; judged by BLEU of what it writes.
+    """A T5 in bfloat16, with fresh weights or published ones, trained on questions with their tables; judged by BLEU of
+    what it writes.
 
-    A timed job leaves no model.
+    A timed job leaves no model, nor does one with an adapter.
     """
 
     kind: ClassVar[str] = "text_to_sql"
     summary: ClassVar[str] = "train a T5 to write SQL, by descent with weights in stores, and judge it by BLEU"
     leaves_model: ClassVar[bool] = True
 
-    hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    n_heads: int = Field(gt=0)
-    head_size: int = Field(gt=0)
+    of: parent("hub_model", optional=True) = None
+    "a published T5, which has its own shape; None: one with fresh weights, of the shape that is given here"
+    hidden_size: int | None = Field(None, gt=0)
+    intermediate_size: int | None = Field(None, gt=0)
+    n_heads: int | None = Field(None, gt=0)
+    head_size: int | None = Field(None, gt=0)
     "width of a head, which in T5 need not be hidden_size / n_heads"
-    n_layers: int = Field(gt=0)
+    n_layers: int | None = Field(None, gt=0)
     "of the encoder, and as many of the decoder"
     tokenizer: TokenizerName
-    vocab_size: int = Field(gt=2, le=65536)
+    vocab_size: int | None = Field(None, gt=2, le=65536)
 
     dataset: DatasetName
     "a set of items with question, context and answer"
@@ -51,7 +89,8 @@ class TextToSQL(Job):
     weights: Literal["raw", "packed"]
     "as of a pretrain job"
     adapter: Literal["none", "int8", "fp4", "nf4", "fp4_double", "nf4_double"] = "none"
-    "QLoRA beside weights of bitsandbytes, in place of all this; blocked"
+    """QLoRA beside weights of bitsandbytes, by ordinary descent, in place of optimizer and weights; blocked for fresh
+    weights and without bitsandbytes"""
     peak_lr: float = Field(gt=0)
     "falls to 0 along a line, without a warm-up"
     steps: int = Field(gt=0)
@@ -62,10 +101,28 @@ class TextToSQL(Job):
 
     @model_validator(mode="after")
     def items_have_the_fields(self) -> TextToSQL:
-        known = dataset_entry(self.dataset)[1].fields
-        if missing := [name for name in ("question", "context", "answer") if name not in known]:
-            raise ValueError(f"dataset {self.dataset!r} has no field {missing[0]!r}; it has {', '.join(known)}")
+        has_fields(self.dataset, "question", "context", "answer")
         return self
+
+    @model_validator(mode="after")
+    def has_one_shape(self) -> TextToSQL:
+        given = [name for name in SHAPE if getattr(self, name) is not None]
+        if self.of is not None and given:
+            raise ValueError(f"{given[0]}: a published model (of) has its own; leave {', '.join(given)} out")
+        if self.of is None and len(given) < len(SHAPE):
+            missing = [name for name in SHAPE if name not in given]
+            raise ValueError(f"{missing[0]}: fresh weights need a shape; give {', '.join(missing)}, or a model (of)")
+        return self
+
+    def needs_head(self) -> Head:
+        return "answers"
+
+    def held_out(self) -> Questions:
+        """The questions that it is judged by."""
+        return Questions(
+            dataset=self.dataset, split="validation", items=self.validation_examples, prefix=PREFIX,
+            tokenizer=self.tokenizer, source_length=self.source_length, target_length=self.target_length,
+        )  # fmt: skip
 
     def data(self) -> list[DataSettings]:
         return [ItemData(dataset=self.dataset, splits={"train": self.examples, "validation": self.validation_examples})]
@@ -83,7 +140,8 @@ class TextToSQL(Job):
 
     def slug(self) -> str:
         how = f"{self.optimizer}-{self.weights}" if self.adapter == "none" else f"qlora_{self.adapter}"
-        return f"sql-t5_{self.n_layers}x{self.hidden_size}-{how}{'-timed' if self.timed else ''}-s{self.seed}"
+        what = f"t5_{self.n_layers}x{self.hidden_size}" if self.of is None else self.of.slug().replace("-", "_")
+        return f"sql-{what}-{how}{'-timed' if self.timed else ''}-s{self.seed}"
 
 
 def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
@@ -93,14 +151,22 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
 
     The trained model is left with plain weights and a tokenizer that adds no token.
 
-    A job that is killed goes on from its last checkpoint. `blocked` for an adapter, and where speed is asked for
-    without a GPU. Raises DataError for altered items and CheckpointError for a checkpoint that is damaged or of another
-    job.
+    With an adapter the weights' bytes are those of the frozen weights and of the adapter, the hash is the adapter's.
+
+    A job that is killed goes on from its last checkpoint. `blocked` for an adapter beside fresh weights or without
+    bitsandbytes, and where speed is asked for without a GPU. Raises DataError for altered items and CheckpointError for
+    a checkpoint that is damaged or of another job.
     """
+    import importlib.util
+
     from paperlm.train.text_to_sql import speed, train
 
-    if job.adapter != "none":
+    if job.adapter != "none" and job.of is None:
         return Result(outcome="blocked", reason=NO_ADAPTER)
+    if job.adapter != "none" and importlib.util.find_spec("bitsandbytes") is None:
+        return Result(
+            outcome="blocked", reason="QLoRA needs bitsandbytes, which is not installed: pip install bitsandbytes"
+        )
     if job.timed and machine.torch_device().type != "cuda":
         return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
     if job.timed:

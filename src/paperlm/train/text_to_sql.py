@@ -1,4 +1,8 @@
-"""Training and judgement of a T5 that writes SQL. What is special: one backward pass is an update (LOMO)."""
+"""Training and judgement of a T5 that writes SQL. What is special: one backward pass is an update (LOMO).
+
+With an adapter (QLoRA) the published weights are frozen, in bitsandbytes' types, and ordinary descent trains peft's
+matrices beside them.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +20,33 @@ from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError
 from paperlm.jobs.base import Inputs, Machine, Result, Series
 from paperlm.jobs.pretrain import OF_WEIGHTS
-from paperlm.jobs.text_to_sql import PREFIX
-from paperlm.models.folder import save_model, transformers_tokenizer
+from paperlm.models.folder import load_model, save_model, transformers_tokenizer
+from paperlm.train import qlora
 from paperlm.train.distributed import start_world
 from paperlm.train.engine import Batch, Engine
 from paperlm.train.language_model import of_weights, store_weights
 
 if TYPE_CHECKING:
-    from paperlm.jobs.text_to_sql import TextToSQL
+    from paperlm.jobs.text_to_sql import Questions, TextToSQL
 
 IGNORED = -100
 AT_ONCE = 50
 "Questions that are answered together."
 
 
-def build(job: TextToSQL, tokenizer: TextTokenizer, device: torch.device) -> Any:
-    """The model at update 0, its weights in stores. Raises DataError for a tokenizer without padding."""
+def build(job: TextToSQL, tokenizer: TextTokenizer, device: torch.device, published: Path | None) -> Any:
+    """The model at update 0, without dropout, its weights in stores; `published`: folder of the one that the job is
+    `of`. Raises DataError for a tokenizer without padding, JobError for an unusable folder."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     if tokenizer.pad < 0:
         raise DataError(f"tokenizer {job.tokenizer} has no padding, with which T5's decoder begins: choose another")
     torch.manual_seed(job.seed)
+    if published is not None:
+        model = load_model(published, head="own", dtype=torch.bfloat16, dropout_rate=0.0)
+        model = model.bfloat16().to(device).train()
+        store_weights(job, model)
+        return model
     config = T5Config(
         vocab_size=job.vocab_size, d_model=job.hidden_size, d_ff=job.intermediate_size, d_kv=job.head_size,
         num_layers=job.n_layers, num_heads=job.n_heads, dropout_rate=0.0, pad_token_id=tokenizer.pad,
@@ -63,16 +73,22 @@ class WritingSQL:
 
     compiles = False  # a stored weight is decoded, by code that is not traced
 
-    def __init__(self, job: TextToSQL, manifest: Path, device: torch.device) -> None:
+    def __init__(self, job: TextToSQL, inputs: Inputs, device: torch.device) -> None:
+        manifest, published = inputs.data[0], inputs.models.get("of")
         self.job, self.device, self.tokenizer = job, device, TextTokenizer(job.tokenizer)
         self.items, self.held_out = read_items(manifest, "train"), read_items(manifest, "validation")
-        self.model = build(job, self.tokenizer, device)
-        stored = stored_weights(self.model).values()
-        self.parameters = sum(weight.store.shape.numel() for weight in stored) + sum(
-            p.numel() for p in self.model.parameters()
-        )
-        self.loss_module = Answering(self.model)
-        self.optimizer = LomoSgd(self.model, job.peak_lr, fused=job.optimizer == "lomo")
+        if job.adapter == "none":
+            self.whole = self.model = build(job, self.tokenizer, device, published)
+            stored = stored_weights(self.model).values()
+            self.parameters = sum(weight.store.shape.numel() for weight in stored) + sum(
+                p.numel() for p in self.model.parameters()
+            )
+            self.optimizer = LomoSgd(self.model, job.peak_lr, fused=job.optimizer == "lomo")
+        else:
+            self.whole, self.parameters = qlora.build(published, job.adapter, job.seed, device)
+            self.model = qlora.trained(self.whole)  # what a checkpoint has to hold: the rest never changes
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=job.peak_lr)
+        self.loss_module = Answering(self.whole)
         self.updates, self.evaluate_every = job.steps, job.steps
         self.micro_batch = self.slots_per_update = job.batch
         order, epochs = np.random.default_rng(job.seed), -(-job.steps * job.batch // len(self.items))
@@ -91,7 +107,8 @@ class WritingSQL:
     def batch(self, update: int) -> Batch:
         size = self.job.batch
         chosen = [self.items[row] for row in self.rows[update * size : (update + 1) * size]]
-        return Batch([(tuple(batch(self.job, self.tokenizer, chosen, self.device).values()), 1.0)], size)
+        given = batch(self.job.held_out(), self.tokenizer, chosen, self.device)
+        return Batch([(tuple(given.values()), 1.0)], size)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -101,8 +118,9 @@ class WritingSQL:
 
     def evaluate(self) -> Mapping[str, float | None]:
         """Called once, behind the last update; `final` has the metrics."""
-        found = judged(self.job, self.model, self.tokenizer, self.held_out, self.device)
-        self.final = {"parameters": self.parameters, **of_weights(self.job, self.model), **found}
+        found = judged(self.job, self.whole, self.tokenizer, self.held_out, self.device)
+        weights = of_weights(self.job, self.model) if self.job.adapter == "none" else qlora.of_weights(self.whole)
+        self.final = {"parameters": self.parameters, **weights, **found}
         return found
 
     def save(self, folder: Path) -> None:
@@ -112,14 +130,14 @@ class WritingSQL:
 def train(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     """Train and evaluate, from the newest checkpoint of the job if there is one."""
     world = start_world(machine.device)
-    engine = Engine(WritingSQL(job, inputs.data[0], world.device), inputs.work, machine, world)
+    engine = Engine(WritingSQL(job, inputs, world.device), inputs.work, machine, world)
     try:
         ended = engine.train()
     except torch.cuda.OutOfMemoryError:
         return Result(outcome="out_of_memory")
     if ended == "not_finite":
         return Result(outcome=ended, cost=engine.cost())
-    if inputs.model is not None:
+    if inputs.model is not None and job.adapter == "none":
         engine.hand_over(inputs.model)
     curve = [[row["update"], row["loss"]] for row in engine.curve.rows if "loss" in row]
     return Result(
@@ -139,13 +157,12 @@ def leave(job: TextToSQL, model: Any, folder: Path) -> None:
 
 
 def batch(
-    job: TextToSQL, tokenizer: TextTokenizer, items: Sequence[dict[str, Any]], device: torch.device
+    read: Questions, tokenizer: TextTokenizer, items: Sequence[dict[str, Any]], device: torch.device
 ) -> dict[str, torch.Tensor]:
     """input_ids, attention_mask and labels, padded on the right to the longest of the batch."""
-    sources = tokenizer.encode([f"{PREFIX}{item['context']} {item['question']}" for item in items])
-    targets = tokenizer.encode([item["answer"] for item in items])
-    sources = [_cut(ids, job.source_length) for ids in sources]
-    targets = [_cut(ids, job.target_length) for ids in targets]
+    texts = [" ".join(item[name] for name in ("context", "question") if name in item) for item in items]
+    sources = [_cut(ids, read.source_length) for ids in tokenizer.encode([read.prefix + text for text in texts])]
+    targets = [_cut(ids, read.target_length) for ids in tokenizer.encode([item["answer"] for item in items])]
     return {
         "input_ids": _padded(sources, tokenizer.pad, device),
         "attention_mask": _padded([[1] * len(ids) for ids in sources], 0, device),
@@ -173,7 +190,7 @@ def judged(
     model.eval()
     written, sums, tokens = [], 0.0, 0
     for start in range(0, len(items), AT_ONCE):
-        given = batch(job, tokenizer, items[start : start + AT_ONCE], device)
+        given = batch(job.held_out(), tokenizer, items[start : start + AT_ONCE], device)
         logits = model(**given).logits.float()
         losses = torch.nn.functional.cross_entropy(
             logits.transpose(1, 2), given["labels"], ignore_index=IGNORED, reduction="sum"
@@ -194,7 +211,7 @@ def speed(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     from paperlm.jobs.stored_speed import timed
 
     world = start_world(machine.device)
-    engine = Engine(WritingSQL(job, inputs.data[0], world.device), inputs.work, machine, world)
+    engine = Engine(WritingSQL(job, inputs, world.device), inputs.work, machine, world)
 
     def step() -> None:
         engine.at.update %= job.steps
