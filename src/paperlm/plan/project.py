@@ -226,7 +226,15 @@ class Project:
         if not isinstance(exhibit, JobCells) or not exhibit.job:
             return ()
         pairs = itertools.product(self._parts(exhibit.rows), self._columns(exhibit))
-        return tuple(self._cell(name, paper, exhibit, row, column) for row, column in pairs)
+        found = tuple(self._cell(name, paper, exhibit, row, column) for row, column in pairs)
+        at_work = {job for cell in found for job in cell.sources}
+        for replaced, other in self.changes(paper).instead.get(name, {}).items():
+            if other.job not in at_work:
+                raise SpecError(
+                    f"scales.{self.scale.scale}.instead.{name}: no cell works on what {other.job!r} stands for; leave "
+                    f"{replaced!r} out"
+                )
+        return found
 
     def cells_anywhere(self, name: str) -> Iterator[Cell]:
         """Those cells, and of the rows and columns of other scales those that could be made at this one, for checks."""
@@ -266,15 +274,16 @@ class Project:
             )  # fmt: skip
         try:
             context = Context().joined(*parts)
+            own = context.instead
             here = self.changes(paper).instead.get(name, {})
-            context = replace(context, instead={**{one: other.job for one, other in here.items()}, **context.instead})
+            context = replace(context, instead={**{one: other.job for one, other in here.items()}, **own})
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
         job = next((part.job for part in parts if part.job), exhibit.job)
         found = [
             self.resolver(paper.paper.id).job(job, self._seeded(context, seed), where) for seed in self.seeds(exhibit)
         ]
-        if idle := [one for one in context.instead.values() if one not in found[0].sources]:
+        if idle := [one for one in own.values() if one not in found[0].sources]:
             raise SpecError(f"{where}: instead: {job} does not work on what {idle[0]!r} stands for; leave it out")
         size = context.size or paper.jobs[job].with_.size
         values = {key: s.value for key, s in paper.sizes[size].values.items()} if size in paper.sizes else {}
