@@ -140,7 +140,10 @@ def test_a_job_in_place_of_another_has_to_fit(tmp_path, instead, message):
             {"neuzip_table4": {"model": "sql"}},
             r"'sql' is a job of kind 'text_to_sql'; in place of 'model' it has to be",
         ),
-        ({"neuzip_table2": {"model": "open_model"}}, r"instead.neuzip_table2: no cell works on what 'open_model' stands for; leave 'model' out"),
+        (
+            {"neuzip_table2": {"model": "open_model"}},
+            r"instead.neuzip_table2: no cell works on what 'open_model' stands for; leave 'model' out",
+        ),
     ],
 )
 def test_a_job_in_place_of_another_at_one_scale_has_to_fit(tmp_path, instead, message):
@@ -154,7 +157,12 @@ def test_a_job_in_place_of_another_at_one_scale_has_to_fit(tmp_path, instead, me
 def test_published_checkpoints_are_read_at_scale_paper_and_compared_with_the_print_there_alone(scale, kind):
     project = Project({"scale": scale})
     own = {"hub_model": {"hub_model"}, "pretrain": {"text_to_sql", "NoneType"}}[kind]
-    for name, of in {"neuzip_table3a": {kind}, "neuzip_table4": {kind}, "neuzip_table2": own, "neuzip_table3b": own}.items():
+    for name, of in {
+        "neuzip_table3a": {kind},
+        "neuzip_table4": {kind},
+        "neuzip_table2": own,
+        "neuzip_table3b": own,
+    }.items():
         jobs = [job for cell in project.cells(name) for job in cell.jobs]
         assert {getattr(job.of, "kind", "NoneType") for job in jobs} <= of
         table = project.table(name)[1]
