@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,10 +54,42 @@ class Mutant(NamedTuple):
     occurrence: int
     start: tuple[int, int]
     end: tuple[int, int]
+    text: str = ""
+    "the line that it starts in, without the spaces around it"
+    nth: int = 0
+    "of the lines of the module with that text"
+    indent: int = 0
+    variant: int = 0
+    "of the operator's changes at this place"
+
+    @property
+    def place(self) -> str:
+        """Where it is, by what stands there: lines that come or go elsewhere leave the sample as it is."""
+        columns = (self.start[1] - self.indent, self.end[0] - self.start[0], self.end[1] - self.indent)
+        return f"{self.module} {self.text or self.start[0]} {self.nth} {columns}"
 
     @property
     def key(self) -> str:
-        return f"{self.module}:{self.start[0]}:{self.start[1]} {self.operator} {self.occurrence}"
+        return f"{self.module} {rank(self.place)[:12]} {self.operator} {self.variant}"
+
+
+def rank(*parts: object) -> str:
+    """A draw by lot that parts alone decide."""
+    return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()
+
+
+def placed(mutants: Iterable[Mutant], sources: dict[str, str]) -> Iterator[Mutant]:
+    """With what stands where they are."""
+    lines = {name: source.splitlines() for name, source in sources.items()}
+    seen: Counter[tuple[str, str]] = Counter()
+    for mutant in sorted(mutants):
+        here = lines[mutant.module]
+        raw = here[mutant.start[0] - 1]
+        text = raw.strip()
+        nth = sum(line.strip() == text for line in here[: mutant.start[0] - 1])
+        named = mutant._replace(text=text, nth=nth, indent=len(raw) - len(raw.lstrip()))
+        seen[named.place, mutant.operator] += 1
+        yield named._replace(variant=seen[named.place, mutant.operator] - 1)
 
 
 def files(area: Area, root: Path = ROOT) -> list[str]:
@@ -94,16 +127,16 @@ def drawn(
 
     Places are drawn rather than mutants, since a sum alone has eleven. What is no Python (`runs`) is no mutant.
     """
-    chance = random.Random(seed)
-    places: dict[str, dict[Any, list[Mutant]]] = {}
+    places: dict[str, dict[str, list[Mutant]]] = {}
     for mutant in sorted(mutants):
-        places.setdefault(mutant.area, {}).setdefault((mutant.module, mutant.start, mutant.end), []).append(mutant)
-    queues = {}
-    for area in sorted(places):
-        queues[area] = [places[area][place] for place in sorted(places[area])]
-        chance.shuffle(queues[area])
-        for here in queues[area]:
-            chance.shuffle(here)
+        places.setdefault(mutant.area, {}).setdefault(mutant.place, []).append(mutant)
+    queues = {
+        area: [
+            sorted(here[place], key=lambda mutant: rank(seed, mutant.key))
+            for place in sorted(here, key=lambda place: rank(seed, place))
+        ]
+        for area, here in places.items()
+    }
     found: list[Mutant] = []
     while len(found) < size and any(queues.values()):
         for area in sorted(queues):
@@ -132,7 +165,8 @@ def possible(root: Path = ROOT) -> list[Mutant]:
                 found.append(Mutant(name, module, spec.operator_name, *place))
             database.close()
         sources = {file: (root / file).read_text(encoding="utf-8") for file in names}
-        found = [m for m in found if m.area != name] + list(told((m for m in found if m.area == name), sources))
+        mine = placed((m for m in found if m.area == name), sources)
+        found = [m for m in found if m.area != name] + list(told(mine, sources))
     return found
 
 

@@ -24,17 +24,17 @@ AREAS = {
     "verdicts": Area(
         (*modules("src/paperlm/tables", "verdicts"), f"{CLAIMS}/*.py"),
         ("claim_language", "divergence", "paired", "results", "judge"),
-        ("published", "tables"),
+        ("published", "tables", "evidence", "bad_input"),
     ),
     "diff": Area(
         modules("src/paperlm/tables", "results", "contents", "jobs", "build", "metrics", "needs"),
         ("results", "published", "show"),
-        ("tables", "cce_tables"),
+        ("tables", "cce_tables", "results_page", "bad_input", "norm_exhibits"),
     ),
     "published numbers": Area(
         modules("src/paperlm/tables", "published", "consistency", "arithmetic"),
         ("published", "consistency"),
-        ("cce_memory", "tables"),
+        ("cce_memory", "tables", "bad_input", "damage"),
     ),
     "plan and ids": Area(
         (
@@ -42,13 +42,15 @@ AREAS = {
             *modules("src/paperlm", "jobs/base", "frozen"),
         ),
         ("digest", "plan_mistakes", "state"),
-        ("plan", "jobs", "paper_files"),
+        ("plan", "jobs", "paper_files", "estimate", "bad_input", "workflow", "run", "norm_exhibits"),
     ),
-    "schedule": Area(modules("src/paperlm/train", "schedule"), ("schedule",), ("training_settings", "engine")),
+    "schedule": Area(
+        modules("src/paperlm/train", "schedule"), ("schedule",), ("training_settings", "engine", "continue_pretrain")
+    ),
     "settings": Area(
         modules("src/paperlm", "plan/resolve", "plan/scale", "tables/settings", "finetune/settings", "data/settings"),
         ("plan_mistakes", "finetune_settings", "plan"),
-        ("jobs", "paper_files", "show", "data"),
+        ("jobs", "paper_files", "show", "data", "bad_input", "tables", "bitnet_exhibits", "finetune"),
     ),
     "perplexity": Area(
         modules("src/paperlm", "evaluate/perplexity", "evaluate/windows", "jobs/text_perplexity", "data/chunks"),
@@ -58,23 +60,23 @@ AREAS = {
     "data": Area(
         modules("src/paperlm/data", "shards", "prepare", "texts", "tokenizer", "items", "bundle", "sources"),
         ("tokenizers", "data", "items"),
-        ("wikitext", "hub_model", "images"),
+        ("wikitext", "hub_model", "images", "bad_input", "damage"),
     ),
     "norms": Area(("src/paperlm/norms/*.py",), ("norms",), ("schedule", "model", "fused_norms")),
     "checkpoints": Area(
         modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
         ("model_folder", "engine_resume"),
-        ("damage", "continue_pretrain"),
+        ("damage", "continue_pretrain", "run", "generation", "kills"),
     ),
     "filter": Area(
         modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),
         ("cross_entropy_api", "cross_entropy_order"),
-        ("cross_entropy_filter",),
+        ("cross_entropy_filter", "cross_entropy_kernels"),
         {"TRITON_INTERPRET": "1"},
     ),
     "reference of the loss": Area(
         modules("kernels/paperlm_kernels/cross_entropy", "reference"),
         ("cross_entropy", "cross_entropy_filter"),
-        ("cross_entropy_parallel", "cross_entropy_memory"),
+        ("cross_entropy_parallel", "cross_entropy_memory", "cross_entropy_compile", "losses"),
     ),
 }

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support_mutants import AREAS, SEED, Mutant, Runs, change, drawn, files, record, rows, silent, told
+from support_mutants import AREAS, SEED, Mutant, Runs, change, drawn, files, placed, record, rows, silent, told
 
 from paperlm.plan.project import ROOT
 
@@ -47,6 +47,21 @@ def test_a_sample_is_the_same_each_time_has_one_mutant_at_a_place_and_as_many_of
     assert drawn(reversed(everything), lambda mutant: True, size=65) == sample
     assert drawn(everything, lambda mutant: True, size=65, seed=SEED + 1) != sample
     assert sample[:12] == drawn(everything, lambda mutant: True, size=12), "a sample that is cut short is a fair one"
+
+
+def test_lines_that_come_before_a_mutant_change_neither_its_name_nor_the_sample():
+    source = "a = 1\n\ndef f(x):\n    y = x + 1\n    return y\n\ndef g(x):\n    y = x + 1\n    return y - 2\n"
+    moved = f"import os\n\n{source}".replace("    y = x", "        y = x")
+
+    def found(text: str) -> list[Mutant]:
+        places = [(n, line.index("+")) for n, line in enumerate(text.splitlines(), 1) if "+" in line]
+        raw = [Mutant("a", "a.py", f"core/{o}", n, p, (p[0], p[1] + 1)) for n, p in enumerate(places) for o in "AAB"]
+        return list(placed(raw, {"a.py": text}))
+
+    before, after = found(source), found(moved)
+    assert [m.key for m in before] == [m.key for m in after] and len({m.key for m in before}) == 6
+    chosen, again = (drawn(some, lambda mutant: True, size=1) for some in (before, after))
+    assert [m.key for m in chosen] == [m.key for m in again]
 
 
 def test_what_is_no_python_gives_way_to_another_mutant_of_its_place():

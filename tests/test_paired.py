@@ -169,3 +169,11 @@ def test_beside_a_claim_on_two_cells_stands_their_gap_on_the_same_items(tmp_path
 
 def test_records_without_items_say_what_they_said_before(tmp_path, tiny):
     assert not any("on the same" in reason for reason in reasons(tiny, tmp_path, kept=False).values())
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], list(range(300))])
+def test_items_are_drawn_again_ten_thousand_times_few_and_many_values_alike(values):
+    table = np.array([[value, 2.0 * value, 1.0] for value in values])
+    sums = paired._resampled(np.random.default_rng(1), table)
+    assert sums.shape == (10_000, 3) and (sums[:, 2] == len(values)).all()
+    assert sums[:, 0].mean() == pytest.approx(sum(values), rel=0.02)

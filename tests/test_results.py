@@ -96,6 +96,15 @@ def test_a_difference_within_two_standard_errors_is_within_seeds(project, tmp_pa
     ]  # fmt: skip
 
 
+def test_what_the_noise_of_one_seed_rests_on_is_said(project, tmp_path):
+    said = [
+        table_contents(project, TABLE, evaluated(project, tmp_path / name, change)).one_sample
+        for name, change in (("with", with_()), ("without", with_(standard_errors={})))
+    ]
+    assert said[0].endswith("standard errors are of the items, seeds of training are not in them")
+    assert said[1].startswith("one seed; seed noise ")
+
+
 def test_several_seeds_show_their_spread_in_the_tables_unit(tmp_path):
     project = Project({"scale": "paper", "seeds": [0, 1, 2]})
 

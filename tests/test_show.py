@@ -38,6 +38,24 @@ def said(capsys):
 # -- show ----
 
 
+def test_of_a_published_model_show_names_what_it_reads_and_no_method_of_ours(said):
+    text = said(Project({"scale": "paper"}), "neuzip_table3b", "NeuZip 3-bit,T5 3B PPL")
+    assert '"dataset": "hub:wmt/wmt14"' in text and "hub:google-t5/t5-3b" in text
+    assert "method" not in text and "wiring" not in text
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+def test_every_kind_of_cell_can_be_shown(said, scale):
+    project, seen = Project({"scale": scale}), set()
+    for name in project.tables:
+        for cell in project.cells(name):
+            chain = tuple(job.kind for one in cell.jobs[:1] for job in (one, *one.ancestors()))
+            if chain and chain not in seen:
+                seen.add(chain)
+                assert cell.jobs[0].job_id in said(project, name, f"{cell.row},{cell.column}")
+    assert len(seen) > 8
+
+
 @pytest.mark.parametrize(
     ("scale", "printed", "here"),
     [

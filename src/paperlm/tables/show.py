@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from paperlm.errors import SpecError, unknown
 from paperlm.figures import figure_kinds
+from paperlm.frozen import Frozen
 from paperlm.jobs import Job, module_of
 from paperlm.norms import build_method
 from paperlm.plan.project import Cell, Project
@@ -128,7 +130,7 @@ def _show_metric(console: Console, project: Project, name: str, cell: Cell) -> N
 def _show_method(console: Console, cell: Cell) -> None:
     """The normalization method of the model, and who applies its wiring."""
     for job in (cell.jobs[0], *cell.jobs[0].ancestors()):
-        if hasattr(job, "norm"):
+        if "norm" in type(job).model_fields:  # a model from elsewhere has its own blocks
             method = build_method(job.norm)
             module = type(method).__module__
             console.print(
@@ -150,10 +152,15 @@ def _show_settings(console: Console, cell: Cell) -> None:
             grid.add_column(column)
         for key, setting in sorted(sources.items()):
             value = getattr(job, key, setting.value) if job else setting.value
-            grid.add_row(key, json.dumps(value), escape(setting.source))
+            grid.add_row(key, json.dumps(value, default=_plain), escape(setting.source))
         for key, (value, why) in job.derived().items() if job else ():
             grid.add_row(f"({key})", value, why)
         console.print(grid)
+
+
+def _plain(value: Frozen) -> dict[str, Any]:
+    """A setting that has settings of its own."""
+    return value.model_dump(mode="json")
 
 
 def _job_with(job: Job, keys: set[str]) -> Job | None:
