@@ -30,6 +30,23 @@ def test_what_failed_stands_before_what_held_and_every_proxy_is_named():
     assert "a proxy of phi3.5-mini: the shape of gpt2" in text
 
 
+def test_a_part_that_fails_is_listed_though_the_whole_claim_does_not_fail(root):
+    """A claim of which one size was run can fail there and be not tested as a whole."""
+    project = Project({"scale": "gpu", "run_missing": "no"}, root)
+    folder = root / REFERENCE / "gpu"
+    folder.mkdir(parents=True)
+    (folder / "made.json").write_text('{"machines": ["m"], "dates": ["d"], "commits": ["c"], "torch": ["t"]}')
+    rows = ["A,,not tested", "A,71M,fails", "A,130M,holds", "A,250M,fails", "B,,fails", "B,71M,fails", "C,71M,holds"]
+    rows = [f",,,gpu,{row[0]} is least,,{row}" for row in rows]
+    (folder / "mixln_table1.claims.csv").write_text(
+        "\n".join(["margin,detectable,would_decide,scale,says,reason,claim,part,verdict", *rows]) + "\n"
+    )
+    lines = page(project, ("gpu",)).splitlines()
+    assert lines[lines.index("What fails, and why in the tables below:") + 2] == "- B (`mixln_table1`): B is least"
+    told = lines.index("What fails in a part, where other parts are open or were not run:")
+    assert lines[told + 2 : told + 4] == ["- A (`mixln_table1`), 71M, 250M: A is least", ""], "B is told as a whole"
+
+
 @pytest.fixture
 def copy(root):
     """The declarations alone."""

@@ -130,7 +130,7 @@ def _made(path: Path) -> dict[str, list[str]]:
 
 
 def _verdicts(project: Project, folder: Path) -> Iterator[str]:
-    """How many claims have which verdict, and which fail."""
+    """How many claims have which verdict, and which fail, as a whole or in a part."""
     files = {name: folder / f"{name}.claims.csv" for name in project.exhibits}
     rows = [(name, row) for name, path in files.items() if path.is_file() for row in read_built(path)]
     wholes = [(name, row) for name, row in rows if not row["part"]]
@@ -141,6 +141,20 @@ def _verdicts(project: Project, folder: Path) -> Iterator[str]:
     for name, row in failed:
         yield f"- {row['claim']} (`{name}`): {_cell(row['says'])}"
     yield ""
+    # A whole whose other parts were not run, or stay open, can hide a part that fails.
+    yield from _failed_parts(rows, {(name, row["claim"]) for name, row in failed})
+
+
+def _failed_parts(rows: list[tuple[str, dict[str, str]]], told: set[tuple[str, str]]) -> Iterator[str]:
+    """The failed parts of claims that do not fail as a whole, a line for each claim."""
+    failed: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for name, row in rows:
+        if row["part"] and row["verdict"] == "fails" and (name, row["claim"]) not in told:
+            failed.setdefault((name, row["claim"]), []).append(row)
+    yield from ("What fails in a part, where other parts are open or were not run:", "") if failed else ()
+    for (name, claim), parts in failed.items():
+        yield f"- {claim} (`{name}`), {', '.join(part['part'] for part in parts)}: {_cell(parts[0]['says'])}"
+    yield from ("",) if failed else ()
 
 
 def _exhibit(project: Project, folder: Path, name: str) -> Iterator[str]:
