@@ -5,7 +5,8 @@ docs/reference/kills.json; `tests/test_kills.py` takes a sample.
 
 Changes are seen by Python's audit events, so that those of libraries count: files opened for writing, folders made,
 names changed, files and folders removed. What is made: the data of a model, its training with checkpoints and a
-snapshot, and a removal of its blocks, each of whose measurements is kept.
+snapshot (`pretrain`), a removal of its blocks behind that, each of whose measurements is kept (`block_removal`), and of
+every other kind a small job whose parents are there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")
 ADDING = "open to add"
+WHOLE = ("pretrain", "block_removal")
+"Kinds that are surveyed with all that they stand on."
 ROOM = 200
 "Bytes that a file can still have on the disk that is full."
 FULL, OTHER = 28, 1
@@ -106,9 +109,10 @@ def child(work: Callable[[], None]) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
 
 
-def changes(base: Path, do: Callable[[Path], None]) -> list[str]:
-    """What a run that nothing happens to changes, in order."""
+def changes(base: Path, start: Path, do: Callable[[Path], None]) -> list[str]:
+    """What a run from `start` that nothing happens to changes, in order."""
     root, listed = base / "counted", base / "counted.json"
+    shutil.copytree(start, root)
 
     def work() -> None:
         seen = counting(root, -1, lambda event, path: None)
@@ -122,7 +126,15 @@ def changes(base: Path, do: Callable[[Path], None]) -> list[str]:
     return json.loads(listed.read_text())
 
 
-def fault(root: Path, do: Callable[[Path], None], how: str, at: int, ends: Callable[[Path], Any], expected: Any) -> str:
+def fault(
+    start: Path,
+    root: Path,
+    do: Callable[[Path], None],
+    how: str,
+    at: int,
+    ends: Callable[[Path], Any],
+    expected: Any,
+) -> str:
     """What is wrong after a kill or a full disk at change `at` and the same command again; empty if nothing is."""
 
     def hurt() -> None:
@@ -130,6 +142,7 @@ def fault(root: Path, do: Callable[[Path], None], how: str, at: int, ends: Calla
         do(root)
 
     shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(start, root)
     status, said = child(hurt)
     if how == "kill" and status != -signal.SIGKILL:
         return f"was not killed: {status} {said}"
@@ -148,23 +161,34 @@ def fault(root: Path, do: Callable[[Path], None], how: str, at: int, ends: Calla
 
 def job_of(kind: str) -> Any:
     from support import smoke_run
+    from support_small_jobs import job
 
     from paperlm.jobs import parse_job
 
     trained = smoke_run(steps=5, eval_every=2, train_examples=40, validation_tokens=600)
-    if kind == "pretrain":
-        return trained
-    return parse_job({"kind": "block_removal", "of": trained.canonical(), "at": 2, "documents": 4})
+    if kind in WHOLE:
+        removal = {"kind": "block_removal", "of": trained.canonical(), "at": 2, "documents": 4}
+        return trained if kind == "pretrain" else parse_job(removal)
+    return job(kind)
 
 
-def make(root: Path, kind: str) -> None:
-    """The job with its parents; each model keeps a snapshot after two updates."""
+def make(root: Path, kind: str, local_data: Path, parents_alone: bool = False) -> None:
+    """The job with its parents, or these alone. A training keeps a snapshot after two updates."""
     from paperlm.jobs import Machine
     from paperlm.record.places import Places
     from paperlm.run import Maker
 
-    options = Machine(device="cpu", progress=False, checkpoint_updates=2)
-    Maker(Places(root, "smoke"), options, keep={job_of("pretrain").job_id: (2,)}).with_parents(job_of(kind))
+    wanted = job_of(kind)
+    trainings = [job for job in (*wanted.ancestors(), wanted) if job.has_curve and 2 in job.snapshots()]
+    keep = {job.job_id: {2} for job in trainings}
+    for name, parent in wanted.parents().items():
+        if (state := wanted.snapshot(name)) is not None:
+            keep.setdefault(parent.job_id, set()).add(state)
+    machine = Machine(device="cpu", progress=False, checkpoint_updates=2)
+    kept = {job_id: tuple(sorted(states, key=str)) for job_id, states in keep.items()}
+    maker = Maker(Places(root, "smoke"), machine, str(local_data), kept)
+    for job in wanted.parents().values() if parents_alone else (wanted,):
+        maker.with_parents(job)
 
 
 def outcome(root: Path, kind: str) -> dict[str, Any]:
@@ -173,8 +197,8 @@ def outcome(root: Path, kind: str) -> dict[str, Any]:
     from paperlm.record.places import Places
     from paperlm.record.record import read_record
 
-    places, found = Places(root, "smoke"), {}
-    for job in {job.job_id: job for job in (job_of("pretrain"), job_of(kind))}.values():
+    places, found, wanted = Places(root, "smoke"), {}, job_of(kind)
+    for job in (*wanted.ancestors(), wanted):
         if (path := root / places.made(job)).is_file():
             found[job.job_id] = read_record(path, job.job_id).model_dump(exclude={"cost", "environment"})
     files = [p for name in ("smoke/models", "data") for p in (root / "results" / name).rglob("*") if p.is_file()]
@@ -192,42 +216,72 @@ def begin() -> None:
 
 def survey(kind: str, hows: tuple[str, ...], sample: int | None, part: str = "") -> Iterator[dict[str, Any]]:
     """A row for each change with `part` in its name, `sample` of them evenly spread: how, at, of, change, fault."""
+    from support_toy_registry import toy_registry
+
+    from paperlm.data import registry as registry_module
+
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
-        make(base / "whole", kind)
+        toys = toy_registry(base / "local")
+        registry_module.registry = lambda: toys
+        start = base / "parents"
+        start.mkdir()
+        if kind not in WHOLE:
+            make(start, kind, base / "local", parents_alone=True)
+
+        def do(root: Path) -> None:
+            make(root, kind, base / "local")
+
+        shutil.copytree(start, base / "whole")
+        do(base / "whole")
         expected = outcome(base / "whole", kind)
-        seen = changes(base, lambda root: make(root, kind))
+        seen = changes(base, start, do)
         places = [at for at, change in enumerate(seen) if part in change]
         count = len(places) if sample is None else min(sample, len(places))
         spread = sorted({round(i * (len(places) - 1) / max(count - 1, 1)) for i in range(count)})
         for how in hows:
             for at in (places[i] for i in spread):
-                found = fault(
-                    base / "hurt", lambda root: make(root, kind), how, at, lambda root: outcome(root, kind), expected
-                )
+                found = fault(start, base / "hurt", do, how, at, lambda root: outcome(root, kind), expected)
                 yield {"how": how, "at": at, "of": len(seen), "change": seen[at], "fault": found}
 
 
+def sentence(surveys: Sequence[Mapping[str, Any]]) -> str:
+    """What the documents say of the counts."""
+    each = "; ".join(
+        f"{found['kind']} killed at {found['places']['kill']} of {found['changes']} changes, a full disk at "
+        f"{found['places']['full']}: {len(found['faults']) or 'no'} faults"
+        for found in surveys
+    )
+    return f"By kind of job: {each}."
+
+
 def main() -> int:
+    from paperlm.jobs import job_kinds
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kind", choices=["pretrain", "block_removal"], default="block_removal")
+    parser.add_argument("--kind", nargs="+", choices=sorted(job_kinds()), default=sorted(job_kinds()))
     parser.add_argument("--how", nargs="+", choices=["kill", "full"], default=["kill", "full"])
     parser.add_argument("--sample", type=int, default=12, help="places of each, evenly spread")
     parser.add_argument("--every", action="store_true", help="every place")
     parser.add_argument("--part", default="", help="only changes that have it in their name")
-    parser.add_argument("--out", type=Path, help="JSON file for what came out")
+    parser.add_argument("--out", type=Path, help="JSON file for what came out, by kind")
     options = parser.parse_args()
     begin()
-    rows = []
-    for row in survey(options.kind, tuple(options.how), None if options.every else options.sample, options.part):
-        print(json.dumps(row), flush=True)
-        rows.append(row)
-    faults = [row for row in rows if row["fault"]]
-    if options.out:
-        counts = {how: sum(row["how"] == how for row in rows) for how in options.how}
-        found = {"kind": options.kind, "changes": rows[0]["of"], "places": counts, "faults": faults}
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-    return bool(faults)
+    faults = False
+    for kind in options.kind:
+        rows = []
+        for row in survey(kind, tuple(options.how), None if options.every else options.sample, options.part):
+            print(json.dumps({"kind": kind} | row), flush=True)
+            rows.append(row)
+        wrong = [row for row in rows if row["fault"]]
+        if options.out:
+            counts = {how: sum(row["how"] == how for row in rows) for how in options.how}
+            found = {"kind": kind, "changes": rows[0]["of"], "places": counts, "faults": wrong}
+            surveys = json.loads(options.out.read_text()) if options.out.is_file() else []
+            surveys = [*(one for one in surveys if one["kind"] != kind), found]
+            options.out.write_text(json.dumps(surveys, indent=1) + "\n")
+        faults |= bool(wrong)
+    return faults
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ AREAS = {
     "checkpoints": Area(
         modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
         ("model_folder", "engine_resume"),
-        ("damage", "continue_pretrain", "run", "generation", "kills"),
+        ("damage", "continue_pretrain", "run", "generation"),
     ),
     "filter": Area(
         modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),

@@ -1,4 +1,4 @@
-"""A small job of every kind, whose data are those that the workshop of test_job_fields.py makes."""
+"""A small job of every kind, whose data are those of support_toy_registry.py."""
 
 from __future__ import annotations
 
