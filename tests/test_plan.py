@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paperlm.checks import open_project
 from paperlm.jobs import job_from
 from paperlm.jobs.base import Job, parent_kinds
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.resolve import _state
+from paperlm.plan.workflow import one_of
 from paperlm.record.record import read_record
 
 SCALES = sorted(p.stem for p in (ROOT / "workflow/scales").glob("*.yaml"))
@@ -158,3 +162,10 @@ def test_a_sixth_paper_is_one_file_and_its_published_table(root):
     shared, new = (cell.jobs[0].job_id for cell in project.cells("toy_table1"))
     assert project.jobs.keys() - Project({"scale": "smoke"}).jobs.keys() == {new}
     assert {"mixln_table1", "toy_table1"} <= set(project.exhibits_of(shared)), "A is Table 1's Pre-LN run of 130M"
+
+
+@given(st.sets(st.text("ab_-.", min_size=1, max_size=4), min_size=1, max_size=12), st.text("ab_-.", max_size=5))
+def test_the_pattern_of_a_rule_matches_the_names_of_its_jobs_and_no_other(names, other):
+    pattern = one_of(sorted(names))
+    assert all(re.fullmatch(pattern, name) for name in names)
+    assert bool(re.fullmatch(pattern, other)) == (other in names)

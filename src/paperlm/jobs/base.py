@@ -98,7 +98,7 @@ class Job(Frozen):
 
     def parents(self) -> dict[str, Job]:
         """Field -> the job whose model it works on."""
-        return {name: value for name in type(self).model_fields if isinstance(value := getattr(self, name), Job)}
+        return {name: value for name in parent_kinds(type(self)) if isinstance(value := getattr(self, name), Job)}
 
     def data(self) -> list[DataSettings]:
         """What the data rule has to prepare; `Inputs.data` has the manifests in this order."""
@@ -244,7 +244,8 @@ class ParentKinds:
     kinds: tuple[str, ...]
 
 
-def parent_kinds(kind: type[Job]) -> dict[str, tuple[str, ...]]:
+@functools.cache
+def parent_kinds(kind: type[Job]) -> Mapping[str, tuple[str, ...]]:
     """Field -> kinds of the job that it may be, for the fields of a kind that are jobs."""
     found = {}
     for name, info in kind.model_fields.items():

@@ -65,8 +65,8 @@ class Costs:
     def of_job(self, job: Job) -> float | None:
         """Seconds of a job; None if nothing says."""
         name, flops = like(job.job_id), job.flops()
-        known = {**self._there.get(job.kind, {}), **self._here.get(job.kind, {})}
-        if flops and name not in known and (paces := _of_kind(self._paces, job)):
+        known = any(name in costs.get(job.kind, {}) for costs in (self._there, self._here))
+        if flops and not known and (paces := _of_kind(self._paces, job)):
             return flops * statistics.median(pace.rate for pace in _nearest(paces, flops))
         found = self._of(job.kind, name)
         if found is None and flops and (paces := _of_kind(self._elsewhere, job)):
@@ -236,7 +236,8 @@ def _nearest(paces: list[_Pace], flops: float) -> list[_Pace]:
     """Those of about as many operations, or of as near to it as there are: small models do not fill a card, and of a
     short job much is not training."""
     distance = [abs(math.log(pace.flops / flops)) for pace in paces]
-    return [pace for pace, one in zip(paces, distance, strict=True) if one <= min(distance) + math.log(2)]
+    limit = min(distance) + math.log(2)
+    return [pace for pace, one in zip(paces, distance, strict=True) if one <= limit]
 
 
 def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:

@@ -7,6 +7,7 @@ made again where that is cheap, and marked where it is not.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -86,7 +87,8 @@ class State:
         others = [job for other in self.project.reads(name)[1:] for job in self.project.jobs_of(other)]
         return list(dict.fromkeys([*own, *(s.path for job in others if (s := self.stored(job)))]))
 
-    def todo(self, *names: str) -> dict[str, Job]:
+    @functools.cache  # noqa: B019
+    def todo(self, *names: str) -> Mapping[str, Job]:
         """Jobs to make for these exhibits (none: for all): records that are asked for and missing, closed over the
         parents whose model is missing."""
         found: dict[str, Job] = {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,18 @@ from paperlm.record.record import behaviours_of_ancestors
 
 NOTHING = "nothing-to-make"
 "A pattern that matches no name."
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Regular expression of names, which are sorted and no two alike. What some begin with is written once: Snakemake
+    looks through the whole expression for each file of each job."""
+    parts = []
+    for _, group in itertools.groupby(names, key=lambda name: name[:1]):
+        few = list(group)
+        head = os.path.commonprefix([few[0], few[-1]])  # noqa: RUF071 - of characters, not of folders
+        rest = f"(?:{one_of([name[len(head) :] for name in few])})" if len(few) > 1 else ""
+        parts.append(re.escape(head) + rest)
+    return "|".join(parts)
 
 
 class Workflow:
@@ -51,7 +65,7 @@ class Workflow:
         A record's name holds every setting that can change its number, so a stored one is a source file: no edit of a
         rule and no newer file makes it again. Delete a record to make its job anew.
         """
-        return "|".join(re.escape(name) for name, job in self.state.todo().items() if job.kind == kind) or NOTHING
+        return one_of(sorted(name for name, job in self.state.todo().items() if job.kind == kind)) or NOTHING
 
     def job(self, job_id: str) -> Job:
         """A job of the project."""
