@@ -28,7 +28,7 @@ test: setup
 slow: setup
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m slow
 
-# Kills, and a full disk, at every change that a job makes to files: a quarter of an hour on one core.
+# Kills, and a full disk, at every change that a job of each kind makes to files: hours on one core.
 kills: setup
 	$(BIN)/python tests/support_kills.py --every --out docs/reference/kills.json
 

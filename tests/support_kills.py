@@ -238,7 +238,8 @@ def survey(kind: str, hows: tuple[str, ...], sample: int | None, part: str = "")
         seen = changes(base, start, do)
         places = [at for at, change in enumerate(seen) if part in change]
         count = len(places) if sample is None else min(sample, len(places))
-        spread = sorted({round(i * (len(places) - 1) / max(count - 1, 1)) for i in range(count)})
+        steps = [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
+        spread = sorted({round(step * (len(places) - 1)) for step in steps})
         for how in hows:
             for at in (places[i] for i in spread):
                 found = fault(start, base / "hurt", do, how, at, lambda root: outcome(root, kind), expected)

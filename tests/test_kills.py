@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 from support import job_environment
+from support_kills import sentence
+
+from paperlm.jobs import job_kinds
+from paperlm.plan.project import ROOT
 
 SCRIPT = Path(__file__).with_name("support_kills.py")
 
@@ -49,6 +53,14 @@ def test_thirty_places_of_a_job_and_of_the_one_that_works_on_its_model(how):
     assert [row for row in rows if row["fault"]] == []
 
 
+@pytest.mark.slow
+def test_a_place_in_the_middle_of_a_job_of_every_other_kind():
+    kinds = sorted(set(job_kinds()) - {"pretrain", "block_removal"})
+    rows = survey("--kind", *kinds, "--sample", "1")
+    assert [row["kind"] for row in rows] == [kind for kind in kinds for _ in range(2)]
+    assert [row for row in rows if row["fault"]] == []
+
+
 def test_a_file_that_is_written_in_its_place_is_found_out(tmp_path):
     """The survey itself: without the neighbour that is renamed, a kill leaves an empty manifest."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -61,3 +73,10 @@ def test_a_file_that_is_written_in_its_place_is_found_out(tmp_path):
     )
     rows = survey("--kind", "pretrain", "--how", "kill", "--part", "/manifest.json", environment=visible(tmp_path))
     assert any("manifest.json: truncated or altered" in row["fault"] for row in rows)
+
+
+def test_the_documents_say_what_the_survey_counted():
+    found = json.loads((ROOT / "docs/reference/kills.json").read_text())
+    assert sentence(found) in (ROOT / "docs/scales_and_clusters.md").read_text()
+    two = [{"kind": "a", "changes": 9, "places": {"kill": 9, "full": 8}, "faults": []}, {**found[0], "faults": [{}]}]
+    assert "a killed at 9 of 9 changes, a full disk at 8: no faults; " in sentence(two) and "1 faults." in sentence(two)
