@@ -26,7 +26,8 @@ test: setup
 	  tests/test_stored_training.py
 
 slow: setup
-	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m slow
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m slow --ignore tests/test_load.py
+	$(BIN)/python -m pytest -n 0 -m slow tests/test_load.py  # seconds of a processor, which a neighbour would lengthen
 
 # Kills, and a full disk, at every change that a job of each kind makes to files: hours on one core.
 kills: setup
