@@ -24,7 +24,7 @@ POINTERS = dict.fromkeys(
     ("payload", "directory", "table", "patches", "patch_directory", "found", "codes", "words", "most", "patch_counts",
      "sums", "totals", "packing", "decoding", "scratch", "escaping"), "*i32",
 ) | dict.fromkeys(("units", "norm", "plane8", "index", "stored"), "*u8") | {
-    "out": "*i16", "weights": "*i16", "counts": "*i64", "counters": "*i64"
+    "out": "*i16", "weights": "*i16", "counts": "*i64"
 }  # fmt: skip
 
 

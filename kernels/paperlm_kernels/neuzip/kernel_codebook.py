@@ -7,20 +7,19 @@ import triton
 import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import within_block
-from paperlm_kernels.neuzip.kernel_encode import as_stored, either, load_octet
+from paperlm_kernels.neuzip.kernel_encode import as_stored, load_octet
 
 
 @triton.jit(do_not_specialize=["numel", "blocks", "programs"])
 def count_kernel(
-    weights, norm, counters, counts, numel, blocks, programs,
+    weights, norm, counts, numel, blocks, programs,
     OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """How often each exponent but 0 occurs (256, int64, zeros before): 0 is what remains.
 
     Nearly all exponents of a tensor are among 15 neighbours: these have counters in a thread's registers, of four bits
-    for a step of eight weights, added up in eight bits, then in sixteen; so a program counts at most 8,184 steps. What
-    a weight adds is read from `counters` (512, int64): 256 + i is one of counter i, all others one of the sixteenth.
-    Steps that have such exponents are read once more.
+    for a step of eight weights, added up in eight bits, then in sixteen; so a program counts at most 8,184 steps. All
+    others are added to `counts` where they are met.
     """
     lane = tl.arange(0, LANES)
     BLOCK: tl.constexpr = OCTETS * LANES * 8
@@ -32,7 +31,6 @@ def count_kernel(
     some = (w0 >> 7) & 0xFF
     lowest = tl.sum(some, 0) // tl.maximum(tl.sum((some > 0).to(tl.int32), 0), 1) - 11
     lowest = tl.minimum(tl.maximum(lowest, 1), 241)
-    added = counters + 256 - lowest
     a0 = tl.zeros([LANES], dtype=tl.int64)
     a1, a2, a3 = a0, a0, a0
     for block in range(tl.program_id(0), blocks, programs):
@@ -41,7 +39,6 @@ def count_kernel(
         for part in range(OCTETS // 8):
             even = tl.zeros([LANES], dtype=tl.int64)
             odd = tl.zeros([LANES], dtype=tl.int64)
-            others = tl.zeros([LANES], dtype=tl.int32)  # bit t: step t has exponents that are not counted yet
             for t in tl.range(0, 8, loop_unroll_factor=4 if K == 7 else 1):
                 octet = (part * 8 + t) * LANES + lane
                 w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
@@ -49,26 +46,18 @@ def count_kernel(
                 nibbles = tl.zeros([LANES], dtype=tl.int64)
                 for j in tl.static_range(8):
                     word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
-                    nibbles += tl.load(added + ((word >> (7 + 16 * (j % 2))) & 0xFF))
-                others |= ((nibbles >> 60) != 0).to(tl.int32) << t
+                    exponent = (word >> (7 + 16 * (j % 2))) & 0xFF
+                    # of no counter: below the lowest (no sign, so that this is much) or above the highest
+                    which = tl.minimum((exponent - lowest).to(tl.uint32, bitcast=True), 15)
+                    nibbles += one << (4 * which).to(tl.int64)
+                    other = (which == 15) & (exponent != 0)
+                    tl.atomic_add(counts + exponent, one, mask=other, sem="relaxed")
                 even += nibbles & 0x0F0F0F0F0F0F0F0F
                 odd += (nibbles >> 4) & 0x0F0F0F0F0F0F0F0F
             a0 += even & 0x00FF00FF00FF00FF
             a1 += odd & 0x00FF00FF00FF00FF
             a2 += (even >> 8) & 0x00FF00FF00FF00FF
             a3 += (odd >> 8) & 0x00FF00FF00FF00FF
-            steps = tl.reduce(others, 0, either)
-            if steps != 0:
-                for t in range(8):
-                    if ((steps >> t) & 1) != 0:
-                        octet = (part * 8 + t) * LANES + lane
-                        r0, r1, r2, r3 = load_octet(mine, octet, count, LANES, WHOLE)
-                        w0, w1, w2, w3, _ = as_stored(r0, r1, r2, r3, scales, octet, count, LANES, K, LOG_NORM)
-                        for j in tl.static_range(8):
-                            word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
-                            exponent = (word >> (7 + 16 * (j % 2))) & 0xFF
-                            other = ((exponent < lowest) | (exponent >= lowest + 15)) & (exponent != 0)
-                            tl.atomic_add(counts + exponent, one, mask=other, sem="relaxed")
     bins = tl.arange(0, 16)
     found = tl.zeros([16], dtype=tl.int64)
     for b in tl.static_range(15):

@@ -126,21 +126,13 @@ def _at_once(device: torch.device) -> int:
     return COUNTING * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@functools.cache
-def _counters(device: torch.device) -> Tensor:
-    """What `count_kernel` adds for an exponent."""
-    added = torch.full((512,), 15 * 4, dtype=torch.int64)
-    added[256:271] = 4 * torch.arange(15)
-    return (1 << added).to(device)
-
-
 def _counts(job: _Job) -> Tensor:
     """How often each exponent but 0 occurs, on the device."""
     header, g = job.header, job.header.geometry
     counts = torch.zeros(256, dtype=torch.int64, device=job.device)
     programs = max(min(header.blocks, _at_once(job.device)), -(-header.blocks * g.octets // MOST_STEPS))
     numbers = (header.numel, header.blocks, programs)
-    _COUNT(programs, (job.weights, job.norm, _counters(job.device), counts), numbers, job.constants)
+    _COUNT(programs, (job.weights, job.norm, counts), numbers, job.constants)
     return counts
 
 

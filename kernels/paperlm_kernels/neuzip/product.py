@@ -26,6 +26,14 @@ REGISTERS = {1: 48, 2: 64, 4: 80, 8: 128}
 "Tokens -> of a thread: with no limit the assembler sets one that is too low, and spills."
 STEP = 1024
 "Neighbouring weights that all lanes decode at once."
+CHUNK = 128
+"Neighbouring weights of a row that a warp multiplies at once, on tensor cores;"
+TILE = 16
+"of so many rows;"
+MANY_ROWS = 8192
+"and of fewer rows than these, more warps share one."
+GEMV_REGISTERS = 128
+"Of a thread: with no limit the next weights are not asked for early enough."
 
 
 def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -68,8 +76,45 @@ def _product(x: Tensor, packed: Packed) -> Callable[[Tensor, Packed], Tensor] | 
     if packed.header.lossy or tokens == 0:
         return None
     if codec == Codec.FIX4:
-        return _fix4 if columns % 8 == 0 and tokens <= TOKENS else None
+        if columns % 8 or tokens > TOKENS:
+            return None
+        # its kernel is PTX, which the interpreter does not know; and a code below exponent 0 would borrow
+        return _gemv if x.is_cuda and columns % CHUNK == 0 and packed.lowest > 0 else _fix4
     return _streams if codec == Codec.PFX and columns % STEP == 0 and tokens <= STREAM_TOKENS else None
+
+
+def warps_of(rows: int) -> int:
+    """Warps that share the columns of 16 rows: a card needs some thousands of them at once. The order of the sums, and
+    so the last bit of some results, depends on it: it is a function of the shape alone."""
+    return 4 if rows >= MANY_ROWS else 8
+
+
+@functools.cache
+def _gemv_launcher(warps: int) -> Launcher:
+    from paperlm_kernels.neuzip.kernel_gemv import fix4_gemv_kernel
+    from paperlm_kernels.neuzip.launcher import Launcher
+
+    return Launcher(fix4_gemv_kernel, warps, maxnreg=GEMV_REGISTERS)
+
+
+def _gemv(x: Tensor, packed: Packed) -> Tensor:
+    """`_fix4` on tensor cores."""
+    from paperlm_kernels.neuzip.launcher import on_device
+
+    s, (rows, columns), tokens = packed.sections, packed.shape, len(x)
+    y = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
+    warps = warps_of(rows)
+    constants = {
+        "W": warps, "NT": 1 if tokens <= 8 else 2, "EVEN": columns % (CHUNK * warps) == 0,
+        "BLOCK": packed.header.geometry.block, "PATCHES": 32,
+    }  # fmt: skip
+    tensors = (
+        x.view(torch.int32), s[Section.PAYLOAD], s[Section.PLANE], s[Section.PATCH], s[Section.PATCH_DIR],
+        y.view(torch.int16),
+    )  # fmt: skip
+    with on_device(x):
+        _gemv_launcher(warps)(-(-rows // TILE), tensors, (tokens, rows, columns, packed.lowest), constants)
+    return y
 
 
 def _fix4(x: Tensor, packed: Packed) -> Tensor:
