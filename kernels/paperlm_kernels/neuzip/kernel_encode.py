@@ -212,21 +212,20 @@ def store_bytes(stream8, word, bits, first, end):
         tl.store(stream8 + word * 4 + b, (bits >> (8 * b)).to(tl.uint8), mask=(first <= b) & (b < end))
 
 
-@triton.jit(do_not_specialize=["numel"])
-def write_kernel(
-    weights, norm, stored, index, codes, units, directory, payload, plane, numel,
+@triton.jit
+def write_block(
+    block, blocks, weights, norm, stored, index, codes, units, directory, payload, plane, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, WHOLE: tl.constexpr,
     K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Streams and plane. Every byte of the payload is written once: a lane's whole words at once, the words that it
     shares with its neighbours by byte. The last block writes the guard of zeros behind it."""
-    block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     pad = padding(stored)
     size = tl.load(units + block.to(tl.int64) * LANES + lane).to(tl.int32)
     begin = tl.load(directory + block).to(tl.int64)
     stream, stream8 = payload + begin, payload.to(tl.pointer_type(tl.uint8)) + begin * 4
-    if block == tl.num_programs(0) - 1:
+    if block == blocks - 1:
         behind = tl.arange(0, 256)
         tl.store(payload + tl.load(directory + block + 1).to(tl.int64) + behind, behind * 0, mask=behind < GUARD)
     start = (tl.cumsum(size, 0) - size) * UNIT
@@ -304,13 +303,13 @@ def fix4_kernel(
     tl.store(sums + block, tl.sum(total, 0).to(tl.int32, bitcast=True))
 
 
-@triton.jit(do_not_specialize=["numel"])
-def patch_kernel(
-    weights, norm, index, escaping, patches, patch_directory, numel,
+@triton.jit
+def patch_block(
+    block, weights, norm, index, escaping, patches, patch_directory, room, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Places and exponents of the weights of a block whose index is 15, in order; steps without any are not read."""
-    block = tl.program_id(0)
+    """Places and exponents of the weights of a block whose index is 15, in order; steps without any are not read. What
+    has no room is not written."""
     STEP: tl.constexpr = LANES * 8
     done = tl.load(patch_directory + block)
     steps = tl.load(escaping + block)
@@ -329,5 +328,39 @@ def patch_kernel(
                 exponent = (pattern >> 7) & 0xFF
                 escape = (inside & (tl.load(index + exponent) == 15)).to(tl.int32)
                 where = done + tl.cumsum(escape, 0) - escape
-                tl.store(patches + where, inner | exponent << 24, mask=escape == 1)
+                tl.store(patches + where, inner | exponent << 24, mask=(escape == 1) & (where < room))
                 done += tl.sum(escape, 0)
+
+
+@triton.jit(do_not_specialize=["room", "numel"])
+def patch_kernel(
+    weights, norm, index, escaping, patches, patch_directory, room, numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+):  # fmt: skip
+    """`patch_block` of all blocks."""
+    patch_block(
+        tl.program_id(0), weights, norm, index, escaping, patches, patch_directory, room, numel, OCTETS, LANES, K,
+        LOG_NORM,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["each", "numel"])
+def write_kernel(
+    weights, norm, stored, index, codes, units, escaping, directory, patch_directory, payload, plane, patches, each,
+    numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, WHOLE: tl.constexpr,
+    K: tl.constexpr, LOG_NORM: tl.constexpr,
+):  # fmt: skip
+    """`write_block` of all blocks by one program each; and by another, beside it, `patch_block`, if there are two
+    (`each`): that one waits for memory most of the time, and what it reads was just read."""
+    block = tl.program_id(0) // each
+    if tl.program_id(0) % each == 0:
+        write_block(
+            block, tl.num_programs(0) // each, weights, norm, stored, index, codes, units, directory, payload, plane,
+            numel, OCTETS, LANES, UNIT, GUARD, WHOLE, K, LOG_NORM,
+        )  # fmt: skip
+    else:
+        patch_block(
+            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, K,
+            LOG_NORM,
+        )  # fmt: skip

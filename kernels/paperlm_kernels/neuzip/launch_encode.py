@@ -40,6 +40,8 @@ MOST_STEPS = 8184
 "Steps that one of them can count."
 SCANNED = 4096
 "Blocks whose sizes are added up at once."
+EXPECTED = 4096
+"Weights that have one patch, at least, in codes of four bits: Gaussian ones have one of 6,500."
 TOTALS = 64
 "Bytes in front of the codebook, in the buffer that is read back: words, patches, the largest lane."
 
@@ -67,9 +69,10 @@ class _Job:
     def new(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return _new(count, dtype, self.device)
 
-    def run(self, launcher: Launcher, *tensors: Tensor) -> None:
-        """A kernel with a program for each block."""
-        launcher(self.header.blocks, (self.weights, self.norm, *tensors), (self.header.numel,), self.constants)
+    def run(self, launcher: Launcher, *tensors: Tensor, numbers: tuple[int, ...] = (), each: int = 1) -> None:
+        """A kernel with a program for each block, or so many, given some numbers and the number of weights."""
+        every = (self.weights, self.norm, *tensors)
+        launcher(each * self.header.blocks, every, (*numbers, self.header.numel), self.constants)
 
 
 Encoded = tuple[Header, dict[Section, Tensor], Codebook | None, int]
@@ -108,14 +111,12 @@ def begin_encode(t: Tensor, header: Header, book: Codebook | None) -> Callable[[
     return finish_there
 
 
-def _patched(job: _Job, sections: dict[Section, Tensor], patches: int, index: Tensor, escaping: Tensor) -> Header:
-    """Writes the patches. Returns the header with their number."""
-    sections[Section.PATCH] = job.new(patches)
-    if patches:
-        job.run(_PATCH, index, escaping, sections[Section.PATCH], sections[Section.PATCH_DIR])
+def _with_rest(job: _Job, sections: dict[Section, Tensor], patches: Tensor) -> Header:
+    """Adds what all codecs have. Returns the header with the number of patches."""
+    sections[Section.PATCH] = patches
     if job.header.block_norm:
         sections[Section.NORM] = job.norm
-    return job.header.with_patches(patches)
+    return job.header.with_patches(patches.numel())
 
 
 @functools.cache
@@ -192,19 +193,22 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
     common = (stored, index, packing, units)
     job.run(_SIZE, *common, directory, most, patch_directory, escaping, sums)
     read_back = _scan(job, note, patch_directory, directory, most)
+    plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
+    octets = octets_of(plane, header.mant_bits)
 
     def finish() -> Encoded:
-        total, patches, largest, in_bytes = _totals(read_back)
+        total, count, largest, in_bytes = _totals(read_back)
         if largest > MOST_UNITS:
             raise TooLongError
-        payload = job.new(total + g.guard)
-        plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
-        job.run(_WRITE, *common, directory, payload, octets_of(plane, header.mant_bits))
+        payload, patches, each = job.new(total + g.guard), job.new(count), 2 if count else 1
+        job.run(
+            _WRITE, *common, escaping, directory, patch_directory, payload, octets, patches, numbers=(each,), each=each
+        )  # fmt: skip
         sections = {
             Section.CODEBOOK: stored, Section.BLOCK_DIR: directory, Section.LANE_UNITS: units, Section.PAYLOAD: payload,
             Section.PLANE: plane, Section.BLOCK_SUM: sums, Section.PATCH_DIR: patch_directory,
         }  # fmt: skip
-        found = _patched(job, sections, patches, index, escaping)
+        found = _with_rest(job, sections, patches)
         own = book
         if own is None:  # while the device writes
             own = Codebook.of_device(in_bytes[:STORED], g.limit)
@@ -224,13 +228,24 @@ def _fix4(job: _Job) -> Callable[[], Encoded]:
     patch_directory, escaping = job.new(blocks + 1), job.new(blocks)
     job.run(_FIX4, lowest, payload, octets_of(plane, header.mant_bits), patch_directory, escaping, sums)
     read_back = _scan(job, note, patch_directory, None, None)
+    # before their number is known, in room for those of nearly all tensors, so that nothing waits
+    some = job.new(header.numel // EXPECTED + blocks)
+
+    def write(room: Tensor) -> None:
+        job.run(_PATCH, index, escaping, room, patch_directory, numbers=(room.numel(),))
+
+    write(some)
 
     def finish() -> Encoded:
-        _, patches, _, in_bytes = _totals(read_back)
+        _, count, _, in_bytes = _totals(read_back)
+        patches = some[:count]
+        if count > some.numel():
+            patches = job.new(count)
+            write(patches)
         sections = {
             Section.CODEBOOK: lowest, Section.PAYLOAD: payload, Section.PLANE: plane, Section.BLOCK_SUM: sums,
             Section.PATCH_DIR: patch_directory,
         }  # fmt: skip
-        return _patched(job, sections, patches, index, escaping), sections, None, int(in_bytes[0])
+        return _with_rest(job, sections, patches), sections, None, int(in_bytes[0])
 
     return finish
