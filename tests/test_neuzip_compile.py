@@ -14,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_product  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
+from paperlm_kernels.neuzip.launch import WIDTH  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
 from paperlm_kernels.neuzip.product import REGISTERS  # noqa: E402
 from support_compile import compile_for, spilled  # noqa: E402
@@ -33,7 +34,7 @@ def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, w
     g = PROFILES[profile]
     known = {
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
-        "LOG_NORM": log_norm, "WHOLE": whole, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
+        "LOG_NORM": log_norm, "WHOLE": whole, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
         "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
@@ -57,7 +58,7 @@ def test_decoding_stores_16_bytes_a_lane_and_spills_nothing(architecture, profil
 @both
 @pytest.mark.parametrize("k,log_norm", [(7, 0), (3, 9), (0, 0)])
 def test_decoding_four_bits_stores_16_bytes_a_lane(architecture, k, log_norm, tmp_path):
-    kernel = compiled(kernel_decode.decode_fix4_kernel, architecture, k, log_norm, "fix4", payload="*i32")
+    kernel = compiled(kernel_decode.decode_fix4_kernel, architecture, k, log_norm, "fix4", warps=WIDTH // 32)
     assert re.search(r"st\.global\.v4\.b32", kernel.asm["ptx"])
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
