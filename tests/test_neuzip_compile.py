@@ -23,7 +23,7 @@ both = pytest.mark.parametrize("architecture", [90, 80])
 OCTET = {7: "*i64", 3: "*i32", 1: "*i16", 0: "*u8"}
 POINTERS = dict.fromkeys(
     ("payload", "directory", "table", "patches", "patch_directory", "found", "codes", "words", "most", "patch_counts",
-     "sums", "totals", "packing", "decoding", "scratch", "escaping"), "*i32",
+     "sums", "totals", "packing", "pairs", "decoding", "scratch", "escaping"), "*i32",
 ) | dict.fromkeys(("units", "norm", "plane8", "index", "stored"), "*u8") | {
     "out": "*i16", "weights": "*i16", "counts": "*i64"
 }  # fmt: skip
@@ -34,7 +34,7 @@ def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, w
     g = PROFILES[profile]
     known = {
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
-        "LOG_NORM": log_norm, "WHOLE": whole, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
+        "LOG_NORM": log_norm, "WHOLE": whole, "WIDTH": WIDTH, "CHECK": True, "N": 512, "PALETTE": 15, "PART": 1024, "FIRST_WARP": True, "STREAMS": True,
         "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paperlm_kernels.neuzip import kernel_codebook, kernel_encode
-from paperlm_kernels.neuzip.codebook import STORED, SYMBOLS, Codebook
+from paperlm_kernels.neuzip.codebook import PALETTE, STORED, SYMBOLS, Codebook
 from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.fields import SCAN, WARP, plane_bytes
 from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
@@ -28,6 +28,7 @@ _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
 _COUNT = Launcher(kernel_codebook.count_kernel)
 _CODEBOOK = Launcher(kernel_codebook.codebook_kernel)
 _LOWEST = Launcher(kernel_codebook.lowest_kernel)
+_PAIRS = Launcher(kernel_encode.pairs_kernel)
 _SIZE = Launcher(kernel_encode.size_kernel)
 _SCAN = Launcher(kernel_encode.scan_kernel, warps=8)
 _WRITE = Launcher(kernel_encode.write_kernel)
@@ -38,6 +39,9 @@ COUNTING = 8
 "Programs that count on a multiprocessor: as many as run at once, for each adds to the counters that all share."
 MOST_STEPS = 8184
 "Steps that one of them can count."
+EXPONENTS = 256
+TOLD = 1024
+"Entries of a table of pairs of exponents that a program makes."
 SCANNED = 4096
 "Blocks whose sizes are added up at once."
 EXPECTED = 4096
@@ -89,7 +93,7 @@ def _job(t: Tensor, header: Header) -> _Job:
     g = header.geometry
     constants = {
         "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "WHOLE": is_whole(t, count),
-        "GUARD": g.guard, "K": header.mant_bits, "LOG_NORM": log_of(n),
+        "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n),
     }  # fmt: skip
     return _Job(weights, norm, header, constants)
 
@@ -190,8 +194,10 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
     units, sums = job.new(blocks * g.lanes, torch.uint8), job.new(blocks)
     directory, patch_directory = job.new(blocks + 1), job.new(blocks + 1)
     most, escaping = job.new(blocks), job.new(blocks)
-    common = (stored, index, packing, units)
-    job.run(_SIZE, *common, directory, most, patch_directory, escaping, sums)
+    pairs = job.new(EXPONENTS * EXPONENTS)
+    _PAIRS(EXPONENTS * EXPONENTS // TOLD, (stored, index, packing, pairs), (), {"PALETTE": PALETTE, "PART": TOLD})
+    common = (stored, pairs)
+    job.run(_SIZE, *common, units, directory, most, patch_directory, escaping, sums)
     read_back = _scan(job, note, patch_directory, directory, most)
     plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
     octets = octets_of(plane, header.mant_bits)
@@ -202,7 +208,8 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
             raise TooLongError
         payload, patches, each = job.new(total + g.guard), job.new(count), 2 if count else 1
         job.run(
-            _WRITE, *common, escaping, directory, patch_directory, payload, octets, patches, numbers=(each,), each=each
+            _WRITE, *common, index, units, escaping, directory, patch_directory, payload, octets, patches,
+            numbers=(each,), each=each,
         )  # fmt: skip
         sections = {
             Section.CODEBOOK: stored, Section.BLOCK_DIR: directory, Section.LANE_UNITS: units, Section.PAYLOAD: payload,
