@@ -339,41 +339,47 @@ def fix4_kernel(
 @triton.jit
 def patch_block(
     block, weights, norm, index, escaping, patches, patch_directory, room, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Places and exponents of the weights of a block whose index is 15, in order; steps without any are not read. What
     has no room is not written."""
-    STEP: tl.constexpr = LANES * 8
+    lane = tl.arange(0, LANES)
     done = tl.load(patch_directory + block)
     steps = tl.load(escaping + block)
     if steps != 0:
+        mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
         for t in range(OCTETS):
             if ((steps >> bit_of_step(t, OCTETS)) & 1) != 0:
-                inner = t * STEP + tl.arange(0, STEP)
-                place = block.to(tl.int64) * (OCTETS * STEP) + inner
-                inside = place < numel
-                pattern = tl.load(weights + place, mask=inside, other=0).to(tl.int32) & 0xFFFF
-                scale = tl.full([STEP], 1.0, tl.float32)
-                if LOG_NORM > 0:
-                    scale = scale_of(norm, place, LOG_NORM, inside)
-                if K < 7:
-                    pattern = rounded_pattern(pattern, scale, K, LOG_NORM > 0)
-                exponent = (pattern >> 7) & 0xFF
-                escape = (inside & (tl.load(index + exponent) == 15)).to(tl.int32)
-                where = done + tl.cumsum(escape, 0) - escape
-                tl.store(patches + where, inner | exponent << 24, mask=(escape == 1) & (where < room))
-                done += tl.sum(escape, 0)
+                octet = t * LANES + lane
+                w0, w1, w2, w3 = load_octet(mine, octet, count, LANES, WHOLE)
+                w0, w1, w2, w3, _ = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
+                escapes = tl.zeros([LANES], dtype=tl.int32)  # bit j: the weight j
+                number = tl.zeros([LANES], dtype=tl.int32)
+                for j in tl.static_range(8):
+                    word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
+                    known = tl.load(index + ((word >> (7 + 16 * (j % 2))) & 0xFF)) != 15
+                    escape = ((octet * 8 + j < count) & (known == 0)).to(tl.int32)
+                    escapes |= escape << j
+                    number += escape
+                where = done + tl.cumsum(number, 0) - number
+                for j in tl.static_range(8):
+                    word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
+                    escape = (escapes >> j) & 1
+                    patch = (octet * 8 + j) | ((word >> (7 + 16 * (j % 2))) & 0xFF) << 24
+                    tl.store(patches + where, patch, mask=(escape == 1) & (where < room))
+                    where += escape
+                done += tl.sum(number, 0)
 
 
 @triton.jit(do_not_specialize=["room", "numel"])
 def patch_kernel(
     weights, norm, index, escaping, patches, patch_directory, room, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """`patch_block` of all blocks."""
     patch_block(
-        tl.program_id(0), weights, norm, index, escaping, patches, patch_directory, room, numel, OCTETS, LANES, K,
-        LOG_NORM,
+        tl.program_id(0), weights, norm, index, escaping, patches, patch_directory, room, numel, OCTETS, LANES, WHOLE,
+        K, LOG_NORM,
     )  # fmt: skip
 
 
@@ -394,6 +400,6 @@ def write_kernel(
         )  # fmt: skip
     else:
         patch_block(
-            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, K,
-            LOG_NORM,
+            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, WHOLE,
+            K, LOG_NORM,
         )  # fmt: skip
