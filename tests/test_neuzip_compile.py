@@ -12,11 +12,11 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
-from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_product  # noqa: E402
+from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_gemv, kernel_product  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
 from paperlm_kernels.neuzip.launch import WIDTH  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
-from paperlm_kernels.neuzip.product import REGISTERS  # noqa: E402
+from paperlm_kernels.neuzip.product import GEMV_REGISTERS, REGISTERS  # noqa: E402
 from support_compile import compile_for, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
@@ -111,6 +111,22 @@ def test_the_product_with_four_bit_exponents_compiles_and_spills_nothing(archite
     kernel = compile_for(
         kernel_product.fix4_product_kernel, types, constants, {"rows", "columns"}, architecture, WARPS, 3
     )  # fmt: skip
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) == 0
+
+
+@both
+@pytest.mark.parametrize("warps,more,even", [(2, 1, True), (4, 1, True), (4, 2, False), (8, 2, True), (16, 1, False)])
+def test_the_product_on_tensor_cores_compiles_and_spills_nothing(architecture, warps, more, even, tmp_path):
+    constants = {"W": warps, "NT": more, "EVEN": even, "BLOCK": PROFILES["fix4"].block}
+    types = {**POINTERS, "x": "*i32", "plane": "*u8", "y": "*i16"}
+    kernel = compile_for(
+        kernel_gemv.fix4_gemv_kernel, types, constants, set(), architecture, warps, 3, maxnreg=GEMV_REGISTERS
+    )  # fmt: skip
+    ptx = kernel.asm["ptx"]
+    # weights and values are loaded by 16 bytes, four times 2 + 1 of an octet and ahead; nothing but the last sum crosses
+    assert len(re.findall(r"ld\.global\.nc\S*\.v4\.b32", ptx)) == 12 + 4 * more
+    assert len(re.findall("shfl", ptx)) <= 64 and kernel.metadata.shared <= 8192
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
 

@@ -57,7 +57,9 @@ def test_the_smallest_and_the_largest_exponents_are_multiplied(power):
 
 
 @needs_card
-def test_a_bad_token_spoils_no_other_and_neighbouring_kernels_agree(monkeypatch):
+@pytest.mark.parametrize("name", ["_gemv", "_fix4"])
+def test_a_bad_token_spoils_its_own_results_alone(monkeypatch, name):
+    monkeypatch.setattr(product, "_gemv", getattr(product, name))
     w, x = weights(64, 1024), gaussian(8 * 1024, 1, 1.0).view(8, 1024)
     packed = pack(w.cuda(), profile="fix4", raw="never")
     good = linear(x.cuda(), packed)
@@ -65,7 +67,14 @@ def test_a_bad_token_spoils_no_other_and_neighbouring_kernels_agree(monkeypatch)
     spoiled[3, 5], spoiled[6, 900] = float("nan"), float("inf")
     got = linear(spoiled.cuda(), packed)
     whole = [0, 1, 2, 4, 5, 7]
-    assert torch.equal(got[whole], good[whole])
+    assert near(good, x, w) and torch.equal(got[whole], good[whole])
     assert got[3].isnan().all() and not got[6].isfinite().any()
-    monkeypatch.setattr(product, "_gemv", product._fix4)
-    assert near(linear(x.cuda(), packed), x, w)
+
+
+@needs_card
+def test_the_same_bits_come_with_other_tokens_beside():
+    w, x = weights(200, 1536), gaussian(16 * 1536, 1, 1.0).view(16, 1536)
+    packed = pack(w.cuda(), profile="fix4", raw="never")
+    eight = linear(x[:8].cuda(), packed)
+    assert all(torch.equal(linear(x[:n].cuda(), packed), eight[:n]) for n in range(1, 8))
+    assert torch.equal(linear(x[8:].cuda(), packed)[0], linear(x[8:9].cuda(), packed)[0])

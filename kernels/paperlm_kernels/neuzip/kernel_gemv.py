@@ -11,8 +11,8 @@ through shared memory, which takes longer than to read them.
 import triton
 import triton.language as tl
 
-from paperlm_kernels.neuzip.kernel_decode import bfloat16_of, sign_and_mantissa
-from paperlm_kernels.neuzip.kernel_product import float_of
+from paperlm_kernels.neuzip.kernel_decode import sign_and_mantissa
+from paperlm_kernels.neuzip.kernel_product import rounded
 
 # Eight weights: $4 their codes, $5 and $6 of the plane the first and the last four, $7 the exponent below the lowest,
 # twice. $j gets weights j and j + 4. A shift brings two codes where exponents stand, a selection of bits adds signs and
@@ -152,40 +152,42 @@ def octet_added(c0, c1, c2, c3, d0, d1, d2, d3, ca, la, ha, cb, lb, hb, base, x,
 
 
 @triton.jit
-def patches_asked(
-    x, plane8, patches, patch_directory, index, begin, end, first, last, tokens, columns,
-    BLOCK: tl.constexpr, M: tl.constexpr,
+def patch_asked(
+    x, plane, patches, patch_directory, index, q, end, first, count, tokens, columns,
+    BLOCK: tl.constexpr, NT: tl.constexpr,
 ):  # fmt: skip
-    """Of some patches of a program's rows: exponents, items, words of x (M, patches) that hold the values, places from
-    the first weight, and which there are. Nothing is computed with what is read last."""
+    """Of a patch of each lane: exponent and, from bit 8 on, which row of its program's it is in, or -1 if in none; its
+    item, and the values of tokens q and q + 8 at its column. Nothing is computed with what is read last."""
     patch = tl.load(patches + index, mask=index < end, other=0)
+    block = index * 0
     first_block = (first // BLOCK).to(tl.int32)
-    last_block = (last // BLOCK).to(tl.int32)
-    block = index * 0 + first_block
-    for b in range(first_block + 1, last_block + 1, 32):  # a patch lies behind those blocks that begin before it
-        which = b + tl.arange(0, 32)
-        begins = tl.load(patch_directory + which, mask=which <= last_block, other=0x7FFFFFFF)
-        block += tl.sum((index[:, None] >= begins[None, :]).to(tl.int32), 1)
-    place = block.to(tl.int64) * BLOCK + (patch & 0xFFFFFF)
-    mine = (index < end) & (place >= first) & (place <= last)
-    inner = tl.where(mine, place - first, 0).to(tl.int32)
-    item = tl.load(plane8 + place, mask=mine, other=0)
-    m = tl.arange(0, M)
-    word = tl.load(
-        x + m[:, None] * (columns // 2) + ((inner % columns) >> 1)[None, :], mask=(m < tokens)[:, None] & mine[None, :],
-        other=0,
-    )  # fmt: skip
-    return (patch >> 24) & 0xFF, item, word, inner, mine
+    behind = ((first + count - 1) // BLOCK).to(tl.int32) + 1
+    for b in tl.range(first_block + 1, behind, loop_unroll_factor=4):  # those that begin before the patch
+        block += (index >= tl.load(patch_directory + b)).to(tl.int32)
+    inner = (patch & 0xFFFFFF) + block * BLOCK - (first % BLOCK).to(tl.int32)
+    mine = (index < end) & (inner >= 0) & (inner < count)
+    row = inner // columns
+    item = tl.load(plane + first + inner, mask=mine, other=0)
+    at = x + (q * columns + inner - row * columns)
+    v = tl.load(at, mask=mine & (q < tokens), other=0)
+    u = v
+    if NT == 2:
+        u = tl.load(at + 8 * columns, mask=mine & (q + 8 < tokens), other=0)
+    return tl.where(mine, row << 8 | ((patch >> 24) & 0xFF), -1), item, v, u
 
 
 @triton.jit
-def patches_added(out, exponent, item, word, inner, mine, columns):
-    """What `patches_asked` found, times its tokens, added to sums (16, M)."""
-    weight = float_of(sign_and_mantissa(item.to(tl.int32), 0, 7) | exponent << 7)
-    value = float_of(word >> (16 * ((inner % columns) & 1))[None, :])
-    share = tl.where(mine[None, :], value * weight[None, :], 0.0)
-    own = (inner // columns)[None, :] == tl.arange(0, 16)[:, None]
-    return out + tl.sum(tl.where(own[:, None, :], share[None, :, :], 0.0), 2)
+def patched_pair(e0, i0, e1, i1, row):
+    """Two weights of a row in a word; zeros of what lies in another row."""
+    w0 = tl.where((e0 >> 8) == row, sign_and_mantissa(i0.to(tl.int32), 0, 7) | (e0 & 0xFF) << 7, 0)
+    w1 = tl.where((e1 >> 8) == row, sign_and_mantissa(i1.to(tl.int32), 0, 7) | (e1 & 0xFF) << 7, 0)
+    return w0 | w1 << 16
+
+
+@triton.jit
+def pair_of_x(v0, v1):
+    """Two patterns in a word."""
+    return (v0.to(tl.int32) & 0xFFFF) | v1.to(tl.int32) << 16
 
 
 @triton.jit
@@ -199,7 +201,7 @@ def sums_of(c0, c1, c2, c3, W: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens", "rows", "columns", "lowest"])
 def fix4_gemv_kernel(
     x, payload, plane, patches, patch_directory, y, tokens, rows, columns, lowest,
-    W: tl.constexpr, NT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, PATCHES: tl.constexpr,
+    W: tl.constexpr, NT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """x int32 (tokens, columns / 2); payload int32, plane uint8; y int16 (tokens, rows). W warps. Columns are a multiple
     of 128, EVEN: of 128 W; `lowest` is at least 1 (a code below that of exponent 0 would borrow from its neighbour)."""
@@ -210,9 +212,9 @@ def fix4_gemv_kernel(
     base = lane * 0 + (lowest - 1) * 0x00800080
     row0 = tl.program_id(0) * 16
     first = row0.to(tl.int64) * columns
-    last = tl.minimum(first + 16 * columns, rows.to(tl.int64) * columns) - 1
+    count = tl.minimum(16, rows - row0) * columns
     begin = tl.load(patch_directory + (first // BLOCK))
-    end = tl.load(patch_directory + (last // BLOCK) + 1)
+    end = tl.load(patch_directory + ((first + count - 1) // BLOCK) + 1)
     # rows behind the last are the last one again, and not stored
     here = (warp * 128 + t * 32).to(tl.int64)
     place = tl.minimum(row0 + q, rows - 1).to(tl.int64) * columns + here
@@ -233,10 +235,20 @@ def fix4_gemv_kernel(
     L2, H2, L3, H3 = read(sa + 16, some, EVEN)
     M0, N0, M1, N1 = read(sb, some, EVEN)
     M2, N2, M3, N3 = read(sb + 16, some, EVEN)
-    # most programs have a few patches, which are asked for now and added at the end
-    exponent, item, word, inner, mine = patches_asked(
-        x, plane, patches, patch_directory, begin + tl.arange(0, PATCHES), begin, end, first, last, tokens, columns,
-        BLOCK, 8 * NT,
+    # most programs have fewer patches than this: they are asked for now, and multiplied at the end
+    x16 = x.to(tl.pointer_type(tl.int16))
+    index = begin + warp * 16 + t * 4
+    e0, i0, v0, u0 = patch_asked(
+        x16, plane, patches, patch_directory, index, q, end, first, count, tokens, columns, BLOCK, NT
+    )  # fmt: skip
+    e1, i1, v1, u1 = patch_asked(
+        x16, plane, patches, patch_directory, index + 1, q, end, first, count, tokens, columns, BLOCK, NT
+    )  # fmt: skip
+    e2, i2, v2, u2 = patch_asked(
+        x16, plane, patches, patch_directory, index + 2, q, end, first, count, tokens, columns, BLOCK, NT
+    )  # fmt: skip
+    e3, i3, v3, u3 = patch_asked(
+        x16, plane, patches, patch_directory, index + 3, q, end, first, count, tokens, columns, BLOCK, NT
     )  # fmt: skip
     for i in range(tl.cdiv(columns, 128 * W)):
         left -= W
@@ -274,18 +286,31 @@ def fix4_gemv_kernel(
         A0, A1, A2, A3, B0, B1, B2, B3 = nA0, nA1, nA2, nA3, nB0, nB1, nB2, nB3
         L0, L1, L2, L3, H0, H1, H2, H3 = nL0, nL1, nL2, nL3, nH0, nH1, nH2, nH3
         M0, M1, M2, M3, N0, N1, N2, N3 = nM0, nM1, nM2, nM3, nN0, nN1, nN2, nN3
+    for i in range(begin, tl.maximum(end, begin + 1), 16 * W):
+        if i > begin:
+            index = i + warp * 16 + t * 4
+            e0, i0, v0, u0 = patch_asked(
+                x16, plane, patches, patch_directory, index, q, end, first, count, tokens, columns, BLOCK, NT
+            )  # fmt: skip
+            e1, i1, v1, u1 = patch_asked(
+                x16, plane, patches, patch_directory, index + 1, q, end, first, count, tokens, columns, BLOCK, NT
+            )  # fmt: skip
+            e2, i2, v2, u2 = patch_asked(
+                x16, plane, patches, patch_directory, index + 2, q, end, first, count, tokens, columns, BLOCK, NT
+            )  # fmt: skip
+            e3, i3, v3, u3 = patch_asked(
+                x16, plane, patches, patch_directory, index + 3, q, end, first, count, tokens, columns, BLOCK, NT
+            )  # fmt: skip
+        a0, b0 = patched_pair(e0, i0, e1, i1, q), patched_pair(e0, i0, e1, i1, q + 8)
+        a1, b1 = patched_pair(e2, i2, e3, i3, q), patched_pair(e2, i2, e3, i3, q + 8)
+        c0, c1, c2, c3 = added_product(c0, c1, c2, c3, a0, b0, a1, b1, pair_of_x(v0, v1), pair_of_x(v2, v3))
+        if NT == 2:
+            d0, d1, d2, d3 = added_product(d0, d1, d2, d3, a0, b0, a1, b1, pair_of_x(u0, u1), pair_of_x(u2, u3))
     out = sums_of(c0, c1, c2, c3, W)
     if NT == 2:
         both = tl.join(out, sums_of(d0, d1, d2, d3, W))
         out = tl.reshape(tl.permute(both, [0, 2, 1]), [16, 16])
-    out = patches_added(out, exponent, item, word, inner, mine, columns)
-    for i in range(begin + PATCHES, end, PATCHES):
-        exponent, item, word, inner, mine = patches_asked(
-            x, plane, patches, patch_directory, i + tl.arange(0, PATCHES), begin, end, first, last, tokens, columns,
-            BLOCK, 8 * NT,
-        )  # fmt: skip
-        out = patches_added(out, exponent, item, word, inner, mine, columns)
     m = tl.arange(0, 8 * NT)
     row = row0 + tl.arange(0, 16)
     there = (m < tokens)[None, :] & (row < rows)[:, None]
-    tl.store(y + m[None, :] * rows + row[:, None], bfloat16_of(out).to(tl.int16), mask=there)
+    tl.store(y + m[None, :] * rows + row[:, None], rounded(out), mask=there)

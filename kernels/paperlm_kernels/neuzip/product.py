@@ -29,9 +29,9 @@ STEP = 1024
 CHUNK = 128
 "Neighbouring weights of a row that a warp multiplies at once, on tensor cores;"
 TILE = 16
-"of so many rows;"
-MANY_ROWS = 8192
-"and of fewer rows than these, more warps share one."
+"of so many rows,"
+MOST_COLUMNS = 2**26
+"of fewer columns than that: places in a tile are numbers of 32 bits."
 GEMV_REGISTERS = 128
 "Of a thread: with no limit the next weights are not asked for early enough."
 
@@ -42,7 +42,10 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: st
     Without loss, up to 16 tokens with a matrix of the profile "fix4" and a multiple of 8 columns, or up to 8 with one
     of another profile and a multiple of 1,024 columns, are multiplied by a kernel that reads the packed weights, sums
     in float32 in an order of its own, and rounds once: the result differs from F.linear's in the last bit of bfloat16.
-    (A token that is not finite gives NaN where a weight is patched.) Everything else is unpacked first, and is F.linear
+    The order depends on the matrix's shape and places of patches, on whether there are more than 8 tokens, and on what
+    kernel it is: with "fix4" and a multiple of 128 columns, tensor cores are used. It depends on no other token, so that
+    a token that is not finite spoils its own results alone (with NaN, where infinity would be right, in rows that have
+    a patched weight at its column, and in up to 15 rows beside them). Everything else is unpacked first, and is F.linear
     of it.
 
     Args:
@@ -79,14 +82,18 @@ def _product(x: Tensor, packed: Packed) -> Callable[[Tensor, Packed], Tensor] | 
         if columns % 8 or tokens > TOKENS:
             return None
         # its kernel is PTX, which the interpreter does not know; and a code below exponent 0 would borrow
-        return _gemv if x.is_cuda and columns % CHUNK == 0 and packed.lowest > 0 else _fix4
+        tiled = x.is_cuda and columns % CHUNK == 0 and columns < MOST_COLUMNS and packed.lowest > 0
+        return _gemv if tiled else _fix4
     return _streams if codec == Codec.PFX and columns % STEP == 0 and tokens <= STREAM_TOKENS else None
 
 
-def warps_of(rows: int) -> int:
-    """Warps that share the columns of 16 rows: a card needs some thousands of them at once. The order of the sums, and
-    so the last bit of some results, depends on it: it is a function of the shape alone."""
-    return 4 if rows >= MANY_ROWS else 8
+def warps_of(rows: int, columns: int) -> int:
+    """Warps that share the columns of 16 rows: so many that a card has some 2,000 of them, and each has enough to do.
+    The order of the sums, and so the last bit of some results, depends on it: it is a function of the shape alone."""
+    tiles = -(-rows // TILE)
+    if tiles >= 512:
+        return 2 if columns <= 4096 else 4
+    return 8 if tiles >= 256 else 16
 
 
 @functools.cache
@@ -103,10 +110,10 @@ def _gemv(x: Tensor, packed: Packed) -> Tensor:
 
     s, (rows, columns), tokens = packed.sections, packed.shape, len(x)
     y = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
-    warps = warps_of(rows)
+    warps = warps_of(rows, columns)
     constants = {
         "W": warps, "NT": 1 if tokens <= 8 else 2, "EVEN": columns % (CHUNK * warps) == 0,
-        "BLOCK": packed.header.geometry.block, "PATCHES": 32,
+        "BLOCK": packed.header.geometry.block,
     }  # fmt: skip
     tensors = (
         x.view(torch.int32), s[Section.PAYLOAD], s[Section.PLANE], s[Section.PATCH], s[Section.PATCH_DIR],
