@@ -42,11 +42,10 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: st
     Without loss, up to 16 tokens with a matrix of the profile "fix4" and a multiple of 8 columns, or up to 8 with one
     of another profile and a multiple of 1,024 columns, are multiplied by a kernel that reads the packed weights, sums
     in float32 in an order of its own, and rounds once: the result differs from F.linear's in the last bit of bfloat16.
-    The order depends on the matrix's shape and places of patches, on whether there are more than 8 tokens, and on what
-    kernel it is: with "fix4" and a multiple of 128 columns, tensor cores are used. It depends on no other token, so that
-    a token that is not finite spoils its own results alone (with NaN, where infinity would be right, in rows that have
-    a patched weight at its column, and in up to 15 rows beside them). Everything else is unpacked first, and is F.linear
-    of it.
+    With "fix4" and a multiple of 128 columns, that is done on tensor cores, and the order depends on the matrix alone
+    (its shape, and places of patches), so that a token's result is the same bits beside any others. A token that is not
+    finite spoils its own results alone: with NaN, where infinity would be right, in a row that has a patched weight, or
+    is beside one that has, at such a value's column. Everything else is unpacked first, and is F.linear of it.
 
     Args:
         x: bfloat16 (..., in), on the device of the weights.
