@@ -12,7 +12,15 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
-from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_gemv, kernel_product  # noqa: E402
+from paperlm_kernels.neuzip import (  # noqa: E402
+    kernel_codebook,
+    kernel_decode,
+    kernel_encode,
+    kernel_gemv,
+    kernel_pairs,
+    kernel_product,
+)
+from paperlm_kernels.neuzip.codebook import PALETTE  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
 from paperlm_kernels.neuzip.launch import WIDTH  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
@@ -34,8 +42,8 @@ def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, w
     g = PROFILES[profile]
     known = {
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
-        "LOG_NORM": log_norm, "WHOLE": whole, "WIDTH": WIDTH, "CHECK": True, "N": 512, "PALETTE": 15, "PART": 1024, "FIRST_WARP": True, "STREAMS": True,
-        "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
+        "LOG_NORM": log_norm, "WHOLE": whole, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True,
+        "STREAMS": True, "PALETTE": PALETTE, "PART": 1024, "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
     types = {**POINTERS, "plane": OCTET[k], **more}
@@ -89,10 +97,11 @@ def test_what_one_program_does_for_all_compiles_and_spills_nothing(architecture,
     scan = compiled(kernel_encode.scan_kernel, architecture, 7, 0, warps=8)
     codebook = compiled(kernel_codebook.codebook_kernel, architecture, 7, 0)
     lowest = compiled(kernel_codebook.lowest_kernel, architecture, 7, 0, lowest="*u8")
+    pairs = compiled(kernel_pairs.pairs_kernel, architecture, 7, 0)
     # straight-line code of all of its loops would have ten times the instructions, each of which is fetched
     assert len(codebook.asm["cubin"]) < 120_000
     if architecture == 90:
-        assert [spilled(kernel, tmp_path) for kernel in (scan, codebook, lowest)] == [0, 0, 0]
+        assert [spilled(kernel, tmp_path) for kernel in (scan, codebook, lowest, pairs)] == [0, 0, 0, 0]
 
 
 @both
@@ -124,7 +133,7 @@ def test_the_product_on_tensor_cores_compiles_and_spills_nothing(architecture, w
         kernel_gemv.fix4_gemv_kernel, types, constants, set(), architecture, warps, 3, maxnreg=GEMV_REGISTERS
     )  # fmt: skip
     ptx = kernel.asm["ptx"]
-    # weights and values are loaded by 16 bytes, four times 2 + 1 of an octet and ahead; nothing but the last sum crosses
+    # by 16 bytes are loaded weights, the next ones and values; nothing but the last sum crosses threads
     assert len(re.findall(r"ld\.global\.nc\S*\.v4\.b32", ptx)) == 12 + 4 * more
     assert len(re.findall("shfl", ptx)) <= 64 and kernel.metadata.shared <= 8192
     if architecture == 90:

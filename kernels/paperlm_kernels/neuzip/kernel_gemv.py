@@ -1,9 +1,9 @@
 """The product of up to 16 tokens with a FIX4 matrix on tensor cores, whose weights exist in registers alone.
 
-A program has 16 rows; its warps share the columns, 128 neighbours at a time, and a product of 16 x 16 weights with eight
-tokens is one instruction. Within it the order of the columns is free, so long as both sides have the same: a thread
-takes 32 neighbouring columns of two rows, 16 bytes of codes and 32 of the plane each, and of an octet the codes j and
-j + 4 become one register. What is loaded is loaded, decoded and multiplied by the same thread, with PTX of our own on
+A program has 16 rows; its warps share the columns, 128 neighbours at a time, and a product of 16 x 16 weights with
+eight tokens is one instruction. Within it the order of the columns is free, so long as both sides have the same: a
+thread takes 32 neighbouring columns of two rows, 16 bytes of codes and 32 of the plane each, and of an octet the codes
+j and j + 4 become one register. What is loaded is loaded, decoded and multiplied by the same thread, with PTX of our own on
 tensors of one element a thread (32 a warp, in order): the compiler's layouts of a matrix would send codes and plane
 through shared memory, which takes longer than to read them.
 """
@@ -203,8 +203,8 @@ def fix4_gemv_kernel(
     x, payload, plane, patches, patch_directory, y, tokens, rows, columns, lowest,
     W: tl.constexpr, NT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """x int32 (tokens, columns / 2); payload int32, plane uint8; y int16 (tokens, rows). W warps. Columns are a multiple
-    of 128, EVEN: of 128 W; `lowest` is at least 1 (a code below that of exponent 0 would borrow from its neighbour)."""
+    """x int32 (tokens, columns / 2); payload int32, plane uint8; y int16 (tokens, rows). W warps. Columns are a
+    multiple of 128, EVEN: of 128 W; `lowest` is at least 1 (else code 0 would borrow from its neighbour)."""
     LANES: tl.constexpr = 32 * W
     lane = tl.arange(0, LANES)
     warp, q, t = lane >> 5, (lane >> 2) & 7, lane & 3

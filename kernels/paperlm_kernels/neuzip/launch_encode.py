@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paperlm_kernels.neuzip import kernel_codebook, kernel_encode
+from paperlm_kernels.neuzip import kernel_codebook, kernel_encode, kernel_pairs
 from paperlm_kernels.neuzip.codebook import PALETTE, STORED, SYMBOLS, Codebook
 from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.fields import SCAN, WARP, plane_bytes
@@ -28,7 +28,7 @@ _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
 _COUNT = Launcher(kernel_codebook.count_kernel)
 _CODEBOOK = Launcher(kernel_codebook.codebook_kernel)
 _LOWEST = Launcher(kernel_codebook.lowest_kernel)
-_PAIRS = Launcher(kernel_encode.pairs_kernel)
+_PAIRS = Launcher(kernel_pairs.pairs_kernel)
 _SIZE = Launcher(kernel_encode.size_kernel)
 _SCAN = Launcher(kernel_encode.scan_kernel, warps=8)
 _WRITE = Launcher(kernel_encode.write_kernel)
