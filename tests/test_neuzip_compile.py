@@ -43,7 +43,8 @@ def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, w
     known = {
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
         "LOG_NORM": log_norm, "WHOLE": whole, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True,
-        "STREAMS": True, "PALETTE": PALETTE, "PART": 1024, "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
+        "STREAMS": True, "PALETTE": PALETTE, "PART": 1024,
+        "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
     types = {**POINTERS, "plane": OCTET[k], **more}

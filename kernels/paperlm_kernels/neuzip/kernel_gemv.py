@@ -3,9 +3,10 @@
 A program has 16 rows; its warps share the columns, 128 neighbours at a time, and a product of 16 x 16 weights with
 eight tokens is one instruction. Within it the order of the columns is free, so long as both sides have the same: a
 thread takes 32 neighbouring columns of two rows, 16 bytes of codes and 32 of the plane each, and of an octet the codes
-j and j + 4 become one register. What is loaded is loaded, decoded and multiplied by the same thread, with PTX of our own on
-tensors of one element a thread (32 a warp, in order): the compiler's layouts of a matrix would send codes and plane
-through shared memory, which takes longer than to read them.
+j and j + 4 become one register. What is loaded is loaded, decoded and multiplied by the same thread, with PTX of our
+own on tensors of one element a thread (32 a warp, in order): the compiler's layouts of a matrix would send codes and
+plane through shared memory, which takes longer than to read them. Patched weights are 0 in all this, and multiplied
+at the end as some columns more.
 """
 
 import triton

@@ -73,6 +73,10 @@ class _Job:
     def new(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return _new(count, dtype, self.device)
 
+    def scratch(self, count: int) -> Tensor:
+        """Of int32, which nothing keeps."""
+        return torch.empty(count, dtype=torch.int32, device=self.device)
+
     def run(self, launcher: Launcher, *tensors: Tensor, numbers: tuple[int, ...] = (), each: int = 1) -> None:
         """A kernel with a program for each block, or so many, given some numbers and the number of weights."""
         every = (self.weights, self.norm, *tensors)
@@ -193,8 +197,8 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
     stored, index, packing = tables["stored"], tables["index"], tables["packing"]
     units, sums = job.new(blocks * g.lanes, torch.uint8), job.new(blocks)
     directory, patch_directory = job.new(blocks + 1), job.new(blocks + 1)
-    most, escaping = job.new(blocks), job.new(blocks)
-    pairs = job.new(EXPONENTS * EXPONENTS)
+    most, escaping = job.scratch(blocks), job.scratch(blocks)
+    pairs = job.scratch(EXPONENTS * EXPONENTS)
     _PAIRS(EXPONENTS * EXPONENTS // TOLD, (stored, index, packing, pairs), (), {"PALETTE": PALETTE, "PART": TOLD})
     common = (stored, pairs)
     job.run(_SIZE, *common, units, directory, most, patch_directory, escaping, sums)
@@ -232,7 +236,7 @@ def _fix4(job: _Job) -> Callable[[], Encoded]:
     index = lowest_of(_counts(job), header.numel, lowest)
     payload, sums = job.new(-(-header.numel // OCTET)), job.new(blocks)
     plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
-    patch_directory, escaping = job.new(blocks + 1), job.new(blocks)
+    patch_directory, escaping = job.new(blocks + 1), job.scratch(blocks)
     job.run(_FIX4, lowest, payload, octets_of(plane, header.mant_bits), patch_directory, escaping, sums)
     read_back = _scan(job, note, patch_directory, None, None)
     # before their number is known, in room for those of nearly all tensors, so that nothing waits
