@@ -153,18 +153,26 @@ def octet_added(c0, c1, c2, c3, d0, d1, d2, d3, ca, la, ha, cb, lb, hb, base, x,
 
 
 @triton.jit
+def blocks_of(patch_directory, index, first, count, BLOCK: tl.constexpr):
+    """In which block, from the one of place `first` on, patches index to index + 3 of each lane are."""
+    b0, b1, b2, b3 = index * 0, index * 0, index * 0, index * 0
+    behind = ((first + count - 1) // BLOCK).to(tl.int32) + 1
+    for block in tl.range((first // BLOCK).to(tl.int32) + 1, behind, loop_unroll_factor=4):
+        begin = tl.load(patch_directory + block)
+        b0 += (index >= begin).to(tl.int32)
+        b1 += (index + 1 >= begin).to(tl.int32)
+        b2 += (index + 2 >= begin).to(tl.int32)
+        b3 += (index + 3 >= begin).to(tl.int32)
+    return b0, b1, b2, b3
+
+
+@triton.jit
 def patch_asked(
-    x, plane, patches, patch_directory, index, q, end, first, count, tokens, columns,
-    BLOCK: tl.constexpr, NT: tl.constexpr,
-):  # fmt: skip
+    x, plane, patches, index, block, q, end, first, count, tokens, columns, BLOCK: tl.constexpr, NT: tl.constexpr
+):
     """Of a patch of each lane: exponent and, from bit 8 on, which row of its program's it is in, or -1 if in none; its
     item, and the values of tokens q and q + 8 at its column. Nothing is computed with what is read last."""
     patch = tl.load(patches + index, mask=index < end, other=0)
-    block = index * 0
-    first_block = (first // BLOCK).to(tl.int32)
-    behind = ((first + count - 1) // BLOCK).to(tl.int32) + 1
-    for b in tl.range(first_block + 1, behind, loop_unroll_factor=4):  # those that begin before the patch
-        block += (index >= tl.load(patch_directory + b)).to(tl.int32)
     inner = (patch & 0xFFFFFF) + block * BLOCK - (first % BLOCK).to(tl.int32)
     mine = (index < end) & (inner >= 0) & (inner < count)
     row = inner // columns
@@ -175,6 +183,20 @@ def patch_asked(
     if NT == 2:
         u = tl.load(at + 8 * columns, mask=mine & (q + 8 < tokens), other=0)
     return tl.where(mine, row << 8 | ((patch >> 24) & 0xFF), -1), item, v, u
+
+
+@triton.jit
+def four_asked(
+    x, plane, patches, patch_directory, index, q, end, first, count, tokens, columns,
+    BLOCK: tl.constexpr, NT: tl.constexpr,
+):  # fmt: skip
+    """`patch_asked` of patches index to index + 3 of each lane."""
+    b0, b1, b2, b3 = blocks_of(patch_directory, index, first, count, BLOCK)
+    e0, i0, v0, u0 = patch_asked(x, plane, patches, index, b0, q, end, first, count, tokens, columns, BLOCK, NT)
+    e1, i1, v1, u1 = patch_asked(x, plane, patches, index + 1, b1, q, end, first, count, tokens, columns, BLOCK, NT)
+    e2, i2, v2, u2 = patch_asked(x, plane, patches, index + 2, b2, q, end, first, count, tokens, columns, BLOCK, NT)
+    e3, i3, v3, u3 = patch_asked(x, plane, patches, index + 3, b3, q, end, first, count, tokens, columns, BLOCK, NT)
+    return e0, e1, e2, e3, i0, i1, i2, i3, v0, v1, v2, v3, u0, u1, u2, u3
 
 
 @triton.jit
@@ -239,17 +261,8 @@ def fix4_gemv_kernel(
     # most programs have fewer patches than this: they are asked for now, and multiplied at the end
     x16 = x.to(tl.pointer_type(tl.int16))
     index = begin + warp * 16 + t * 4
-    e0, i0, v0, u0 = patch_asked(
+    e0, e1, e2, e3, i0, i1, i2, i3, v0, v1, v2, v3, u0, u1, u2, u3 = four_asked(
         x16, plane, patches, patch_directory, index, q, end, first, count, tokens, columns, BLOCK, NT
-    )  # fmt: skip
-    e1, i1, v1, u1 = patch_asked(
-        x16, plane, patches, patch_directory, index + 1, q, end, first, count, tokens, columns, BLOCK, NT
-    )  # fmt: skip
-    e2, i2, v2, u2 = patch_asked(
-        x16, plane, patches, patch_directory, index + 2, q, end, first, count, tokens, columns, BLOCK, NT
-    )  # fmt: skip
-    e3, i3, v3, u3 = patch_asked(
-        x16, plane, patches, patch_directory, index + 3, q, end, first, count, tokens, columns, BLOCK, NT
     )  # fmt: skip
     for i in range(tl.cdiv(columns, 128 * W)):
         left -= W
@@ -290,23 +303,14 @@ def fix4_gemv_kernel(
     for i in range(begin, tl.maximum(end, begin + 1), 16 * W):
         if i > begin:
             index = i + warp * 16 + t * 4
-            e0, i0, v0, u0 = patch_asked(
+            e0, e1, e2, e3, i0, i1, i2, i3, v0, v1, v2, v3, u0, u1, u2, u3 = four_asked(
                 x16, plane, patches, patch_directory, index, q, end, first, count, tokens, columns, BLOCK, NT
             )  # fmt: skip
-            e1, i1, v1, u1 = patch_asked(
-                x16, plane, patches, patch_directory, index + 1, q, end, first, count, tokens, columns, BLOCK, NT
-            )  # fmt: skip
-            e2, i2, v2, u2 = patch_asked(
-                x16, plane, patches, patch_directory, index + 2, q, end, first, count, tokens, columns, BLOCK, NT
-            )  # fmt: skip
-            e3, i3, v3, u3 = patch_asked(
-                x16, plane, patches, patch_directory, index + 3, q, end, first, count, tokens, columns, BLOCK, NT
-            )  # fmt: skip
-        a0, b0 = patched_pair(e0, i0, e1, i1, q), patched_pair(e0, i0, e1, i1, q + 8)
-        a1, b1 = patched_pair(e2, i2, e3, i3, q), patched_pair(e2, i2, e3, i3, q + 8)
-        c0, c1, c2, c3 = added_product(c0, c1, c2, c3, a0, b0, a1, b1, pair_of_x(v0, v1), pair_of_x(v2, v3))
+        p0, q0 = patched_pair(e0, i0, e1, i1, q), patched_pair(e0, i0, e1, i1, q + 8)
+        p1, q1 = patched_pair(e2, i2, e3, i3, q), patched_pair(e2, i2, e3, i3, q + 8)
+        c0, c1, c2, c3 = added_product(c0, c1, c2, c3, p0, q0, p1, q1, pair_of_x(v0, v1), pair_of_x(v2, v3))
         if NT == 2:
-            d0, d1, d2, d3 = added_product(d0, d1, d2, d3, a0, b0, a1, b1, pair_of_x(u0, u1), pair_of_x(u2, u3))
+            d0, d1, d2, d3 = added_product(d0, d1, d2, d3, p0, q0, p1, q1, pair_of_x(u0, u1), pair_of_x(u2, u3))
     out = sums_of(c0, c1, c2, c3, W)
     if NT == 2:
         both = tl.join(out, sums_of(d0, d1, d2, d3, W))
