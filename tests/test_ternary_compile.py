@@ -78,7 +78,7 @@ def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     few = few_tiles_of(tokens, rows, 132)
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": split, "GATHER": gather,
-        "GATED": False, "ASM": True,
+        "GATED": False, "ASM": True, "PDL": False,
     }  # fmt: skip
     # no size is said to be a multiple of 16: of 3200 columns neither words nor chunks are
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3)
@@ -107,7 +107,7 @@ def test_a_gated_product_of_few_tokens_reads_16_bytes_of_weights(tokens, tmp_pat
     few = few_tiles_of(tokens, 17280, 132)
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": False, "GATHER": False,
-        "GATED": True, "ASM": True,
+        "GATED": True, "ASM": True, "PDL": False,
     }  # fmt: skip
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), 90, few.warps, 3)
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", kernel.asm["ptx"]) and spilled(kernel, tmp_path) == 0

@@ -13,7 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from paperlm_kernels.ternary_linear import gemm, gemv
+from paperlm_kernels.ternary_linear import gemm, gemv, hopper
+from paperlm_kernels.ternary_linear.hopper import StreamTiles
 from paperlm_kernels.ternary_linear.packing import padded
 
 GEMV_TOKENS = 4
@@ -107,7 +108,7 @@ def _tiles_of_16(N: int, width: int, programs: int) -> Tiles:
 
 def run_linear(
     codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
-    tiles: Tiles | FewTiles | None = None, splits: int | None = None, gated: bool = False,
+    tiles: Tiles | FewTiles | StreamTiles | None = None, splits: int | None = None, gated: bool = False,
 ) -> Tensor:  # fmt: skip
     """y (M, N). codes int8 (M, padded K), data as packed, or int8 (padded N, padded K) for weights in a byte each.
 
@@ -124,6 +125,11 @@ def run_linear(
     vectors = (scale, rowsum, alpha, y)
     if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
         _run_gemv(codes, data, vectors, N, width, tiles, splits, gated=gated)
+        return y
+    if tiles is None and splits is None and not gated and hopper.applies(codes, data, y):
+        tiles = hopper.stream_tiles_of(M, N, width, programs)
+    if isinstance(tiles, StreamTiles):
+        hopper.run_stream(codes, data, vectors, N, tiles)
         return y
     tiles = tiles or tiles_of(M, N, width, programs)
     splits = splits or tiles.splits
@@ -161,12 +167,13 @@ def _run_gemv(
     splits = splits or tiles.splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
     work, arrived = _shared(M * N, blocks * tokens, splits, codes.device)
     places, counts = listed or (None, None)
+    pdl = hopper.is_hopper(codes.device) and gemv.gdc_wait is not None
     with torch.cuda.device_of(codes):
         gemv.gemv_kernel[(blocks, splits, tokens)](
             codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 32,
             splits, 0 if places is None else places.stride(0), BM=BM, BN=tiles.rows, WORDS=tiles.words,
             STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, GATED=gated, ASM=ASM,
-            num_warps=tiles.warps,
+            PDL=pdl, num_warps=tiles.warps, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
 
 

@@ -1,0 +1,156 @@
+"""Hopper: weights and codes come by the copy engine, and are unpacked on their way into the matrix units (Gluon).
+
+What `gemm.gemm_kernel` computes, from the same packed bytes. A program keeps several steps of copies in flight; codes
+are read from shared memory in the layout that wgmma takes its left operand in, unpacked in registers with one or two
+instructions for four, and multiplied with 32 activations a token, which wgmma reads from shared memory itself.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+all_threads = getattr(gl, "thread_barrier", None) or gl.barrier  # its name before Triton 3.7, and since
+PLANE_0 = gl.constexpr("and.b32 $0, $1, 0x03030303;")
+PLANE_1 = gl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 2; and.b32 $0, t, 0x03030303; }")
+PLANE_2 = gl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 4; and.b32 $0, t, 0x03030303; }")
+PLANE_3 = gl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 6; and.b32 $0, t, 0x03030303; }")
+WAIT = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
+LAUNCH = gl.constexpr("griddepcontrol.launch_dependents; mov.u32 $0, 0;")
+FETCH = gl.constexpr(
+    "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }"
+)
+
+
+def swizzled(columns: int) -> gl.NVMMASharedLayout:
+    """The layout of bytes in shared memory, so many a row: 32, 64 or 128."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=columns, element_bitwidth=8, rank=2)
+
+
+@gluon.jit
+def plane_of(packed, S: gl.constexpr):
+    """Codes of plane S of packed bytes."""
+    if S == 0:
+        return gl.inline_asm_elementwise(PLANE_0, "=r,r", [packed], gl.int8, True, 4)
+    elif S == 1:
+        return gl.inline_asm_elementwise(PLANE_1, "=r,r", [packed], gl.int8, True, 4)
+    elif S == 2:
+        return gl.inline_asm_elementwise(PLANE_2, "=r,r", [packed], gl.int8, True, 4)
+    else:
+        return gl.inline_asm_elementwise(PLANE_3, "=r,r", [packed], gl.int8, True, 4)
+
+
+@gluon.jit
+def copy_weights(w_desc, buffer, bar, n0, step, C: gl.constexpr, BYTES: gl.constexpr, pred):
+    """Begins the copy of a step's weights; `bar` is told how many bytes of both operands it waits for."""
+    mbarrier.expect(bar, BYTES, pred=pred)
+    tma.async_copy_global_to_shared(w_desc, [n0, step * 32 * C], bar, buffer, pred=pred)
+
+
+@gluon.jit
+def copy_codes(x_desc, buffers, bar, slot, m0, step, C: gl.constexpr, pred):
+    """Begins the copy of a step's activations, a chunk of 128 a buffer."""
+    for c in gl.static_range(C):
+        tma.async_copy_global_to_shared(x_desc, [m0, (step * C + c) * 128], bar, buffers.index(slot * C + c), pred=pred)
+
+
+@gluon.jit
+def fetch_ahead(weight, width, n0, N, start, end, BN: gl.constexpr):
+    """Asks for bytes `start` to `end` of a tile's rows in the second-level cache, which is read by nobody yet."""
+    halves: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [gl.num_warps(), 1], [1, 0])
+    row = gl.minimum(n0 + gl.arange(0, BN, gl.SliceLayout(1, halves)), N - 1)
+    half = gl.arange(0, 2, gl.SliceLayout(0, halves))
+    size = (gl.minimum(end, width) - start) // 2
+    at = weight + (row.to(gl.int64)[:, None] * width + (start + half * size)[None, :])
+    sizes = size + gl.zeros([BN, 2], gl.int32, halves)
+    gl.inline_asm_elementwise(FETCH, "=r,l,r", [at.to(gl.int64), sizes], gl.int32, False, 1)
+
+
+@gluon.jit(do_not_specialize=["M", "width", "steps", "splits", "m_tiles", "early"])
+def stream_kernel(
+    x_desc, w_desc, weight, scale, rowsum, alpha, y, work, arrived, M, N, width, steps, splits, m_tiles, early,
+    BM: gl.constexpr, BN: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    AHEAD: gl.constexpr,
+):  # fmt: skip
+    """y (M, N). A step takes C chunks of 128 columns; what lies beyond the matrices is zeros, which add nothing.
+
+    It is started before the kernel in front of it has ended, and waits for that before it reads or writes anything that
+    another kernel may write; but weights are read before if `early`, which says that they were written long ago. Then
+    it lets the next kernel start, so that one's early reads are behind all kernels but this one.
+
+    SPLIT: `splits` programs share a tile's sum in `work`, who comes last stores it, and leaves zeros as they were.
+    """
+    W: gl.constexpr = gl.num_warps()
+    tile = gl.program_id(0)
+    first = 0
+    last = steps
+    if SPLIT:
+        share = (steps + splits - 1) // splits
+        first = gl.program_id(1) * share
+        last = gl.minimum(first + share, steps)
+    n0 = (tile // m_tiles) * BN
+    m0 = (tile % m_tiles) * BM
+    count = last - first
+    weights = gl.allocate_shared_memory(gl.int8, [STAGES, BN, 32 * C], w_desc.layout)
+    codes = gl.allocate_shared_memory(gl.int8, [STAGES * C, BM, 128], x_desc.layout)
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    BYTES: gl.constexpr = BN * 32 * C + BM * 128 * C
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+    for i in gl.static_range(STAGES - 1):
+        soon = (i < count) & (early != 0)
+        copy_weights(w_desc, weights.index(i), bars.index(i), n0, first + i, C, BYTES, soon)
+    if AHEAD:
+        fetch_ahead(weight, width, n0, N, (first + STAGES - 1) * 32 * C, last * 32 * C, BN)
+    gl.inline_asm_elementwise(WAIT, "=r", [], gl.int32, False, 1)
+    gl.inline_asm_elementwise(LAUNCH, "=r", [], gl.int32, False, 1)
+    for i in gl.static_range(STAGES - 1):
+        late = (i < count) & (early == 0)
+        copy_weights(w_desc, weights.index(i), bars.index(i), n0, first + i, C, BYTES, late)
+        copy_codes(x_desc, codes, bars.index(i), i, m0, first + i, C, i < count)
+    mma: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[W, 1], instr_shape=[16, BM, 32]
+    )  # fmt: skip
+    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=4)
+    acc = gl.zeros([BN, BM], gl.int32, mma)
+    for it in range(count):
+        slot = it % STAGES
+        mbarrier.wait(bars.index(slot), (it // STAGES) & 1)
+        for c in gl.static_range(C):
+            packed = weights.index(slot).slice(32 * c, 32, dim=1).load(left)
+            x = codes.index(slot * C + c)
+            for s in gl.static_range(4):
+                right = x.slice(32 * s, 32, dim=1).permute((1, 0))
+                acc = warpgroup_mma(plane_of(packed, s), right, acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        all_threads()  # all warps have read the buffers that are filled next
+        ahead = it + STAGES - 1
+        free = ahead % STAGES
+        copy_weights(w_desc, weights.index(free), bars.index(free), n0, first + ahead, C, BYTES, ahead < count)
+        copy_codes(x_desc, codes, bars.index(free), free, m0, first + ahead, C, ahead < count)
+    for i in gl.static_range(STAGES):
+        mbarrier.invalidate(bars.index(i))
+    n = n0 + gl.arange(0, BN, gl.SliceLayout(1, mma))
+    m = m0 + gl.arange(0, BM, gl.SliceLayout(0, mma))
+    store = True
+    if SPLIT:
+        inside = (n < N)[:, None] & (m < M)[None, :]
+        at = work + (m[None, :] * N + n[:, None])
+        gl.atomic_add(at, acc, mask=inside, sem="relaxed")
+        all_threads()  # all threads have added before one of them says so
+        store = gl.atomic_add(arrived + tile, 1) == splits - 1
+        if store:
+            # a thread clears what it has read itself: both are in one layout
+            acc = gl.load(at, mask=inside, other=0, cache_modifier=".cg")
+            gl.store(at, gl.zeros([BN, BM], gl.int32, mma), mask=inside)
+            gl.store(arrived + tile, 0)
+    if store:
+        less = acc - gl.load(rowsum + m, mask=m < M, other=0)[None, :]
+        value = less.to(gl.float32) * gl.load(scale + m, mask=m < M, other=0.0)[None, :]
+        value = value * gl.load(alpha + n, mask=n < N, other=0.0)[:, None]
+        # eight rows of a token, 16 bytes, a thread
+        wide: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, W], [0, 1])
+        out = gl.convert_layout(value.to(y.dtype.element_ty), wide)
+        rows = n0 + gl.arange(0, BN, gl.SliceLayout(1, wide))
+        tokens = m0 + gl.arange(0, BM, gl.SliceLayout(0, wide))
+        place = tokens.to(gl.int64)[None, :] * N + rows[:, None]
+        gl.store(y + place, out, mask=(rows < N)[:, None] & (tokens < M)[None, :])
