@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paperlm_kernels.ternary_linear import hopper, pack_ternary, ternary_linear
+from paperlm_kernels.ternary_linear import hopper, pack_ternary, ternary_gated, ternary_linear
 from paperlm_kernels.ternary_linear.hopper import StreamTiles
 from paperlm_kernels.ternary_linear.launch import run_linear
 
@@ -15,7 +15,7 @@ DEVICE = "cuda"
 FORMS = [
     StreamTiles(tokens, rows, chunks, stages)
     for tokens, rows, chunks, stages in ((16, 64, 4, 4), (32, 64, 4, 4), (64, 64, 2, 4), (64, 128, 2, 4), (64, 128, 2, 3))
-] + [StreamTiles(16, 64, 4, 4, ahead=True)]
+] + [StreamTiles(16, 64, 4, 4, ahead=True), StreamTiles(16, 64, 4, 4, parts=True)]
 
 
 class Problem:
@@ -47,7 +47,7 @@ class Problem:
 def test_every_form_of_tiles_gives_the_references_bits_shared_and_alone(tiles, tokens, rows, columns):
     p = Problem(tokens, rows, columns)
     for splits in (1, 2, 3):
-        form = StreamTiles(tiles.tokens, tiles.rows, tiles.chunks, tiles.stages, tiles.warps, splits, tiles.ahead)
+        form = StreamTiles(tiles.tokens, tiles.rows, tiles.chunks, tiles.stages, tiles.warps, splits, tiles.ahead, tiles.parts)
         assert torch.equal(p.by(form), p.right), splits
 
 
@@ -129,3 +129,13 @@ def test_what_the_copy_engine_cannot_read_is_taken_by_the_other_kernel():
     y = torch.empty(16, 300, device=DEVICE)
     assert not hopper.applies(p.codes, p.packed.data, y) and hopper.applies(p.codes.clone(), p.packed.data, y)
     assert torch.equal(p.product(), p.right)
+
+
+@pytest.mark.parametrize("rows,columns", [(22016, 4096), (17280, 3200), (10920, 2048), (256, 300), (30, 128)])
+def test_a_gated_product_gives_the_references_bits(rows, columns):
+    for tokens in (5, 16, 33, 64, 256, 300):
+        p = Problem(tokens, rows, columns)
+        given = (p.codes, p.scale, p.rowsum, p.packed, p.alpha)
+        for dtype in (torch.bfloat16, torch.float32):
+            mine, right = (ternary_gated(*given, out_dtype=dtype, backend=b) for b in ("triton", "reference"))
+            assert torch.equal(mine, right), (tokens, dtype)

@@ -29,6 +29,7 @@ class StreamTiles:
     warps: int = 4
     splits: int = 1
     ahead: bool = False
+    parts: bool = False
 
 
 def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
@@ -82,9 +83,10 @@ def applies(codes: Tensor, data: Tensor, y: Tensor) -> bool:
 
 
 def run_stream(
-    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], N: int, tiles: StreamTiles
+    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], N: int, tiles: StreamTiles, gated: bool = False
 ) -> None:  # fmt: skip
-    """y, the last of `vectors` (scale, rowsum, alpha, y), of codes (M, padded K) and packed weights."""
+    """y, the last of `vectors` (scale, rowsum, alpha, y), of codes (M, padded K) and packed weights; see
+    `launch.run_linear` for what gated is."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from paperlm_kernels.ternary_linear import stream
@@ -94,13 +96,21 @@ def run_stream(
     with torch.cuda.device_of(codes):
         early = settled(data)
         work, arrived = _sums(M * N, m_tiles * n_tiles, codes.device) if tiles.splits > 1 else (None, None)
+        parts = triton.next_power_of_2(tiles.splits) if tiles.parts and tiles.splits > 1 else 0
+        if parts:
+            numbers = m_tiles * n_tiles * tiles.splits * tiles.rows * tiles.tokens
+            work = torch.empty(numbers, dtype=torch.int32, device=codes.device)
         columns = 32 * tiles.chunks
         x_desc = TensorDescriptor.from_tensor(codes, [tiles.tokens, 128], stream.swizzled(128))
-        w_desc = TensorDescriptor.from_tensor(data.view(torch.int8), [tiles.rows, columns], stream.swizzled(columns))
+        # of pairs of rows, a gate's and one of up, both are a thread's: wgmma gives one rows 8 and 64 apart
+        half = (8 if tiles.rows == 64 else 64) if gated else 0
+        box = [half or tiles.rows, columns]
+        w_desc = TensorDescriptor.from_tensor(data.view(torch.int8), box, stream.swizzled(columns))
         stream.stream_kernel[(m_tiles * n_tiles, tiles.splits)](
             x_desc, w_desc, data, *vectors, work, arrived, M, N, K // 4, triton.cdiv(K // 128, tiles.chunks),
             tiles.splits, m_tiles, int(early), BM=tiles.tokens, BN=tiles.rows, C=tiles.chunks, STAGES=tiles.stages,
-            SPLIT=tiles.splits > 1, AHEAD=tiles.ahead, num_warps=tiles.warps, launch_pdl=True,
+            SPLIT=tiles.splits > 1, AHEAD=tiles.ahead, PARTS=parts, HALF=half,
+            num_warps=tiles.warps, launch_pdl=True,
         )  # fmt: skip
 
 

@@ -40,10 +40,16 @@ def plane_of(packed, S: gl.constexpr):
 
 
 @gluon.jit
-def copy_weights(w_desc, buffer, bar, n0, step, C: gl.constexpr, BYTES: gl.constexpr, pred):
+def copy_weights(w_desc, buffer, bar, n0, N, step, C: gl.constexpr, BYTES: gl.constexpr, HALF: gl.constexpr, pred):
     """Begins the copy of a step's weights; `bar` is told how many bytes of both operands it waits for."""
     mbarrier.expect(bar, BYTES, pred=pred)
-    tma.async_copy_global_to_shared(w_desc, [n0, step * 32 * C], bar, buffer, pred=pred)
+    if HALF == 0:
+        tma.async_copy_global_to_shared(w_desc, [n0, step * 32 * C], bar, buffer, pred=pred)
+    else:
+        for i in gl.static_range(buffer.shape[0] // HALF):
+            row = n0 // 2 + (i // 2) * HALF + (i % 2) * (N // 2)
+            part = buffer.slice(i * HALF, HALF, dim=0)
+            tma.async_copy_global_to_shared(w_desc, [row, step * 32 * C], bar, part, pred=pred)
 
 
 @gluon.jit
@@ -69,7 +75,7 @@ def fetch_ahead(weight, width, n0, N, start, end, BN: gl.constexpr):
 def stream_kernel(
     x_desc, w_desc, weight, scale, rowsum, alpha, y, work, arrived, M, N, width, steps, splits, m_tiles, early,
     BM: gl.constexpr, BN: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    AHEAD: gl.constexpr,
+    AHEAD: gl.constexpr, PARTS: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """y (M, N). A step takes C chunks of 128 columns; what lies beyond the matrices is zeros, which add nothing.
 
@@ -98,14 +104,14 @@ def stream_kernel(
         mbarrier.init(bars.index(i), count=1)
     for i in gl.static_range(STAGES - 1):
         soon = (i < count) & (early != 0)
-        copy_weights(w_desc, weights.index(i), bars.index(i), n0, first + i, C, BYTES, soon)
+        copy_weights(w_desc, weights.index(i), bars.index(i), n0, N, first + i, C, BYTES, HALF, soon)
     if AHEAD:
         fetch_ahead(weight, width, n0, N, (first + STAGES - 1) * 32 * C, last * 32 * C, BN)
     gl.inline_asm_elementwise(WAIT, "=r", [], gl.int32, False, 1)
     gl.inline_asm_elementwise(LAUNCH, "=r", [], gl.int32, False, 1)
     for i in gl.static_range(STAGES - 1):
         late = (i < count) & (early == 0)
-        copy_weights(w_desc, weights.index(i), bars.index(i), n0, first + i, C, BYTES, late)
+        copy_weights(w_desc, weights.index(i), bars.index(i), n0, N, first + i, C, BYTES, HALF, late)
         copy_codes(x_desc, codes, bars.index(i), i, m0, first + i, C, i < count)
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[W, 1], instr_shape=[16, BM, 32]
@@ -125,15 +131,34 @@ def stream_kernel(
         all_threads()  # all warps have read the buffers that are filled next
         ahead = it + STAGES - 1
         free = ahead % STAGES
-        copy_weights(w_desc, weights.index(free), bars.index(free), n0, first + ahead, C, BYTES, ahead < count)
+        copy_weights(w_desc, weights.index(free), bars.index(free), n0, N, first + ahead, C, BYTES, HALF, ahead < count)
         copy_codes(x_desc, codes, bars.index(free), free, m0, first + ahead, C, ahead < count)
     for i in gl.static_range(STAGES):
         mbarrier.invalidate(bars.index(i))
-    n = n0 + gl.arange(0, BN, gl.SliceLayout(1, mma))
+    inner = gl.arange(0, BN, gl.SliceLayout(1, mma))
     m = m0 + gl.arange(0, BM, gl.SliceLayout(0, mma))
+    if HALF == 0:
+        n = n0 + inner
+        there = n < N
+    else:
+        pair = n0 // 2 + inner // (2 * HALF) * HALF + inner % HALF
+        n = pair + (inner // HALF % 2) * (N // 2)
+        there = pair < N // 2
     store = True
-    if SPLIT:
-        inside = (n < N)[:, None] & (m < M)[None, :]
+    if PARTS > 0:
+        within = inner[:, None] * BM + (m - m0)[None, :]
+        parts = work + tile.to(gl.int64) * splits * (BN * BM)
+        gl.store(parts + gl.program_id(1) * (BN * BM) + within, acc)
+        all_threads()  # all threads have stored before one of them says so
+        store = gl.atomic_add(arrived + tile, 1) == splits - 1
+        if store:
+            acc = gl.zeros([BN, BM], gl.int32, mma)
+            for s in gl.static_range(PARTS):
+                shared = gl.full([BN, BM], s < splits, gl.int1, mma)
+                acc += gl.load(parts + s * (BN * BM) + within, mask=shared, other=0, cache_modifier=".cg")
+            gl.store(arrived + tile, 0)
+    elif SPLIT:
+        inside = there[:, None] & (m < M)[None, :]
         at = work + (m[None, :] * N + n[:, None])
         gl.atomic_add(at, acc, mask=inside, sem="relaxed")
         all_threads()  # all threads have added before one of them says so
@@ -146,11 +171,23 @@ def stream_kernel(
     if store:
         less = acc - gl.load(rowsum + m, mask=m < M, other=0)[None, :]
         value = less.to(gl.float32) * gl.load(scale + m, mask=m < M, other=0.0)[None, :]
-        value = value * gl.load(alpha + n, mask=n < N, other=0.0)[:, None]
+        value = value * gl.load(alpha + n, mask=there, other=0.0)[:, None]
         # eight rows of a token, 16 bytes, a thread
         wide: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, W], [0, 1])
-        out = gl.convert_layout(value.to(y.dtype.element_ty), wide)
-        rows = n0 + gl.arange(0, BN, gl.SliceLayout(1, wide))
-        tokens = m0 + gl.arange(0, BM, gl.SliceLayout(0, wide))
-        place = tokens.to(gl.int64)[None, :] * N + rows[:, None]
-        gl.store(y + place, out, mask=(rows < N)[:, None] & (tokens < M)[None, :])
+        if HALF == 0:
+            store_rows(value.to(y.dtype.element_ty), n0, m0, y, M, N, wide)
+        else:
+            pairs = value.reshape([BN // (2 * HALF), 2, HALF, BM]).permute((0, 2, 3, 1))
+            gate, up = gl.split(pairs)
+            gate = gl.where(gate < 0.0, 0.0, gate)  # which leaves what is no number
+            z = (up * (gate * gate)).to(y.dtype.element_ty).reshape([BN // 2, BM])
+            store_rows(z, n0 // 2, m0, y, M, N // 2, wide)
+
+
+@gluon.jit
+def store_rows(value, n0, m0, y, M, N, layout: gl.constexpr):
+    """y[m0 + j, n0 + i] = value[i, j], where there is one."""
+    out = gl.convert_layout(value, layout)
+    n = n0 + gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
+    m = m0 + gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))
+    gl.store(y + (m.to(gl.int64)[None, :] * N + n[:, None]), out, mask=(n < N)[:, None] & (m < M)[None, :])
