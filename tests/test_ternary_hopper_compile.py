@@ -30,6 +30,34 @@ POINTERS = {
 
 def all_forms():
     """What is compiled once of the tiles for these matrices and up to 4096 tokens on a card of 132 multiprocessors."""
-    found = {hopper.stream_tiles_of(M, N, -(-K // 128) * 32, 132)
+    tiles = {hopper.stream_tiles_of(M, N, -(-K // 128) * 32, 132)
              for M in (5, 16, 17, 32, 33, 64, 65, 128, 256, 512, 4096) for N, K in SIZES}  # fmt: skip
-    return sorted({(hopper.constants_of(t, gated)[1], t.warps) for t in found for gated in (False, True)}, key=str)
+    forms = [(hopper.constants_of(one, gated), one.warps) for one in tiles for gated in (False, True)]
+    return [form for i, form in enumerate(forms) if form not in forms[:i]]
+
+
+def described(rows, columns):
+    """The type of a matrix of bytes that is copied in boxes of so many."""
+    return f"tensordesc<i8[{rows}, {columns}],{stream.swizzled(columns)!r}>"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("constants,warps", all_forms(), ids=str)
+def test_every_form_is_on_the_matrix_units_with_the_weights_in_registers(constants, warps, dtype, tmp_path):
+    columns = 32 * constants["C"]
+    types = POINTERS | {"y": f"*{dtype}", "x_desc": described(constants["BM"], 128)}
+    types |= {"w_desc": described(constants["HALF"] or constants["BN"], columns)}
+    kernel = compile_for(
+        stream.stream_kernel, types, constants, {"N"}, 90, warps, 3, source_of=GluonASTSource, launch_pdl=True
+    )
+    ptx = kernel.asm["ptx"]
+    products = set(re.findall(r"wgmma\.mma_async\S+", ptx))
+    assert products == {f"wgmma.mma_async.sync.aligned.m64n{constants['BM']}k32.s32.s8.s8"}
+    assert kernel.metadata.shared <= SHARED[90] // 2 and spilled(kernel, tmp_path) == 0
+    # before what another kernel may write is read or written, the end of that kernel is waited for
+    wait = ptx.index("griddepcontrol.wait")
+    assert wait < ptx.index("griddepcontrol.launch_dependents")
+    assert wait < min(ptx.index(access) for access in ("ld.global", "st.global", "wgmma.mma_async"))
+    assert "atom." not in ptx[:wait] and "red." not in ptx[:wait]
+    if not constants["HALF"] or dtype == "bf16":
+        assert re.search(r"st\.global[.\w]*\.v4\.b32", ptx) and not re.search(r"st\.global[.\w]*\.b16\b", ptx)

@@ -55,6 +55,19 @@ def _fitting(tiles: StreamTiles, sums: int) -> StreamTiles:
     return tiles if sums <= MOST_SUMS else dataclasses.replace(tiles, splits=1)
 
 
+def constants_of(tiles: StreamTiles, gated: bool = False) -> dict[str, int | bool]:
+    """What the kernel is compiled for.
+
+    HALF: of pairs of rows, a gate's and one of up, both have to be a thread's, and wgmma gives a thread rows that are 8
+    apart in each 64, and those 64 apart; so many rows of each take turns.
+    """
+    return {
+        "BM": tiles.tokens, "BN": tiles.rows, "C": tiles.chunks, "STAGES": tiles.stages, "SPLIT": tiles.splits > 1,
+        "AHEAD": tiles.ahead, "PARTS": triton.next_power_of_2(tiles.splits) if tiles.parts and tiles.splits > 1 else 0,
+        "HALF": 0 if not gated else 8 if tiles.rows == 64 else 64,
+    }  # fmt: skip
+
+
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Whether kernels may be compiled for the matrix units and the copy engine of Hopper there."""
@@ -96,21 +109,16 @@ def run_stream(
     with torch.cuda.device_of(codes):
         early = settled(data)
         work, arrived = _sums(M * N, m_tiles * n_tiles, codes.device) if tiles.splits > 1 else (None, None)
-        parts = triton.next_power_of_2(tiles.splits) if tiles.parts and tiles.splits > 1 else 0
-        if parts:
+        constants, columns = constants_of(tiles, gated), 32 * tiles.chunks
+        if constants["PARTS"]:
             numbers = m_tiles * n_tiles * tiles.splits * tiles.rows * tiles.tokens
             work = torch.empty(numbers, dtype=torch.int32, device=codes.device)
-        columns = 32 * tiles.chunks
         x_desc = TensorDescriptor.from_tensor(codes, [tiles.tokens, 128], stream.swizzled(128))
-        # of pairs of rows, a gate's and one of up, both are a thread's: wgmma gives one rows 8 and 64 apart
-        half = (8 if tiles.rows == 64 else 64) if gated else 0
-        box = [half or tiles.rows, columns]
+        box = [constants["HALF"] or tiles.rows, columns]
         w_desc = TensorDescriptor.from_tensor(data.view(torch.int8), box, stream.swizzled(columns))
         stream.stream_kernel[(m_tiles * n_tiles, tiles.splits)](
             x_desc, w_desc, data, *vectors, work, arrived, M, N, K // 4, triton.cdiv(K // 128, tiles.chunks),
-            tiles.splits, m_tiles, int(early), BM=tiles.tokens, BN=tiles.rows, C=tiles.chunks, STAGES=tiles.stages,
-            SPLIT=tiles.splits > 1, AHEAD=tiles.ahead, PARTS=parts, HALF=half,
-            num_warps=tiles.warps, launch_pdl=True,
+            tiles.splits, m_tiles, int(early), **constants, num_warps=tiles.warps, launch_pdl=True,
         )  # fmt: skip
 
 
