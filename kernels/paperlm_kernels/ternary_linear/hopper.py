@@ -29,7 +29,7 @@ class StreamTiles:
     warps: int = 4
     splits: int = 1
     ahead: bool = False
-    parts: bool = False
+    parts: bool = True
 
 
 def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
@@ -40,19 +40,18 @@ def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
     tokens go in tiles of 64, with 128 rows.
     """
     chunks = width // 32
-    if M <= 64:
-        tokens = max(16, triton.next_power_of_2(M))
-        step = min(4, 128 // tokens) if tokens > 16 else 4
-        tiles, steps = triton.cdiv(N, 64), triton.cdiv(chunks, step)
-        splits = 1 if tiles >= programs else max(1, min(2 * programs // tiles, steps // 2))
-        return _fitting(StreamTiles(tokens, 64, step, 4, 4, splits), M * N)
-    tiles = triton.cdiv(M, 64) * triton.cdiv(N, 128)
-    splits = max(1, min(programs // tiles, chunks // 8))
-    return _fitting(StreamTiles(64, 128, 2, 4, 4, splits), M * N)
-
-
-def _fitting(tiles: StreamTiles, sums: int) -> StreamTiles:
-    return tiles if sums <= MOST_SUMS else dataclasses.replace(tiles, splits=1)
+    if M > 64:
+        if triton.cdiv(M, 64) * triton.cdiv(N, 128) > programs:
+            return StreamTiles(64, 128, 2, 3)
+        return StreamTiles(64, 64, 2, 4)
+    tokens = max(16, triton.next_power_of_2(M))
+    step = min(4, 128 // tokens)
+    tiles, steps = triton.cdiv(N, 64), triton.cdiv(chunks, step)
+    if tiles > programs:
+        return StreamTiles(tokens, 64, step, 6 if tokens == 16 and tiles <= 2 * programs else 4)
+    splits = max(1, min(3 * programs // tiles, triton.cdiv(steps, 3)))
+    share = triton.cdiv(steps, splits)
+    return StreamTiles(tokens, 64, step, 4, 4, triton.cdiv(steps, share))
 
 
 def constants_of(tiles: StreamTiles, gated: bool = False) -> dict[str, int | bool]:

@@ -63,6 +63,14 @@ def few_tiles_of(M: int, N: int, programs: int) -> FewTiles:
     return FewTiles(8, 128, 2, 3)
 
 
+def token_tiles_of(N: int, width: int, programs: int) -> FewTiles:
+    """The same for one token where products are started before the kernel in front of them has ended: programs are
+    small, so that many of the next product find room beside those of this one. A warp takes 8 rows of 4096 columns by
+    itself; longer rows, and the most rows, two."""
+    few = width <= 1024 and triton.cdiv(N, 32) < 4 * programs
+    return FewTiles(8, 64, 1, 3) if few else FewTiles(8, 128, 2, 3)
+
+
 def processors(device: torch.device) -> int:
     """Multiprocessors; in the interpreter, where one program runs after the other, few."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -161,6 +169,8 @@ def _run_gemv(
 ) -> None:  # fmt: skip
     M = codes.shape[0]
     BM = 1 if listed else triton.next_power_of_2(M)
+    if tiles is None and BM == 1 and hopper.is_hopper(codes.device):
+        tiles = token_tiles_of(N, width, processors(codes.device))
     tiles = tiles or few_tiles_of(BM, N, processors(codes.device))
     blocks, tokens = triton.cdiv(N, tiles.rows), M if listed else 1
     steps = triton.cdiv(width // 4, tiles.words)
