@@ -134,7 +134,7 @@ def run_linear(
     if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
         _run_gemv(codes, data, vectors, N, width, tiles, splits, gated=gated)
         return y
-    if tiles is None and splits is None and hopper.applies(codes, data, y):
+    if tiles is None and splits is None and hopper.applies(codes, data):
         tiles = hopper.stream_tiles_of(M, N, width, programs)
     if isinstance(tiles, StreamTiles):
         hopper.run_stream(codes, data, vectors, N, tiles, gated)
