@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from paperlm_kernels.ternary_linear import hopper, pack_ternary  # noqa: E402
-from support_ternary import ternary  # noqa: E402
+from paperlm_kernels.ternary_linear import hopper, launch, pack_ternary
+from support_ternary import ternary
 
 CPU = torch.device("cpu")
 
@@ -28,6 +30,22 @@ def test_tiles_fit_the_matrix_units_and_no_program_is_without_a_step(tokens, row
 def test_a_sum_is_shared_where_rows_are_too_few_to_keep_a_card_busy():
     assert hopper.stream_tiles_of(16, 4096, 2752, 132).splits == 6
     assert hopper.stream_tiles_of(16, 12288, 1024, 132).splits == 1
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+def test_more_programs_than_can_share_a_tile_are_refused(tokens):
+    tiles = hopper.StreamTiles(tokens, 64, 2, 4)
+    most = hopper.most_splits(tiles)
+    assert hopper.constants_of(dataclasses.replace(tiles, splits=most))["PARTS"] == most
+    with pytest.raises(ValueError, match=f"at most {most} can"):
+        hopper.constants_of(dataclasses.replace(tiles, splits=most + 1))
+
+
+@pytest.mark.parametrize("rows,columns,right", [(4096, 4096, (8, 64, 1)), (12288, 4096, (8, 64, 1)),
+                                                (22016, 4096, (8, 128, 2)), (4096, 11008, (8, 128, 2))])  # fmt: skip
+def test_a_token_on_hopper_takes_small_programs(rows, columns, right):
+    few = launch.token_tiles_of(rows, columns // 4, 132)
+    assert (few.rows, few.words, few.warps) == right
 
 
 def test_what_is_on_no_hopper_card_is_taken_by_the_kernels_for_every_card():
@@ -75,4 +93,3 @@ def test_weights_are_read_early_once_a_product_has_read_them_and_until_they_are_
     with torch.inference_mode():
         unknown = data.clone()
     assert [hopper.settled(unknown) for _ in range(2)] == [False, False]  # it has no counter of writes
-

@@ -1,4 +1,4 @@
-"""The product by Hopper's copy engine compiles without a GPU: every form of tiles, on the matrix units, nothing spilled."""
+"""The product by Hopper's copy engine compiles without a GPU: on the matrix units, nothing spilled."""
 
 from __future__ import annotations
 

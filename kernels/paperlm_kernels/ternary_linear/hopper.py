@@ -64,8 +64,10 @@ def constants_of(tiles: StreamTiles, gated: bool = False) -> dict[str, int]:
     """What the kernel is compiled for.
 
     HALF: a gate's row and its row of up have to be sums of one thread, and wgmma gives a thread rows that are 8 apart
-    in each 64, and those 64 apart.
+    in each 64, and those 64 apart. Raises ValueError for more programs a tile than can share one.
     """
+    if tiles.splits > most_splits(tiles):
+        raise ValueError(f"{tiles.splits} programs share a tile of {tiles}; at most {most_splits(tiles)} can")
     return {
         "BM": tiles.tokens, "BN": tiles.rows, "C": tiles.chunks, "STAGES": tiles.stages, "GROUP": tiles.group,
         "PARTS": most_splits(tiles) if tiles.splits > 1 else 0,

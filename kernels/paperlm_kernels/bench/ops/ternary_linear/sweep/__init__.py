@@ -32,7 +32,7 @@ from paperlm_kernels.bench.ops.ternary_linear.declared import CASES, Case
 from paperlm_kernels.bench.ops.ternary_linear.methods import EPS, Inputs
 from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
 from paperlm_kernels.ternary_linear import pack_ternary
-from paperlm_kernels.ternary_linear.hopper import StreamTiles
+from paperlm_kernels.ternary_linear.hopper import StreamTiles, most_splits
 from paperlm_kernels.ternary_linear.launch import GEMV_TOKENS, FewTiles, Tiles, processors, run_linear
 
 SHARED = 220 * 1024
@@ -86,9 +86,10 @@ def stream_candidates(case: Case, programs: int) -> Iterator[StreamTiles]:
         if tokens * rows > SUMS * 128 or not READ_AHEAD <= shared <= SHARED // 2:
             continue
         tiles, steps = -(-M // tokens) * -(-case.rows // rows), -(-width // (32 * chunks))
-        most = max(1, steps // 2)
+        whole = StreamTiles(tokens, rows, chunks, stages)
+        most = max(1, min(steps // 2, most_splits(whole)))
         for splits in sorted({1, *(min(most, -(-wave * programs // tiles)) for wave in (1, 2, 3) if tiles < programs)}):
-            yield StreamTiles(tokens, rows, chunks, stages, 4, splits)
+            yield dataclasses.replace(whole, splits=splits)
 
 
 def all_candidates(case: Case, programs: int) -> list[AnyTiles]:
