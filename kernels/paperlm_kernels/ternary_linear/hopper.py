@@ -149,8 +149,8 @@ _CAPTURED: dict[tuple[int, int, int], Tensor] = {}
 def _counters(tiles: int, device: torch.device) -> Tensor:
     """Zeros, with which the programs that share tiles count themselves; the kernel leaves them as it found them.
 
-    Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where that would be a sixth of
-    the time of a small product, they are made once a graph and stream, and each replay begins with zeros.
+    Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a
+    kernel more in front of a product, they are made once a graph and stream, and each replay begins with zeros.
     """
     capture = capture_of(device)
     if capture is None:

@@ -1,7 +1,8 @@
 """Host side of the kernels: tiles, grids and buffers. Nothing here waits for the device.
 
 Tiles of 1, of 5 to 16 and of 256 tokens are the best of `bench.ops.ternary_linear.sweep` on an H200, at matrices of 7B
-and 3B; those of other numbers of tokens follow from these by arithmetic and have not been measured.
+and 3B; those of other numbers of tokens follow from these by arithmetic and have not been measured. What Hopper's copy
+engine can read of more tokens than GEMV_TOKENS goes to `hopper`, whatever is said here of such cards.
 """
 
 from __future__ import annotations
