@@ -90,8 +90,11 @@ def test_two_graphs_with_shared_sums_replayed_at_once_give_the_same_bits():
         assert all(torch.equal(y, problem.right) for problem, y in zip(outputs, (p, small, p, small, p), strict=True))
 
 
-def test_a_graph_captured_without_a_product_before_gives_the_references_bits():
+@pytest.mark.parametrize("room", [True, False])
+def test_a_graph_captured_without_a_product_before_gives_the_references_bits(room, monkeypatch):
     p = Problem(16, 4096, 11008)
+    if not room:
+        monkeypatch.setattr(hopper, "_ROOM", {})
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = [p.product() for _ in range(3)]
@@ -99,6 +102,26 @@ def test_a_graph_captured_without_a_product_before_gives_the_references_bits():
         graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(one, p.right) for one in y)
+
+
+def test_a_replay_that_finds_counters_that_are_no_zeros_gives_the_references_bits():
+    p = Problem(16, 4096, 11008)
+    p.product()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = [p.product() for _ in range(3)]
+    next(reversed(hopper._CAPTURED.values())).fill_(3)  # as after a replay that was broken off
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, p.right) for one in y)
+
+
+def test_what_torch_compile_captures_gives_the_references_bits():
+    p = Problem(16, 4096, 11008)
+    compiled = torch.compile(p.product, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert torch.equal(compiled(), p.right)
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 256])

@@ -6,13 +6,14 @@ import ctypes
 import dataclasses
 import functools
 import os
+import threading
 
 import torch
 import triton
 from torch import Tensor
 
-COUNTERS = 1024
-"Of the programs of a tile: so many for all products of a CUDA graph, more where one needs more."
+COUNTERS = 256
+"Of programs that share tiles, one a tile: so many for all products of a CUDA graph."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,25 +143,48 @@ def settled(data: Tensor) -> bool:
     return before == data._version
 
 
+_ROOM: dict[int, Tensor] = {}
+"Device -> what is left of the memory that the counters of CUDA graphs are taken from, which no graph gives back."
 _CAPTURED: dict[tuple[int, int, int], Tensor] = {}
-"(device, capture, stream) -> zeros that the products of a CUDA graph count with, one after the other."
+"(device, capture, stream) -> the counters of the products of a CUDA graph, which use them one after the other."
 
 
 def _counters(tiles: int, device: torch.device) -> Tensor:
     """Zeros, with which the programs that share tiles count themselves; the kernel leaves them as it found them.
 
-    Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a
-    kernel more in front of a product, they are made once a graph and stream, and each replay begins with zeros.
+    Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a kernel more
+    in front of a product, there are some for each graph and stream, and each replay begins with making them zeros. They
+    lie outside of the graph's memory, which has to be free when the capture ends.
     """
     capture = capture_of(device)
     if capture is None:
+        _make_room(device)
         return torch.zeros(tiles, dtype=torch.int32, device=device)
-    found = _CAPTURED.get(capture)
-    if found is None or found.numel() < tiles:
-        for old in [key for key in _CAPTURED if key[1] != capture[1]][:-8]:  # several threads may capture
-            del _CAPTURED[old]
-        found = _CAPTURED[capture] = torch.zeros(max(tiles, COUNTERS), dtype=torch.int32, device=device)
-    return found
+    if capture not in _CAPTURED:
+        room = _ROOM.get(capture[0])
+        if room is None or room.numel() < COUNTERS or tiles > COUNTERS:
+            return torch.zeros(tiles, dtype=torch.int32, device=device)
+        while len(_CAPTURED) >= 64:
+            del _CAPTURED[next(iter(_CAPTURED))]
+        _CAPTURED[capture], _ROOM[capture[0]] = room[:COUNTERS], room[COUNTERS:]
+        _CAPTURED[capture].zero_()
+    found = _CAPTURED[capture]
+    return found if tiles <= COUNTERS else torch.zeros(tiles, dtype=torch.int32, device=device)
+
+
+def _make_room(device: torch.device) -> None:
+    """Memory for the counters of the next graphs; not while one is captured, and in a thread of its own, which has no
+    part in a pool that allocations of this one may go to."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index in _ROOM and _ROOM[index].numel() >= 16 * COUNTERS or torch.cuda.is_current_stream_capturing():
+        return
+
+    def allocate() -> None:
+        _ROOM[index] = torch.empty(1024 * COUNTERS, dtype=torch.int32, device=f"cuda:{index}")
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
 
 
 def capture_of(device: torch.device) -> tuple[int, int, int] | None:
