@@ -176,7 +176,7 @@ def _make_room(device: torch.device) -> None:
     """Memory for the counters of the next graphs; not while one is captured, and in a thread of its own, which has no
     part in a pool that allocations of this one may go to."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    if index in _ROOM and _ROOM[index].numel() >= 16 * COUNTERS or torch.cuda.is_current_stream_capturing():
+    if (index in _ROOM and _ROOM[index].numel() >= 16 * COUNTERS) or torch.cuda.is_current_stream_capturing():
         return
 
     def allocate() -> None:
