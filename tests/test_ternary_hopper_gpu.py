@@ -87,7 +87,7 @@ def test_two_graphs_with_shared_sums_replayed_at_once_give_the_same_bits():
                 graph.replay()
     torch.cuda.synchronize()
     for _, outputs, _ in graphs:
-        assert all(torch.equal(y, problem.right) for problem, y in zip(outputs, (p, small, p, small, p), strict=True))
+        assert all(torch.equal(y, problem.right) for y, problem in zip(outputs, (p, small, p, small, p), strict=True))
 
 
 @pytest.mark.parametrize("room", [True, False])
