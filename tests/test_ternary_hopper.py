@@ -93,3 +93,44 @@ def test_weights_are_read_early_once_a_product_has_read_them_and_until_they_are_
     with torch.inference_mode():
         unknown = data.clone()
     assert [hopper.settled(unknown) for _ in range(2)] == [False, False]  # it has no counter of writes
+
+
+def test_weights_that_another_stream_has_read_are_not_read_early_but_those_read_before_a_capture_are(monkeypatch):
+    """A product that another stream has made says nothing of what ran in this one; a graph begins with all at rest."""
+    data = pack_ternary(ternary(10, 20)).data
+    places = [(0, 0, 1), (0, 0, 2), (0, 0, 2), (0, 7, 2), (0, 7, 3), (0, 8, 3), (0, -1, 0), (0, 0, 2)]
+    right = [False, False, True, True, False, True, False, False]
+    for place, early in zip(places, right, strict=True):
+        monkeypatch.setattr(hopper, "_place", lambda _, now=place: now)
+        assert hopper.settled(data) is early, place
+
+
+def test_weights_that_take_the_place_of_others_in_a_tensor_are_not_read_early():
+    data = pack_ternary(ternary(10, 20)).data
+    hopper.settled(data)
+    data.data = data.data.clone()
+    assert [hopper.settled(data) for _ in range(2)] == [False, True]
+
+
+def test_counters_of_graphs_are_apart_zeros_and_kept_however_many_there_are(monkeypatch):
+    """A graph can be replayed at any time: memory that it counts in is given to nobody else."""
+    rooms, given = {}, []
+    monkeypatch.setattr(hopper, "_ROOM", rooms)
+    monkeypatch.setattr(hopper, "_ROOMS", [])
+    monkeypatch.setattr(hopper, "_CAPTURED", {})
+
+    def room():
+        hopper._ROOMS.append(torch.full((4 * hopper.COUNTERS,), 9, dtype=torch.int32))
+        rooms[0] = hopper._ROOMS[-1]
+
+    for number in range(200):
+        if number % 4 == 0:
+            room()
+        monkeypatch.setattr(hopper, "capture_of", lambda _, now=number: (0, now + 1, 5))
+        mine = hopper._counters(3, CPU)
+        assert mine.data_ptr() == hopper._counters(7, CPU).data_ptr() and not mine.any()
+        given.append(mine.data_ptr())
+        assert hopper._counters(hopper.COUNTERS + 1, CPU).numel() == hopper.COUNTERS + 1
+    assert len(set(given)) == 200 and len(hopper._CAPTURED) <= 64
+    kept = [(r.data_ptr(), r.data_ptr() + 4 * r.numel()) for r in hopper._ROOMS]
+    assert all(any(low <= at < high for low, high in kept) for at in given)

@@ -91,10 +91,12 @@ def test_two_graphs_with_shared_sums_replayed_at_once_give_the_same_bits():
 
 
 @pytest.mark.parametrize("room", [True, False])
-def test_a_graph_captured_without_a_product_before_gives_the_references_bits(room, monkeypatch):
+def test_a_graph_captured_with_and_without_a_product_before_gives_the_references_bits(room, monkeypatch):
     p = Problem(16, 4096, 11008)
-    if not room:
-        monkeypatch.setattr(hopper, "_ROOM", {})
+    monkeypatch.setattr(hopper, "_ROOM", {})
+    if room:
+        p.product()
+        assert hopper._ROOM
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = [p.product() for _ in range(3)]

@@ -61,6 +61,18 @@ def test_the_kernels_give_the_references_bits_at_the_papers_widths(spot, tokens,
 
 
 @everywhere
+@pytest.mark.parametrize("tokens", [1, 4, 16])
+def test_codes_may_begin_at_any_byte(spot, tokens):
+    """Kernels read them in words: what begins between two is copied first."""
+    t, codes, _, _, packed = case(spot, tokens, 130, 256)
+    room = torch.zeros(codes.numel() + 1, dtype=torch.int8, device=spot.device)
+    odd = room[1:].view(codes.shape).copy_(codes)
+    one, ones = torch.ones(tokens, device=spot.device), torch.ones(130, device=spot.device)
+    y = ternary_linear(odd, one, None, packed, ones, out_dtype=torch.float32, backend=spot.backend)
+    assert torch.equal(y.long().cpu(), exact(codes, t))
+
+
+@everywhere
 @pytest.mark.parametrize(
     "tokens,rows,width", [(1, 130, 300), (1, 258, 3200), (3, 66, 300), (5, 130, 300), (40, 258, 300)]
 )

@@ -139,7 +139,8 @@ def _counts(job: _Job) -> Tensor:
     """How often each exponent but 0 occurs, on the device."""
     header, g = job.header, job.header.geometry
     counts = torch.zeros(256, dtype=torch.int64, device=job.device)
-    programs = max(min(header.blocks, _at_once(job.device)), -(-header.blocks * g.octets // MOST_STEPS))
+    each = MOST_STEPS // g.octets  # blocks, whole ones
+    programs = max(min(header.blocks, _at_once(job.device)), -(-header.blocks // each))
     numbers = (header.numel, header.blocks, programs)
     _COUNT(programs, (job.weights, job.norm, counts), numbers, job.constants)
     return counts
@@ -249,7 +250,7 @@ def _fix4(job: _Job) -> Callable[[], Encoded]:
 
     def finish() -> Encoded:
         _, count, _, in_bytes = _totals(read_back)
-        patches = some[:count]
+        patches = some[:count].clone()  # what is kept has no spare room
         if count > some.numel():
             patches = job.new(count)
             write(patches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,8 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: st
     of another profile and a multiple of 1,024 columns, are multiplied by a kernel that reads the packed weights, sums
     in float32 in an order of its own, and rounds once: the result differs from F.linear's in the last bit of bfloat16.
     With "fix4" and a multiple of 128 columns, that is done on tensor cores, and the order depends on the matrix alone
-    (its shape, and places of patches), so that a token's result is the same bits beside any others. A token that is not
+    (its shape, and places of patches), so that a token's result is the same bits beside up to 15 others; but not for a
+    matrix most of whose weights are as good as zeros, whose exponents begin at 0 (`packed.lowest`). A token that is not
     finite spoils its own results alone: with NaN, where infinity would be right, in a row that has a patched weight, or
     is beside one that has, at such a value's column. Everything else is unpacked first, and is F.linear of it.
 
@@ -81,7 +83,8 @@ def _product(x: Tensor, packed: Packed) -> Callable[[Tensor, Packed], Tensor] | 
         if columns % 8 or tokens > TOKENS:
             return None
         # its kernel is PTX, which the interpreter does not know; and a code below exponent 0 would borrow
-        tiled = x.is_cuda and columns % CHUNK == 0 and columns < MOST_COLUMNS and packed.lowest > 0
+        compiled = x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1"
+        tiled = compiled and columns % CHUNK == 0 and columns < MOST_COLUMNS and packed.lowest > 0
         return _gemv if tiled else _fix4
     return _streams if codec == Codec.PFX and columns % STEP == 0 and tokens <= STREAM_TOKENS else None
 

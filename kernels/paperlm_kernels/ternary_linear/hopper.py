@@ -133,18 +133,34 @@ def run_stream(
 def settled(data: Tensor) -> bool:
     """Whether an earlier product has read these very weights: then they were not written by the kernel just before.
 
-    The version counter of a tensor tells when PyTorch writes it. Who writes packed weights in place in another way, as
-    with a kernel of one's own, has to make a tensor of them for it to be seen: `data.view_as(data)`.
+    That product has to be of the same stream, whose order it tells, or of before the capture of a CUDA graph, which
+    begins when all in front of it has ended. The version counter of a tensor tells when PyTorch writes it. Who writes
+    packed weights in place in another way, as with a kernel of one's own or through `.data`, has to make a tensor of
+    them for it to be seen: `data.view_as(data)`.
     """
     if data.is_inference():
         return False
-    before = getattr(data, "_read_by_ternary_linear", None)
-    data._read_by_ternary_linear = data._version
-    return before == data._version
+    now, where = (data.data_ptr(), data._version), _place(data.device)
+    before, there = getattr(data, "_read_by_ternary_linear", (None, where))
+    data._read_by_ternary_linear = now, where
+    return before == now and (there == where or 0 < where[1] != there[1])
 
 
+def _place(device: torch.device) -> tuple[int, int, int]:
+    """Device, capture of a CUDA graph or 0, and stream that a launch now goes to; -1 for a capture without a number."""
+    if device.type != "cuda":
+        return -1, 0, 0
+    if torch.cuda.is_current_stream_capturing():
+        return capture_of(device) or (device.index or 0, -1, 0)
+    return device.index or 0, 0, torch.cuda.current_stream(device).cuda_stream
+
+
+_LOCK = threading.Lock()
+"For what follows, where several threads capture graphs."
+_ROOMS: list[Tensor] = []
+"All memory that counters of CUDA graphs were taken from, kept for ever: a graph can be replayed at any time."
 _ROOM: dict[int, Tensor] = {}
-"Device -> what is left of the memory that the counters of CUDA graphs are taken from, which no graph gives back."
+"Device -> what is left of the last of it."
 _CAPTURED: dict[tuple[int, int, int], Tensor] = {}
 "(device, capture, stream) -> the counters of the products of a CUDA graph, which use them one after the other."
 
@@ -160,16 +176,16 @@ def _counters(tiles: int, device: torch.device) -> Tensor:
     if capture is None:
         _make_room(device)
         return torch.zeros(tiles, dtype=torch.int32, device=device)
-    if capture not in _CAPTURED:
-        room = _ROOM.get(capture[0])
-        if room is None or room.numel() < COUNTERS or tiles > COUNTERS:
+    with _LOCK:
+        found, room = _CAPTURED.get(capture), _ROOM.get(capture[0])
+        if tiles > COUNTERS or (found is None and (room is None or room.numel() < COUNTERS)):
             return torch.zeros(tiles, dtype=torch.int32, device=device)
-        while len(_CAPTURED) >= 64:
-            del _CAPTURED[next(iter(_CAPTURED))]
-        _CAPTURED[capture], _ROOM[capture[0]] = room[:COUNTERS], room[COUNTERS:]
-        _CAPTURED[capture].zero_()
-    found = _CAPTURED[capture]
-    return found if tiles <= COUNTERS else torch.zeros(tiles, dtype=torch.int32, device=device)
+        if found is None:
+            while len(_CAPTURED) >= 64:
+                del _CAPTURED[next(iter(_CAPTURED))]
+            found, _ROOM[capture[0]] = room[:COUNTERS], room[COUNTERS:]
+            _CAPTURED[capture] = found.zero_()
+    return found
 
 
 def _make_room(device: torch.device) -> None:
@@ -180,11 +196,13 @@ def _make_room(device: torch.device) -> None:
         return
 
     def allocate() -> None:
-        _ROOM[index] = torch.empty(1024 * COUNTERS, dtype=torch.int32, device=f"cuda:{index}")
+        _ROOMS.append(torch.empty(1024 * COUNTERS, dtype=torch.int32, device=f"cuda:{index}"))
 
-    thread = threading.Thread(target=allocate)
-    thread.start()
-    thread.join()
+    with _LOCK:
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        thread.join()
+        _ROOM[index] = _ROOMS[-1]
 
 
 def capture_of(device: torch.device) -> tuple[int, int, int] | None:
