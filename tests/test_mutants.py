@@ -141,6 +141,7 @@ def test_a_fault_that_never_ends_is_caught_by_the_limit_and_leaves_no_process(tr
 
 def outcome(key: str, said: str, first: str, by: str = "") -> dict:
     row = {"key": key, "area": "schedule", "module": "m.py", "line": 3, "operator": "core/AddNot"}
+    row |= {"made": {"python": "3.13.1"}, "left_out": [f"tests/test_{key}.py"]}
     return {**row, "change": f"- {key}", "outcome": said, "by": by, "first": first, "seconds": 1.0}
 
 
