@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import tqdm
+from support import made_with
 from support_fuzz_damage import HARMS, drawn
 
 from paperlm import checks
@@ -358,7 +359,7 @@ def main() -> int:
                 print(f"{one.number}\t{one.stage}\t{one.file}\t{one.harm}\t{one.end}\t{one.seconds:.1f}", flush=True)
             if one.end not in FINE or (options.verbose and options.only):
                 print("    " + one.said.replace("\n", "\n    "), flush=True)
-    found = counted(tries, options.seed)
+    found = counted(tries, options.seed) | {"made with": made_with()}
     print(json.dumps(found["ends"]))
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

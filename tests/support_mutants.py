@@ -40,12 +40,7 @@ SLOWER = 3.0, 60.0
 "A mutant may take so many times what the tests take without one, and so many seconds more, before it counts as caught."
 LOADED = ("pytest", "hypothesis", "torch", "transformers", "datasets", "lm_eval", "pandas", "scipy.stats")
 "What takes long to load, and is none of the code that is mutated."
-MADE = """
-import json, torch
-from paperlm.record.environment import capture
-made = capture(torch.device("cpu"))
-print(json.dumps({name: getattr(made, name) for name in ("date", "source", "python", "platform", "cpu", "packages")}))
-"""
+MADE = "import json, support; print(json.dumps(support.made_with()))"
 "What a record says of the machine and of its versions."
 NONE_LEFT = 5
 "Exit status of pytest where every test was left out."
@@ -471,6 +466,7 @@ def run(sample: list[Mutant], chosen: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="paperlm-mutants-") as folder:
         trees = [copy(Path(folder) / str(number)) for number in range(chosen.workers)]
         reading = environment_of(trees[0], {})
+        reading["PYTHONPATH"] += f"{os.pathsep}{trees[0]}/tests"
         made = json.loads(subprocess.check_output([chosen.python, "-c", MADE], cwd=trees[0], env=reading, text=True))
 
         def keep(mutant: Mutant, outcome: str, by: str, changed: str) -> None:
