@@ -194,6 +194,21 @@ def is_python(mutant: Mutant) -> bool:
     return True
 
 
+def sampled(kept: Path, root: Path = ROOT) -> tuple[list[Mutant], dict[str, int]]:
+    """The sample, and how many mutants each area has. Minutes; kept in a file for a call with the same sources."""
+    sources = {name: (root / name).read_text(encoding="utf-8") for area in AREAS.values() for name in files(area, root)}
+    of = rank(SEED, SAMPLE, json.dumps([AREAS, sources]))
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if found.get("of") != of:
+        everything = possible(root)
+        counts = {area: sum(m.area == area for m in everything) for area in AREAS}
+        found = {"of": of, "sample": drawn(everything, is_python), "possible": counts}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found), encoding="utf-8")
+    sample = [Mutant(*(tuple(part) if isinstance(part, list) else part for part in one)) for one in found["sample"]]
+    return sample, found["possible"]
+
+
 def change(before: str, after: str) -> str:
     """The lines that differ, as `- before` and `+ after`."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
@@ -547,9 +562,7 @@ def main() -> None:
     parser.add_argument("--without-failing", action="store_true", help="leave out tests that fail without a mutant")
     parser.add_argument("--area", choices=AREAS, action="append", help="only mutants of these")
     chosen = parser.parse_args()
-    everything = possible()
-    sample = drawn(everything, is_python)
-    of = {area: sum(m.area == area for m in everything) for area in AREAS}
+    sample, of = sampled(chosen.state.with_suffix(".sample.json"))
     run([m for m in sample if not chosen.area or m.area in chosen.area], chosen)
     if chosen.out:
         keys = {mutant.key for mutant in sample}
