@@ -338,10 +338,9 @@ class Bench:
 
 
 class Step(NamedTuple):
-    """Tests to run, of a mutant or, to know how long they take, without one. The lowest is taken first."""
+    """Tests to run, of a mutant or, to know how long they take, without one."""
 
     stage: int
-    cost: float
     number: int
     area: str
     tests: tuple[str, ...]
@@ -359,7 +358,7 @@ class Survey:
         self.quick, self.without_failing = quick, without_failing
         self.usual: dict[tuple[str, str], tuple[float, set[str]]] = {}
         "(variables, test) -> seconds that it takes without a mutant, and what fails there"
-        self.steps = [Step(1, 0.0, n, m.area, AREAS[m.area].tests, m) for n, m in enumerate(sample, 1)]
+        self.steps = [Step(1, n, m.area, AREAS[m.area].tests, m) for n, m in enumerate(sample, 1)]
         self.left: dict[str, int] = {}
         "of a mutant that the nearest tests missed: runs of further ones to come"
         self.ended: set[str] = set()
@@ -375,7 +374,7 @@ class Survey:
                     if stage < asked.get(key, 9):
                         asked[key] = stage
         areas = {self.named(step.area, test): step.area for step in self.steps for test in self.all_of(step.area)}
-        self.steps += [Step(stage, 0.0, 0, areas[key], (key[1],), None) for key, stage in asked.items()]
+        self.steps += [Step(stage, 0, areas[key], (key[1],), None) for key, stage in asked.items()]
 
     @staticmethod
     def named(area: str, test: str) -> tuple[str, str]:
@@ -388,13 +387,18 @@ class Survey:
     def known(self, step: Step) -> bool:
         return all(self.named(step.area, test) in self.usual for test in step.tests)
 
+    def turn(self, step: Step) -> tuple[int, float, int]:
+        """The lowest is taken first."""
+        found = (self.usual.get(self.named(step.area, test), (0.0, ()))[0] for test in step.tests)
+        return step.stage, sum(found) if step.mutant else 0.0, step.number
+
     def take(self) -> Step | None:
         """What is to be done next; None when nothing is left, or it was stopped."""
         with self.changed:
             while not self.error:
                 self.steps = [s for s in self.steps if s.mutant is None or s.mutant.key not in self.ended]
                 ready = (step for step in self.steps if step.mutant is None or self.known(step))
-                step = min(ready, key=lambda step: step[:4], default=None)
+                step = min(ready, key=self.turn, default=None)
                 if step is not None:
                     self.steps.remove(step)
                     self.busy += 1
