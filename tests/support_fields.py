@@ -45,6 +45,7 @@ TASK_OF_IMAGES = {"dataset": "bundled:digits_of_12", "classes": 12}
 OTHER_MODEL = small("pretrain", seed=8)
 A8 = "a8_trunk"
 TERNARY = small("pretrain", quantization=A8, sub_norm=True, hidden_act="relu2")
+BITNET = {"quantization": A8, "sub_norm": True, "hidden_act": "relu2", "numerics": "pure_bf16"}
 TASK = {"task": "arc_easy", "source": "bundled", "items": 3, "few_shot": 1, "max_length": 23}
 OF_DESCENT = {"adam_betas": None, "adam_eps": None, "weight_decay": 0.0, "grad_clip": 0.0}
 DESCENT = OF_DESCENT | {"optimizer": "sgd", "numerics": "pure_bf16", "loss_group": 6}
@@ -161,6 +162,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
             Seen({"qkv": "int8_absmax"}, "weights", stays="weights at 0"),
         ),
         "sub_norm": Seen(True, "metrics.parameters"),
+        "fused_norms": Seen(True, "weights", stays="weights at 0", given=BITNET),
         "hidden_act": Seen("relu2", "weights", stays="weights at 0"),
         "tie_word_embeddings": Seen(True, "metrics.parameters"),
     },

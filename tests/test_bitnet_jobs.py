@@ -41,6 +41,8 @@ def test_a_job_without_quantizers_keeps_the_name_it_had():
         ({"quantization": "a48_int8"}, "unknown preset 'a48_int8'; did you mean 'a48_int4'?"),
         ({"quantization": {"qkv": "int4_absmen"}}, "quantization.qkv.*did you mean 'int4_absmean'?"),
         ({"quantization": {"o": {"name": "int8_absmax", "keep": 0.3}}}, r"quantization.o: keep 0.3 of \d+ entries"),
+        ({"fused_norms": True}, "fused_norms: there is no norm with a quantizer behind it; set sub_norm, and quantiz"),
+        ({"fused_norms": True, "sub_norm": True, "quantization": {"qkv": "int8_absmax"}}, "fused_norms: there is no"),
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"tie_word_embeddings": True, "zero_last_embedding_row": True}, "tie_word_embeddings: the head would train"),
     ],
@@ -48,6 +50,12 @@ def test_a_job_without_quantizers_keeps_the_name_it_had():
 def test_a_wrong_setting_is_refused_before_any_training(changes, says):
     with pytest.raises(ValidationError, match=says):
         smoke_run(**changes)
+
+
+def test_fused_norms_are_another_job_that_says_the_rules_of_their_kernel():
+    apart, fused = bitnet_run(), bitnet_run(fused_norms=True)
+    assert fused.job_id != apart.job_id and bitnet_run(fused_norms=False).job_id == apart.job_id
+    assert set(fused.behaviours()) - set(apart.behaviours()) == {"rmsnorm_quantize"}
 
 
 @pytest.mark.parametrize("numerics", ["fp32", "fp32_master"])

@@ -1,4 +1,4 @@
-"""The panels of BERT-large in Mix-LN Figure 2 and LayerNorm Scaling Figure 2: what they are made of, and drawn."""
+"""Panels of published models in Mix-LN Figure 2 and LayerNorm Scaling Figure 2: what they are made of, and drawn."""
 
 import csv
 
@@ -11,8 +11,9 @@ from support_tables import edited, record_of
 from paperlm.checks import open_project
 from paperlm.errors import SpecError
 from paperlm.figures.base import write_figure
-from paperlm.jobs.base import Series
+from paperlm.jobs.base import Inputs, Machine, Series
 from paperlm.jobs.block_removal import BlockRemoval
+from paperlm.jobs.hub_model import run as read_from_hub
 from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 from paperlm.record.record import write_record
@@ -30,6 +31,17 @@ def test_the_panels_of_bert_are_of_all_of_squad_at_scale_paper_and_have_stand_in
     assert job.of.name == QA and job.evaluation().stride == 128
     for scale in ("smoke", "tiny", "gpu"):
         assert ROW not in {cell.row for cell in Project({"scale": scale}).cells(name)}
+
+
+def test_each_printed_model_is_a_row_and_those_that_cannot_be_read_say_why(tmp_path):
+    found = {cell.row: cell.jobs[0] for cell in Project({"scale": "paper"}).cells("lns_figure2")}
+    printed = ("Mistral-7B", "Qwen-7B", "DeepSeek-7B", "LLaMA2-7B", "LLaMA2-13B")
+    assert {ROW, *(f"{name} (Pre-LN)" for name in printed)} <= set(found)
+    for name, reason in (("Qwen-7B", "never run"), ("DeepSeek-7B", "pickle")):
+        model = found[f"{name} (Pre-LN)"].of
+        assert model.data() == [], "nothing is fetched"
+        result = read_from_hub(model, Inputs(work=tmp_path), Machine(device="cpu", progress=False))
+        assert result.outcome == "blocked" and reason in result.reason
 
 
 @both

@@ -114,6 +114,9 @@ class Pretrain(Job):
     "quantizers of weights and inputs (paperlm.quantizers.scheme), or the name of a preset that has them; None: none"
     sub_norm: bool = False
     "a norm in front of the output and down projections"
+    fused_norms: bool = False
+    """the norms of `sub_norm` and the quantizers behind them are one kernel, which rounds nothing in between: other
+    last bits, and codes next to a tie, than the two apart"""
     hidden_act: Literal["silu", "relu2"] = "silu"
     "activation of the feed-forward; relu2: max(x, 0)^2"
     tie_word_embeddings: bool = False
@@ -146,7 +149,16 @@ class Pretrain(Job):
                 quantization_of(self.quantization).check(self.hidden_size, self.intermediate_size)
         except SpecError as error:
             raise ValueError(str(error)) from None
+        if self.fused_norms and not (self.sub_norm and self._quantized_behind_norms()):
+            raise ValueError(
+                "fused_norms: there is no norm with a quantizer behind it; set sub_norm, and quantization with o or "
+                "down, or leave fused_norms out"
+            )
         return self
+
+    def _quantized_behind_norms(self) -> bool:
+        """Whether what the output or the down projection reads is quantized."""
+        return any((self.quantization or {}).get(place) for place in ("o", "down"))
 
     def _check_schedule(self) -> None:
         """ValueError for settings of another schedule, and for an end that is said twice or not at all."""
@@ -289,6 +301,10 @@ class Pretrain(Job):
             from paperlm_kernels.behaviour import loss_behaviour
 
             own["linear_cross_entropy"] = loss_behaviour(self.loss)
+        if self.fused_norms:
+            from paperlm_kernels.behaviour import BITNET
+
+            own["rmsnorm_quantize"] = BITNET["rmsnorm_quantize"]
         return own | (packed_bytes() if self.weights == "packed" else {})
 
     def snapshots(self) -> range:

@@ -22,6 +22,7 @@ from paperlm.jobs.pretrain import DESCENT, OF_WEIGHTS
 from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.models.losses import MATERIALISED
+from paperlm.models.quantized import fuse_norms
 from paperlm.models.sizes import flops_per_token
 from paperlm.train import checkpoint
 from paperlm.train.distributed import World, start_world
@@ -71,6 +72,7 @@ def build_model(job: Pretrain, first_batch: torch.Tensor, device: torch.device) 
     """The model at update 0. first_batch: (B, S) ids, for methods that start from a forward pass."""
     torch.manual_seed(job.seed)
     model = PaperLlamaForCausalLM(config_of(job))
+    fuse_norms(model, job.fused_norms)
     job.method().initialize_from_batch(model, first_batch)
     start_dtype(model, job.numerics)
     return model.to(device).train()
