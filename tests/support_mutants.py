@@ -197,7 +197,7 @@ def is_python(mutant: Mutant) -> bool:
 def sampled(kept: Path, root: Path = ROOT) -> tuple[list[Mutant], dict[str, int]]:
     """The sample, and how many mutants each area has. Minutes; kept in a file for a call with the same sources."""
     sources = {name: (root / name).read_text(encoding="utf-8") for area in AREAS.values() for name in files(area, root)}
-    of = rank(SEED, SAMPLE, json.dumps([AREAS, sources]))
+    of = rank(SEED, SAMPLE, json.dumps([{name: area.modules for name, area in AREAS.items()}, sources]))
     found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     if found.get("of") != of:
         everything = possible(root)
@@ -310,24 +310,28 @@ class Bench:
     def outcome(self, mutant: Mutant, tests: Sequence[str], usual: float, but: set[str]) -> tuple[str, str]:
         """What the tests said and by which of them. Those of the module's name come first.
 
-        A test that fails without the mutant as well says nothing: it is left out from then on, and put into `but`.
+        A test that fails without the mutant as well says nothing: it is left out from then on, and put into `but`. So
+        does a time that is too short without it, on a machine with other work: they are given twice as much.
         """
-        path, runs = self.tree / mutant.module, self.runs(AREAS[mutant.area])
+        path, runs, limit = self.tree / mutant.module, self.runs(AREAS[mutant.area]), limit_of(usual)
         source, after = self.change(mutant)
         own_first = sorted(tests, key=lambda name: path.stem not in name)
         while True:
             path.write_text(after, encoding="utf-8")
             try:
-                said, by = runs.ask(own_first, limit_of(usual), but)
+                said, by = runs.ask(own_first, limit, but)
             finally:
                 path.write_text(source, encoding="utf-8")
-            if said == "survived" or by == "the time limit":
+            if said == "survived":
                 return said, by
             named = by.startswith("tests/")
             asked = [by] if named else [path for path in map(path_of, tests) if path not in but]
-            status, _ = runs.run([*asked, *(() if named else (f"--deselect={name}" for name in but))], limit_of(usual))
+            status, _ = runs.run([*asked, *(() if named else (f"--deselect={name}" for name in but))], limit)
             if status == 0:
                 return said, by
+            if status is None:
+                limit *= 2
+                continue
             if not named:
                 raise RuntimeError(f"{mutant.key}: without the mutant, too, the tests end in {status}")
             but.add(by)
@@ -518,11 +522,14 @@ def rows(state: Path) -> list[dict[str, Any]]:
     return list({row["key"]: row for row in map(json.loads, lines)}.values())
 
 
-def record(outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str, Any]) -> dict[str, Any]:
+def record(
+    outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str, Any], size: int = SAMPLE
+) -> dict[str, Any]:
     """What is kept: counts, what survived with the reason that stood there, and what a test was written for."""
     reasons = {(row["module"], row["change"]): row["reason"] for row in earlier.get("survivors", [])}
     kept = ("area", "module", "line", "operator", "change")
     survivors = [row for row in outcomes if row["outcome"] == "survived"]
+    unasked = sorted({name for row in survivors for name in row["left_out"]})
     mended = [row for row in outcomes if row["first"] == "survived" != row["outcome"]]
     survivors = [
         {**{name: row[name] for name in kept}, "reason": reasons.get((row["module"], row["change"]), "")}
@@ -534,7 +541,7 @@ def record(outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str
         ours = [row for row in outcomes if row["area"] == area]
         counts[area] = {
             "possible": of[area],
-            "sampled": len(ours),
+            "tried": len(ours),
             "caught": sum(row["outcome"] == "caught" for row in ours),
             "equivalent": sum(row["area"] == area for row in equivalent),
         }
@@ -542,6 +549,7 @@ def record(outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str
     machines = [row["made"] for row in outcomes]
     return {
         "seed": SEED,
+        "sample": size,
         "mutants": len(outcomes),
         "caught": caught,
         "caught before tests were added": sum(row["first"] == "caught" for row in outcomes),
@@ -549,7 +557,7 @@ def record(outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str
         "share caught of those that are not equivalent": round(caught / max(1, len(outcomes) - len(equivalent)), 4),
         "areas": counts,
         "made with": [made for n, made in enumerate(machines) if made not in machines[:n]],
-        "tests left out, which fail there without a mutant": sorted({n for row in outcomes for n in row["left_out"]}),
+        "tests that survivors were not asked, since they fail there without a mutant": unasked,
         "survivors": survivors,
         "mended": [{**{name: row[name] for name in kept}, "by": row["by"]} for row in mended],
     }
@@ -572,7 +580,8 @@ def main() -> None:
         keys = {mutant.key for mutant in sample}
         outcomes = [row for row in rows(chosen.state) if row["key"] in keys]
         earlier = json.loads(chosen.out.read_text(encoding="utf-8")) if chosen.out.is_file() else {}
-        chosen.out.write_text(json.dumps(record(outcomes, of, earlier), indent=1) + "\n", encoding="utf-8")
+        found = record(outcomes, of, earlier, len(sample))
+        chosen.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         unexplained = [row for row in outcomes if row["outcome"] == "survived"]
         sys.exit(f"{len(unexplained)} of {len(outcomes)} mutants survived: {chosen.out} says why, or lacks a reason")
 

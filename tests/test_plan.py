@@ -140,6 +140,20 @@ def test_every_committed_record_is_valid_and_still_asked_for_by_its_scale():
         assert record.kind == path.parts[-2]
 
 
+def test_a_name_in_claims_is_first_of_all_one_of_its_own_paper(root):
+    known, path = Project({"scale": "tiny"}), root / "workflow/papers/lns.yaml"
+    theirs = known.exhibit("mixln_table1")[1].claims_name
+    ours = known.exhibit("lns_table1")[1].claims_name
+    text = path.read_text()
+    assert text.count(f"claims_name: {ours}\n") == 1
+    path.write_text(text.replace(f"claims_name: {ours}\n", f"claims_name: {theirs}\n"))
+    project = Project({"scale": "tiny"}, root)
+    for name in project.exhibits:
+        paper = project.exhibit(name)[0].paper.id
+        if paper in ("mixln", "lns"):
+            assert project.called(name)[theirs] == f"{paper}_table1", name
+
+
 def test_a_sixth_paper_is_one_file_and_its_published_table(root):
     (root / "paper_tables/published/toy_table1.csv").write_text(",Small\nA,30.0\nB,20.0\n")
     paper = yaml.safe_load((root / "workflow/papers/mixln.yaml").read_text())
