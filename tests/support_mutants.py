@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -563,6 +563,21 @@ def record(
     }
 
 
+def sentence(found: Mapping[str, Any]) -> str:
+    """What the documents say of a record."""
+    possible = sum(area["possible"] for area in found["areas"].values())
+    open_ones = found["mutants"] - found["caught"] - found["equivalent"]
+    tried = "all" if found["mutants"] == found["sample"] else f"{found['mutants']}"
+    torch = " and ".join(sorted({made["packages"]["torch"] for made in found["made with"]}))
+    return (
+        f"Of {found['sample']} faults (seed {found['seed']}), drawn from {possible:,} in {len(found['areas'])} areas, "
+        f"{tried} were tried, with PyTorch {torch}: {found['caught']} were caught, "
+        f"{found['caught'] - found['caught before tests were added']} of them by tests that were written for them; "
+        f"{found['equivalent']} change nothing, for reasons that the record gives; {open_ones or 'none'} went unseen. "
+        f"That is {found['share caught of those that are not equivalent']:.1%} of those that change something."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", required=True, help="interpreter of the project's environment")
@@ -573,9 +588,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="copies of the tree that share the mutants")
     parser.add_argument("--without-failing", action="store_true", help="leave out tests that fail without a mutant")
     parser.add_argument("--area", choices=AREAS, action="append", help="only mutants of these")
+    parser.add_argument("--key", nargs="+", default=[""], help="only mutants with one of these in their key")
+    parser.add_argument("--tests", nargs="+", help="ask these alone, in place of the area's: who survives them is left")
     chosen = parser.parse_args()
     sample, of = sampled(chosen.state.with_suffix(".sample.json"))
-    run([m for m in sample if not chosen.area or m.area in chosen.area], chosen)
+    if chosen.tests:
+        chosen.quick = True
+        AREAS.update({name: area._replace(tests=tuple(chosen.tests), further=()) for name, area in AREAS.items()})
+    asked = (m for m in sample if any(part in m.key for part in chosen.key))
+    run([m for m in asked if not chosen.area or m.area in chosen.area], chosen)
     if chosen.out:
         keys = {mutant.key for mutant in sample}
         outcomes = [row for row in rows(chosen.state) if row["key"] in keys]

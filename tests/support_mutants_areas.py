@@ -65,8 +65,8 @@ AREAS = {
     "norms": Area(("src/paperlm/norms/*.py",), ("norms",), ("values", "schedule", "model", "fused_norms")),
     "checkpoints": Area(
         modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
-        ("model_folder", "engine_resume"),
-        ("values", "damage", "continue_pretrain", "run", "generation"),
+        ("model_folder", "run"),
+        ("values", "damage", "engine_resume", "continue_pretrain", "generation"),
     ),
     "filter": Area(
         modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),

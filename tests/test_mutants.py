@@ -33,6 +33,7 @@ from support_mutants import (
     record,
     rows,
     run,
+    sentence,
     silent,
     told,
 )
@@ -190,6 +191,19 @@ def test_a_record_counts_and_keeps_the_reasons_that_were_written_into_it(tmp_pat
     assert made["sample"] == SAMPLE and made["made with"] == [{"python": "3.13.1"}]
     unasked = made["tests that survivors were not asked, since they fail there without a mutant"]
     assert unasked == ["tests/test_a.py", "tests/test_d.py"]
+
+
+RECORD = ROOT / "docs/reference/mutants.json"
+
+
+def test_the_documents_say_what_the_record_holds_and_nearly_every_fault_is_seen():
+    found = json.loads(RECORD.read_text())
+    text = " ".join((ROOT / "docs/scales_and_clusters.md").read_text().split())
+    assert sentence(found) in text
+    assert found["mutants"] == sum(area["tried"] for area in found["areas"].values()) <= found["sample"]
+    assert found["caught"] + len(found["survivors"]) == found["mutants"]
+    assert found["share caught of those that are not equivalent"] >= 0.95
+    assert all(row["reason"] for row in found["survivors"])
 
 
 class Scripted:
