@@ -15,6 +15,7 @@ from paperlm.figures.base import exhibit_contents
 from paperlm.plan.project import Project
 from paperlm.record.record import write_record
 from paperlm.tables.build import table_contents, write_table
+from paperlm.tables.claims import Verdict
 from paperlm.tables.needs import Evidence
 from paperlm.tables.verdicts import claim_rows
 
@@ -175,3 +176,9 @@ def test_loops_over_nothing_or_over_unknown_columns_are_refused(tmp_path, loops,
     with pytest.raises(SpecError) as error:
         open_project({"scale": "tiny"}, root)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(20, "20 seeds: "), (21, "more than 20 seeds at the gap seen so far")])
+def test_a_gap_that_asks_for_more_than_twenty_seeds_is_too_small_to_be_told(committed, seeds, said):
+    open_claim = Verdict("undecided", open_cells={("M1", ("Mix-LN", "LLaMA-130M")): seeds})
+    assert Evidence(committed).sentence({"M1": TABLE}, open_claim).startswith(said)

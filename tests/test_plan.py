@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paperlm.checks import open_project
 from paperlm.jobs import job_from
 from paperlm.jobs.base import Job, parent_kinds
+from paperlm.plan.exhibit import Part
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.resolve import _state
 from paperlm.plan.workflow import one_of
@@ -60,6 +61,11 @@ def test_table_one_has_sixteen_jobs_and_other_seeds_are_other_jobs():
 def test_a_row_of_some_scales_only_is_made_at_those():
     labels = {scale: {c.row for c in Project({"scale": scale}).cells("mixln_table1")} for scale in SCALES}
     assert {scale for scale, rows in labels.items() if "DeepNorm (as defined)" in rows} == {"gpu", "paper"}
+
+
+def test_a_row_of_ours_and_one_of_some_scales_only_are_not_printed():
+    kinds = [(own, scales) for own in (False, True) for scales in ([], ["tiny"])]
+    assert [Part(in_print=own, scales=scales).printed for own, scales in kinds] == [False, False, True, False]
 
 
 def test_a_figure_that_needs_seeds_has_them_whatever_seeds_are_asked_for():
