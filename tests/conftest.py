@@ -10,9 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# On a machine with other work an example may take any time.
+hypothesis.settings.register_profile("paperlm", deadline=None)
+hypothesis.settings.load_profile("paperlm")
 
 from support import copy_declarations, job_environment, smoke_run
 from support_jobs import write_kinds

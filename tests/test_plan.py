@@ -16,7 +16,7 @@ from paperlm.jobs.base import Job, parent_kinds
 from paperlm.plan.exhibit import Part
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.resolve import _state
-from paperlm.plan.workflow import one_of
+from paperlm.plan.workflow import Workflow, one_of
 from paperlm.record.record import read_record
 
 SCALES = sorted(p.stem for p in (ROOT / "workflow/scales").glob("*.yaml"))
@@ -189,3 +189,19 @@ def test_the_pattern_of_a_rule_matches_the_names_of_its_jobs_and_no_other(names,
     pattern = one_of(sorted(names))
     assert all(re.fullmatch(pattern, name) for name in names)
     assert bool(re.fullmatch(pattern, other)) == (other in names)
+
+
+def test_files_of_an_exhibit_are_those_that_it_has():
+    plan = Workflow(Project({"scale": "tiny"}))
+    files = set(plan._exhibit_files())
+    for name in ("mixln_table1", "mixln_figure5", "lns_figure2"):
+        assert (f"paper_tables/{name}.curves.svg" in files) == (name in plan.curves), name
+        assert plan.has_claims(name) == bool(plan.project.exhibit(name)[1].claims)
+    assert "mixln_table1" in plan.curves
+
+
+@pytest.mark.parametrize(("scale", "committed"), [("gpu", True), ("tiny", False)])
+def test_measurements_that_are_committed_are_those_of_a_gpu(scale, committed):
+    plan = Workflow(Project({"scale": scale, "run_missing": "no"}))
+    found = {plan.measurement(op, case) for op, case in plan.measurements}
+    assert any(path and path.startswith("paper_tables/records") for path in found) == committed

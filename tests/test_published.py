@@ -13,8 +13,8 @@ from paperlm.errors import SpecError
 from paperlm.files import SUMS
 from paperlm.plan.project import ROOT, Project
 from paperlm.tables.build import _layout, printed_table
-from paperlm.tables.contents import Contents, DiffRow, format_count
-from paperlm.tables.published import check_numbers, half_a_digit, number, read_published
+from paperlm.tables.contents import Contents, DiffRow, check_labels, format_count
+from paperlm.tables.published import PublishedTable, check_numbers, half_a_digit, number, read_published
 
 FOLDER = ROOT / "paper_tables/published"
 SHAPES = {
@@ -211,3 +211,12 @@ def test_a_cell_that_is_neither_a_number_nor_a_word_for_none_is_refused_by_row_a
         check_numbers(path, read_published(path))
     path.write_text(path.read_text().replace(cell, "26.07"))
     check_numbers(path, read_published(path))
+
+
+def test_a_row_may_be_printed_in_another_edition_and_a_column_may_not():
+    table = PublishedTable(("",), ["A"], {"first": ["1"]}, other_editions=frozenset({"old"}))
+    rows, columns = {"first": True, "old": True}, {"A": True}
+    check_labels("t", rows, columns, table)
+    for wrong in ((rows | {"new": True}, columns), (rows, columns | {"old": True})):
+        with pytest.raises(SpecError, match=r"(row 'new'|column 'old') is declared but not printed"):
+            check_labels("t", *wrong, table)
