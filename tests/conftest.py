@@ -15,10 +15,6 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# On a machine with other work an example may take any time.
-hypothesis.settings.register_profile("paperlm", deadline=None)
-hypothesis.settings.load_profile("paperlm")
-
 from support import copy_declarations, job_environment, smoke_run
 from support_jobs import write_kinds
 
@@ -27,6 +23,10 @@ from paperlm.data.prepare import prepare
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import ROOT, Project
 from paperlm.record.places import Places
+
+# On a machine with other work an example may take any time.
+hypothesis.settings.register_profile("paperlm", deadline=None)
+hypothesis.settings.load_profile("paperlm")
 
 
 @pytest.fixture(scope="session")
