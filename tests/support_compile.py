@@ -14,11 +14,12 @@ SHARED = {90: 232448, 80: 101376}
 "Bytes of shared memory of a program: H100; for Ampere the smallest of the family, 99 KiB."
 
 
-def compile_for(kernel, types, constants, aligned, architecture, warps, stages, **more):
+def compile_for(kernel, types, constants, aligned, architecture, warps, stages, source_of=ASTSource, **more):
     """The kernel with pointers and numbers of these types (32-bit integers unless they are named); all pointers and the
-    integers in `aligned` are multiples of 16. more: of the compiler's options."""
+    integers in `aligned` are multiples of 16. source_of: GluonASTSource for a kernel of Gluon. more: of the compiler's
+    options."""
     names = kernel.arg_names
-    source = ASTSource(
+    source = source_of(
         fn=kernel,
         signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
         constexprs={(names.index(n),): value for n, value in constants.items()},

@@ -12,19 +12,28 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
-from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_product  # noqa: E402
+from paperlm_kernels.neuzip import (  # noqa: E402
+    kernel_codebook,
+    kernel_decode,
+    kernel_encode,
+    kernel_gemv,
+    kernel_pairs,
+    kernel_product,
+)
+from paperlm_kernels.neuzip.codebook import PALETTE  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
+from paperlm_kernels.neuzip.launch import WIDTH  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
-from paperlm_kernels.neuzip.product import REGISTERS  # noqa: E402
+from paperlm_kernels.neuzip.product import GEMV_REGISTERS, REGISTERS  # noqa: E402
 from support_compile import compile_for, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
 OCTET = {7: "*i64", 3: "*i32", 1: "*i16", 0: "*u8"}
 POINTERS = dict.fromkeys(
     ("payload", "directory", "table", "patches", "patch_directory", "found", "codes", "words", "most", "patch_counts",
-     "sums", "totals", "packing", "decoding", "scratch", "escaping"), "*i32",
+     "sums", "totals", "packing", "pairs", "decoding", "scratch", "escaping"), "*i32",
 ) | dict.fromkeys(("units", "norm", "plane8", "index", "stored"), "*u8") | {
-    "out": "*i16", "weights": "*i16", "counts": "*i64", "counters": "*i64"
+    "out": "*i16", "weights": "*i16", "counts": "*i64"
 }  # fmt: skip
 
 
@@ -33,7 +42,8 @@ def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, w
     g = PROFILES[profile]
     known = {
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
-        "LOG_NORM": log_norm, "WHOLE": whole, "CHECK": True, "N": 512, "FIRST_WARP": True, "STREAMS": True,
+        "LOG_NORM": log_norm, "WHOLE": whole, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True,
+        "STREAMS": True, "PALETTE": PALETTE, "PART": 1024,
         "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
@@ -57,7 +67,7 @@ def test_decoding_stores_16_bytes_a_lane_and_spills_nothing(architecture, profil
 @both
 @pytest.mark.parametrize("k,log_norm", [(7, 0), (3, 9), (0, 0)])
 def test_decoding_four_bits_stores_16_bytes_a_lane(architecture, k, log_norm, tmp_path):
-    kernel = compiled(kernel_decode.decode_fix4_kernel, architecture, k, log_norm, "fix4", payload="*i32")
+    kernel = compiled(kernel_decode.decode_fix4_kernel, architecture, k, log_norm, "fix4", warps=WIDTH // 32)
     assert re.search(r"st\.global\.v4\.b32", kernel.asm["ptx"])
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
@@ -88,10 +98,11 @@ def test_what_one_program_does_for_all_compiles_and_spills_nothing(architecture,
     scan = compiled(kernel_encode.scan_kernel, architecture, 7, 0, warps=8)
     codebook = compiled(kernel_codebook.codebook_kernel, architecture, 7, 0)
     lowest = compiled(kernel_codebook.lowest_kernel, architecture, 7, 0, lowest="*u8")
+    pairs = compiled(kernel_pairs.pairs_kernel, architecture, 7, 0)
     # straight-line code of all of its loops would have ten times the instructions, each of which is fetched
     assert len(codebook.asm["cubin"]) < 120_000
     if architecture == 90:
-        assert [spilled(kernel, tmp_path) for kernel in (scan, codebook, lowest)] == [0, 0, 0]
+        assert [spilled(kernel, tmp_path) for kernel in (scan, codebook, lowest, pairs)] == [0, 0, 0, 0]
 
 
 @both
@@ -112,6 +123,22 @@ def test_the_product_with_four_bit_exponents_compiles_and_spills_nothing(archite
     )  # fmt: skip
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
+
+
+@both
+@pytest.mark.parametrize("warps,more,even", [(2, 1, True), (4, 1, True), (4, 2, False), (8, 2, True), (16, 1, False)])
+def test_the_product_on_tensor_cores_compiles_and_spills_nothing(architecture, warps, more, even, tmp_path):
+    constants = {"W": warps, "NT": more, "EVEN": even, "BLOCK": PROFILES["fix4"].block}
+    types = {**POINTERS, "x": "*i32", "plane": "*u8", "y": "*i16"}
+    kernel = compile_for(
+        kernel_gemv.fix4_gemv_kernel, types, constants, set(), architecture, warps, 3, maxnreg=GEMV_REGISTERS
+    )  # fmt: skip
+    ptx = kernel.asm["ptx"]
+    # by 16 bytes are loaded weights, the next ones and values; nothing but the last sum crosses threads
+    assert len(re.findall(r"ld\.global\.nc\S*\.v4\.b32", ptx)) == 12 + 4 * more
+    assert len(re.findall("shfl", ptx)) <= 64 and kernel.metadata.shared <= 8192
+    if architecture == 90:
+        assert spilled(kernel, tmp_path) <= (0 if even else 8)  # before the loop
 
 
 @both

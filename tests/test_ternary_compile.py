@@ -21,7 +21,7 @@ from paperlm_kernels.rmsnorm_quantize import kernel as norm  # noqa: E402
 from paperlm_kernels.rmsnorm_quantize.launch import _block  # noqa: E402
 from paperlm_kernels.rmsnorm_quantize.modes import MODES  # noqa: E402
 from paperlm_kernels.ternary_linear import gemm, gemv  # noqa: E402
-from paperlm_kernels.ternary_linear.launch import Tiles, few_tiles_of, tiles_of  # noqa: E402
+from paperlm_kernels.ternary_linear.launch import Tiles, few_tiles_of, tiles_of, token_tiles_of  # noqa: E402
 from support_compile import SHARED, compile_for, spare_buffers, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
@@ -75,18 +75,32 @@ def test_the_products_are_on_the_matrix_units_with_the_weights_in_registers(
 def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     tokens, rows, split, gather, architecture, tmp_path
 ):
-    few = few_tiles_of(tokens, rows, 132)
+    few, pdl = few_tiles_of(tokens, rows, 132), architecture == 90
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": split, "GATHER": gather,
-        "GATED": False, "ASM": True,
+        "GATED": False, "ASM": True, "PDL": pdl,
     }  # fmt: skip
     # no size is said to be a multiple of 16: of 3200 columns neither words nor chunks are
-    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3)
+    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3, launch_pdl=pdl)
     ptx = kernel.asm["ptx"]
+    if pdl:  # the kernel in front has ended before anything of memory is read
+        reads = [ptx.find(access) for access in ("ld.global", "cp.async")]
+        assert 0 < ptx.index("griddepcontrol.wait") < min(at for at in reads if at > 0)
     # a thread has 16 words of weights for each token, of four codes in each of their four planes
     assert ptx.count("dp4a") == 16 * 4
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", ptx)  # ahead of their use
     assert architecture != 90 or spilled(kernel, tmp_path) == 0
+
+
+@pytest.mark.parametrize("rows,columns", [(12288, 4096), (4096, 11008)])
+def test_a_token_on_hopper_takes_16_bytes_of_weights_a_thread_at_a_time(rows, columns, tmp_path):
+    few = token_tiles_of(rows, columns // 4, 132)
+    constants = {
+        "BM": 1, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": False, "GATHER": False,
+        "GATED": False, "ASM": True, "PDL": True,
+    }  # fmt: skip
+    kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), 90, few.warps, 3, launch_pdl=True)
+    assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", kernel.asm["ptx"]) and spilled(kernel, tmp_path) == 0
 
 
 @pytest.mark.parametrize("rows,columns", [(22016, 4096), (17280, 3200)])
@@ -107,7 +121,7 @@ def test_a_gated_product_of_few_tokens_reads_16_bytes_of_weights(tokens, tmp_pat
     few = few_tiles_of(tokens, 17280, 132)
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": False, "GATHER": False,
-        "GATED": True, "ASM": True,
+        "GATED": True, "ASM": True, "PDL": False,
     }  # fmt: skip
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), 90, few.warps, 3)
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", kernel.asm["ptx"]) and spilled(kernel, tmp_path) == 0

@@ -7,20 +7,41 @@ import triton
 import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import within_block
-from paperlm_kernels.neuzip.kernel_encode import as_stored, either, load_octet
+from paperlm_kernels.neuzip.kernel_encode import as_stored, bit_of_step, either, load_octet
+
+
+@triton.jit
+def more_counted(
+    mine, scales, counts, t, lowest, count, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr,
+    LOG_NORM: tl.constexpr,
+):  # fmt: skip
+    """Of a step, adds the exponents that have no counter, where there is more than one among a lane's eight."""
+    octet = t * LANES + tl.arange(0, LANES)
+    one = tl.full([LANES], 1, tl.int64)
+    w0, w1, w2, w3 = load_octet(mine, octet, count, LANES, WHOLE)
+    w0, w1, w2, w3, _ = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
+    outside = tl.zeros([LANES], dtype=tl.int32)
+    for j in tl.static_range(8):
+        word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
+        exponent = (word >> (7 + 16 * (j % 2))) & 0xFF
+        outside += ((exponent < lowest) | (exponent >= lowest + 15)).to(tl.int32)
+    for j in tl.static_range(8):
+        word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
+        exponent = (word >> (7 + 16 * (j % 2))) & 0xFF
+        other = ((exponent < lowest) | (exponent >= lowest + 15)) & (exponent != 0)
+        tl.atomic_add(counts + exponent, one, mask=other & (outside > 1), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["numel", "blocks", "programs"])
 def count_kernel(
-    weights, norm, counters, counts, numel, blocks, programs,
+    weights, norm, counts, numel, blocks, programs,
     OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """How often each exponent but 0 occurs (256, int64, zeros before): 0 is what remains.
 
     Nearly all exponents of a tensor are among 15 neighbours: these have counters in a thread's registers, of four bits
-    for a step of eight weights, added up in eight bits, then in sixteen; so a program counts at most 8,184 steps. What
-    a weight adds is read from `counters` (512, int64): 256 + i is one of counter i, all others one of the sixteenth.
-    Steps that have such exponents are read once more.
+    for a step of eight weights, added up in eight bits, then in sixteen; so a program counts at most 8,184 steps. A
+    single other among eight is added to `counts` at once; where there are more, the step is read once more.
     """
     lane = tl.arange(0, LANES)
     BLOCK: tl.constexpr = OCTETS * LANES * 8
@@ -32,43 +53,47 @@ def count_kernel(
     some = (w0 >> 7) & 0xFF
     lowest = tl.sum(some, 0) // tl.maximum(tl.sum((some > 0).to(tl.int32), 0), 1) - 11
     lowest = tl.minimum(tl.maximum(lowest, 1), 241)
-    added = counters + 256 - lowest
     a0 = tl.zeros([LANES], dtype=tl.int64)
     a1, a2, a3 = a0, a0, a0
     for block in range(tl.program_id(0), blocks, programs):
         mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, BLOCK, LOG_NORM)
         n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+        others = tl.zeros([LANES], dtype=tl.int32)  # steps that have several exponents without a counter
         for part in range(OCTETS // 8):
             even = tl.zeros([LANES], dtype=tl.int64)
             odd = tl.zeros([LANES], dtype=tl.int64)
-            others = tl.zeros([LANES], dtype=tl.int32)  # bit t: step t has exponents that are not counted yet
             for t in tl.range(0, 8, loop_unroll_factor=4 if K == 7 else 1):
                 octet = (part * 8 + t) * LANES + lane
                 w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
                 n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
-                nibbles = tl.zeros([LANES], dtype=tl.int64)
+                low = tl.zeros([LANES], dtype=tl.int32)  # halves of what no sum carries from one to the other
+                high = tl.zeros([LANES], dtype=tl.int32)
+                most = tl.zeros([LANES], dtype=tl.uint32)
                 for j in tl.static_range(8):
                     word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
-                    nibbles += tl.load(added + ((word >> (7 + 16 * (j % 2))) & 0xFF))
-                others |= ((nibbles >> 60) != 0).to(tl.int32) << t
+                    above = ((word >> (5 + 16 * (j % 2))) & 0x3FC) - 4 * lowest
+                    above = above.to(tl.uint32, bitcast=True)  # so that what is below is far above
+                    counter = one << tl.minimum(above, 60).to(tl.int64)
+                    low += counter.to(tl.int32)
+                    high += (counter >> 32).to(tl.int32)
+                    most = tl.maximum(most, above)
+                nibbles = (low.to(tl.int64) & 0xFFFFFFFF) | high.to(tl.int64) << 32
+                outside = (high >> 28) & 15
+                exponent = lowest + (most.to(tl.int32, bitcast=True) >> 2)
+                single = (outside == 1) & (exponent > 0)
+                tl.atomic_add(counts + exponent, one, mask=single, sem="relaxed")
+                others |= (outside > 1).to(tl.int32) << bit_of_step(part * 8 + t, OCTETS)
                 even += nibbles & 0x0F0F0F0F0F0F0F0F
                 odd += (nibbles >> 4) & 0x0F0F0F0F0F0F0F0F
             a0 += even & 0x00FF00FF00FF00FF
             a1 += odd & 0x00FF00FF00FF00FF
             a2 += (even >> 8) & 0x00FF00FF00FF00FF
             a3 += (odd >> 8) & 0x00FF00FF00FF00FF
-            steps = tl.reduce(others, 0, either)
-            if steps != 0:
-                for t in range(8):
-                    if ((steps >> t) & 1) != 0:
-                        octet = (part * 8 + t) * LANES + lane
-                        r0, r1, r2, r3 = load_octet(mine, octet, count, LANES, WHOLE)
-                        w0, w1, w2, w3, _ = as_stored(r0, r1, r2, r3, scales, octet, count, LANES, K, LOG_NORM)
-                        for j in tl.static_range(8):
-                            word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
-                            exponent = (word >> (7 + 16 * (j % 2))) & 0xFF
-                            other = ((exponent < lowest) | (exponent >= lowest + 15)) & (exponent != 0)
-                            tl.atomic_add(counts + exponent, one, mask=other, sem="relaxed")
+        steps = tl.reduce(others, 0, either)
+        if steps != 0:
+            for t in range(OCTETS):
+                if ((steps >> bit_of_step(t, OCTETS)) & 1) != 0:
+                    more_counted(mine, scales, counts, t, lowest, count, LANES, WHOLE, K, LOG_NORM)
     bins = tl.arange(0, 16)
     found = tl.zeros([16], dtype=tl.int64)
     for b in tl.static_range(15):

@@ -125,12 +125,13 @@ def two_entries(table, window, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def patches_of(items, scales, patches, index, end, count, K: tl.constexpr, LOG_NORM: tl.constexpr):
-    """Places in a block and patterns of some of its patches, and which of them there are."""
+def patches_of(items, scales, patches, index, inner, end, count, K: tl.constexpr, LOG_NORM: tl.constexpr):
+    """Places and patterns of some of a block's patches, and which of them there are, in the part of the block that
+    begins at `inner`."""
     inside = index < end
     patch = tl.load(patches + index, mask=inside, other=0)
-    place = patch & 0xFFFFFF
-    inside &= place < count
+    place = (patch & 0xFFFFFF) - inner
+    inside &= (place >= 0) & (place < count)
     # K + 1 divides 8: an item lies in one byte
     item = tl.load(items + ((place * (K + 1)) >> 3), mask=inside, other=0).to(tl.int32)
     item = item >> ((place * (K + 1)) & 7)
@@ -152,7 +153,7 @@ def store_patches(
         tl.store(mine + place, pattern, mask=inside)
         for i in range(begin + STEP, end, STEP):
             index = i + tl.arange(0, STEP)
-            place, pattern, inside = patches_of(items, scales, patches, index, end, count, K, LOG_NORM)
+            place, pattern, inside = patches_of(items, scales, patches, index, 0, end, count, K, LOG_NORM)
             tl.store(mine + place, pattern, mask=inside)
 
 
@@ -172,7 +173,7 @@ def decode_kernel(
     mine, items, scales, count = within_block(out, plane, norm, block, numel, BLOCK, LOG_NORM)
     items8 = plane8 + block.to(tl.int64) * (BLOCK // 8 * (K + 1))
     # what is needed last is asked for first, and so is what the next step needs: memory answers late
-    place, pattern, patched = patches_of(items8, scales, patches, begin + lane, end, count, K, LOG_NORM)
+    place, pattern, patched = patches_of(items8, scales, patches, begin + lane, 0, end, count, K, LOG_NORM)
     low, high = load_items(items, lane, lane * 8 < count, K)
     start = (tl.cumsum(size, 0) - size) * UNIT
     position, word = start, start >> 5
@@ -206,34 +207,46 @@ def fix4_entry(codes, lowest):
     return (((codes & 15) + lowest - 1) & 255) << 7 | ((((codes >> 4) & 15) + lowest - 1) & 255) << 23
 
 
+@triton.jit
+def store_fix4(
+    out, octet, inside, codes, low, high, lowest, scales, count, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    K: tl.constexpr, LOG_NORM: tl.constexpr,
+):  # fmt: skip
+    """Eight weights of each lane."""
+    store_decoded(
+        out, octet, inside, fix4_entry(codes, lowest), fix4_entry(codes >> 8, lowest), fix4_entry(codes >> 16, lowest),
+        fix4_entry(codes >> 24, lowest), low, high, scales, count, WIDTH, WHOLE, K, LOG_NORM,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["numel", "lowest"])
 def decode_fix4_kernel(
     payload, plane, plane8, norm, patches, patch_directory, out, numel, lowest,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr, WHOLE: tl.constexpr,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Exponents in four bits: lowest + code - 1."""
-    block = tl.program_id(0)
-    lane = tl.arange(0, LANES)
-    BLOCK: tl.constexpr = OCTETS * LANES * 8
+    """Exponents in four bits: lowest + code - 1. A program decodes 2 * WIDTH octets, a part of a block: many that have
+    all they read asked for at once use memory better than few that go on."""
+    part = tl.program_id(0)
+    PARTS: tl.constexpr = OCTETS * LANES // (2 * WIDTH)
+    lane = tl.arange(0, WIDTH)
+    block = part // PARTS
     begin, end = tl.load(patch_directory + block), tl.load(patch_directory + block + 1)
-    mine, items, scales, count = within_block(out, plane, norm, block, numel, BLOCK, LOG_NORM)
-    items8 = plane8 + block.to(tl.int64) * (BLOCK // 8 * (K + 1))
-    words = payload + block.to(tl.int64) * (OCTETS * LANES)
-    place, pattern, patched = patches_of(items8, scales, patches, begin + lane, end, count, K, LOG_NORM)
-    low, high = load_items(items, lane, lane * 8 < count, K)
-    codes = tl.load(words + lane, mask=lane * 8 < count, other=0)
-    for t in range(OCTETS):
-        octet = t * LANES + lane
-        inside = octet * 8 < count
-        after = octet + LANES
-        low_after, high_after = load_items(items, after, after * 8 < count, K)
-        codes_after = tl.load(words + after, mask=after * 8 < count, other=0)
-        store_decoded(
-            mine, octet, inside, fix4_entry(codes, lowest), fix4_entry(codes >> 8, lowest),
-            fix4_entry(codes >> 16, lowest), fix4_entry(codes >> 24, lowest), low, high, scales, count, LANES, WHOLE,
-            K, LOG_NORM,
-        )  # fmt: skip
-        low, high, codes = low_after, high_after, codes_after
-    store_patches(
-        mine, items8, scales, patches, place, pattern, patched, begin, end, count, K, LOG_NORM, LANES
+    mine, items, scales, count = within_block(out, plane, norm, part, numel, WIDTH * 16, LOG_NORM)
+    words = payload + part.to(tl.int64) * (2 * WIDTH)
+    inside, then = lane * 8 < count, (lane + WIDTH) * 8 < count
+    low, high = load_items(items, lane, inside, K)
+    codes = tl.load(words + lane, mask=inside, other=0)
+    low_then, high_then = load_items(items, lane + WIDTH, then, K)
+    codes_then = tl.load(words + lane + WIDTH, mask=then, other=0)
+    store_fix4(mine, lane, inside, codes, low, high, lowest, scales, count, WIDTH, WHOLE, K, LOG_NORM)
+    store_fix4(
+        mine, lane + WIDTH, then, codes_then, low_then, high_then, lowest, scales, count, WIDTH, WHOLE, K, LOG_NORM
     )  # fmt: skip
+    if end > begin:
+        tl.debug_barrier()  # the same places were written with another exponent, by other threads
+        items8 = plane8 + part.to(tl.int64) * (2 * WIDTH * (K + 1))
+        inner = (part % PARTS) * (WIDTH * 16)
+        for i in range(begin, end, WIDTH):
+            place, pattern, patched = patches_of(items8, scales, patches, i + lane, inner, end, count, K, LOG_NORM)
+            tl.store(mine + place, pattern, mask=patched)

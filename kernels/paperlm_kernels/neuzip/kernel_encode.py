@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import bfloat16_of, normed_word, scale_of, within_block
+from paperlm_kernels.neuzip.kernel_pairs import entry_of, window_of
 
 
 @triton.jit
@@ -23,11 +24,12 @@ def bit_of_step(t, OCTETS: tl.constexpr):
 
 
 @triton.jit
-def load_octet(weights, octet, numel, LANES: tl.constexpr, WHOLE: tl.constexpr):
-    """Eight patterns of each lane in four words, zeros behind the last. WHOLE: words can be loaded."""
+def load_octet(weights, octet, numel, LANES: tl.constexpr, WHOLE: tl.constexpr, behind=0):
+    """Eight patterns of each lane in four words. Behind the last are zeros, or words `behind` if WHOLE: words can be
+    loaded."""
     words = octet[:, None] * 4 + tl.arange(0, 4)[None, :]
     if WHOLE:
-        rows = tl.load(weights.to(tl.pointer_type(tl.int32)) + words, mask=(octet * 8 < numel)[:, None], other=0)
+        rows = tl.load(weights.to(tl.pointer_type(tl.int32)) + words, mask=(octet * 8 < numel)[:, None], other=behind)
     else:
         low = tl.load(weights + 2 * words, mask=2 * words < numel, other=0).to(tl.int32)
         high = tl.load(weights + 2 * words + 1, mask=2 * words + 1 < numel, other=0).to(tl.int32)
@@ -84,6 +86,9 @@ def block_sum_of(word, index, scale, LOG_NORM: tl.constexpr):
 @triton.jit
 def items_of(word, K: tl.constexpr):
     """Two items, the first in the lowest bits."""
+    if K == 7:  # both at once
+        apart = (word & 0x007F007F) | ((word >> 8) & 0x00800080)
+        return (apart | (apart >> 8)) & 0xFFFF
     first = ((word >> 15) & 1) << K | (word & 0x7F) >> (7 - K)
     second = ((word >> 31) & 1) << K | ((word >> 16) & 0x7F) >> (7 - K)
     return first | second << (K + 1)
@@ -116,14 +121,6 @@ def padding(stored):
     return exponent << 7 | exponent << 23
 
 
-@triton.jit
-def entry_of(word, index, codes):
-    """What two exponents become (`Codebook.packing`)."""
-    first = tl.load(index + ((word >> 7) & 0xFF)).to(tl.int32)
-    second = tl.load(index + ((word >> 23) & 0xFF)).to(tl.int32)
-    return tl.load(codes + first * 16 + second).to(tl.uint32, bitcast=True)
-
-
 @triton.jit(do_not_specialize=["numel"])
 def normalizer_kernel(weights, norm, numel, N: tl.constexpr, FIRST_WARP: tl.constexpr, STEP: tl.constexpr):
     """The fraction of the largest magnitude of each N weights. FIRST_WARP: of their first 32 but in the first block of
@@ -141,15 +138,16 @@ def normalizer_kernel(weights, norm, numel, N: tl.constexpr, FIRST_WARP: tl.cons
 
 @triton.jit(do_not_specialize=["numel"])
 def size_kernel(
-    weights, norm, stored, index, codes, units, words, most, patch_counts, escaping, sums, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr,
-    LOG_NORM: tl.constexpr,
+    weights, norm, stored, pairs, units, words, most, patch_counts, escaping, sums, numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PALETTE: tl.constexpr, WHOLE: tl.constexpr,
+    K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Units of each lane; words, largest units, patches and sum of each block, and which of its steps have patches
     (`bit_of_step`)."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     pad = padding(stored)
+    lowest, width = window_of(stored, PALETTE)
     both = tl.zeros([LANES], dtype=tl.uint32)  # bits, below 2^14, and 2^14 times the escapes
     total = tl.zeros([LANES], dtype=tl.uint32)
     steps = tl.zeros([LANES], dtype=tl.int32)
@@ -163,7 +161,7 @@ def size_kernel(
         for j in tl.static_range(4):
             word = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
             total += block_sum_of(word, octet * 4 + j, scale, LOG_NORM)
-            entry = entry_of(padded(word, octet * 8 + 2 * j, count, pad, WHOLE), index, codes)
+            entry = entry_of(padded(word, octet * 8 + 2 * j, count, pad, WHOLE), pairs, lowest, width)
             both += entry >> 16
             flags |= entry
         steps |= (flags >= 1 << 30).to(tl.int32) << bit_of_step(t, OCTETS)
@@ -212,56 +210,56 @@ def store_bytes(stream8, word, bits, first, end):
         tl.store(stream8 + word * 4 + b, (bits >> (8 * b)).to(tl.uint8), mask=(first <= b) & (b < end))
 
 
-@triton.jit(do_not_specialize=["numel"])
-def write_kernel(
-    weights, norm, stored, index, codes, units, directory, payload, plane, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, WHOLE: tl.constexpr,
-    K: tl.constexpr, LOG_NORM: tl.constexpr,
+@triton.jit
+def write_block(
+    block, blocks, weights, norm, stored, pairs, units, directory, payload, plane, numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
+    WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Streams and plane. Every byte of the payload is written once: a lane's whole words at once, the words that it
-    shares with its neighbours by byte. The last block writes the guard of zeros behind it."""
-    block = tl.program_id(0)
+    """Streams and plane. A lane writes whole words, the first one too, of which its neighbours own the lowest bytes;
+    they write theirs after all of that. The last block writes the guard of zeros behind the payload."""
     lane = tl.arange(0, LANES)
     pad = padding(stored)
+    lowest, width = window_of(stored, PALETTE)
     size = tl.load(units + block.to(tl.int64) * LANES + lane).to(tl.int32)
     begin = tl.load(directory + block).to(tl.int64)
     stream, stream8 = payload + begin, payload.to(tl.pointer_type(tl.uint8)) + begin * 4
-    if block == tl.num_programs(0) - 1:
+    if block == blocks - 1:
         behind = tl.arange(0, 256)
         tl.store(payload + tl.load(directory + block + 1).to(tl.int64) + behind, behind * 0, mask=behind < GUARD)
     start = (tl.cumsum(size, 0) - size) * UNIT
     head = start >> 5
     word = head
-    filled = start & 31
-    of_head = tl.zeros([LANES], dtype=tl.uint32)
+    filled = (start & 31).to(tl.uint32)
     window = tl.zeros([LANES], dtype=tl.uint64)
     mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE, pad)
     for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
         w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
-        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE, pad)
         store_plane(items, octet, octet * 8 < count, w0, w1, w2, w3, K)
+        if not WHOLE:
+            w0, w1 = padded(w0, octet * 8, count, pad, WHOLE), padded(w1, octet * 8 + 2, count, pad, WHOLE)
+            w2, w3 = padded(w2, octet * 8 + 4, count, pad, WHOLE), padded(w3, octet * 8 + 6, count, pad, WHOLE)
         for half in tl.static_range(2):
-            place = octet * 8 + 4 * half
-            entry0 = entry_of(padded(w0 if half == 0 else w2, place, count, pad, WHOLE), index, codes)
-            entry1 = entry_of(padded(w1 if half == 0 else w3, place + 2, count, pad, WHOLE), index, codes)
+            entry0 = entry_of(w0 if half == 0 else w2, pairs, lowest, width)
+            entry1 = entry_of(w1 if half == 0 else w3, pairs, lowest, width)
             length = (entry0 >> 16) & 31
             code = (entry0 & 0xFFFF) | (entry1 & 0xFFFF) << length
             window = window | code.to(tl.uint64) << filled.to(tl.uint64)
-            filled += (length + ((entry1 >> 16) & 31)).to(tl.int32)
+            filled += length + ((entry1 >> 16) & 31)
             full = filled >= 32
-            bits = window.to(tl.uint32)
-            tl.store(stream + word, bits.to(tl.int32, bitcast=True), mask=full & (word != head))
-            of_head = tl.where(full & (word == head), bits, of_head)
+            tl.store(stream + word, window.to(tl.int32), mask=full)
             window = tl.where(full, window >> 32, window)
             filled = filled & 31
             word += full.to(tl.int32)
-    first = (start & 31) >> 3
-    store_bytes(stream8, head, of_head, tl.where(word == head, 4, first), 4)
+    first = tl.where(word == head, (start & 31) >> 3, 0)
     # a block ends on a word: what its last lane leaves of one is zeros
-    end = tl.where((lane == LANES - 1) & (filled > 0), 4, (filled + (UNIT - 1)) // UNIT * (UNIT // 8))
-    store_bytes(stream8, word, window.to(tl.uint32), tl.where(word == head, first, 0), end)
+    left = filled.to(tl.int32)
+    end = tl.where((lane == LANES - 1) & (left > 0), 4, (left + (UNIT - 1)) // UNIT * (UNIT // 8))
+    tl.debug_barrier()
+    store_bytes(stream8, word, window.to(tl.uint32), first, end)
 
 
 @triton.jit(do_not_specialize=["numel"])
@@ -304,30 +302,70 @@ def fix4_kernel(
     tl.store(sums + block, tl.sum(total, 0).to(tl.int32, bitcast=True))
 
 
-@triton.jit(do_not_specialize=["numel"])
-def patch_kernel(
-    weights, norm, index, escaping, patches, patch_directory, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+@triton.jit
+def patch_block(
+    block, weights, norm, index, escaping, patches, patch_directory, room, numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Places and exponents of the weights of a block whose index is 15, in order; steps without any are not read."""
-    block = tl.program_id(0)
-    STEP: tl.constexpr = LANES * 8
+    """Places and exponents of the weights of a block whose index is 15, in order; steps without any are not read. What
+    has no room is not written."""
+    lane = tl.arange(0, LANES)
     done = tl.load(patch_directory + block)
     steps = tl.load(escaping + block)
     if steps != 0:
+        mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
         for t in range(OCTETS):
             if ((steps >> bit_of_step(t, OCTETS)) & 1) != 0:
-                inner = t * STEP + tl.arange(0, STEP)
-                place = block.to(tl.int64) * (OCTETS * STEP) + inner
-                inside = place < numel
-                pattern = tl.load(weights + place, mask=inside, other=0).to(tl.int32) & 0xFFFF
-                scale = tl.full([STEP], 1.0, tl.float32)
-                if LOG_NORM > 0:
-                    scale = scale_of(norm, place, LOG_NORM, inside)
-                if K < 7:
-                    pattern = rounded_pattern(pattern, scale, K, LOG_NORM > 0)
-                exponent = (pattern >> 7) & 0xFF
-                escape = (inside & (tl.load(index + exponent) == 15)).to(tl.int32)
-                where = done + tl.cumsum(escape, 0) - escape
-                tl.store(patches + where, inner | exponent << 24, mask=escape == 1)
-                done += tl.sum(escape, 0)
+                octet = t * LANES + lane
+                w0, w1, w2, w3 = load_octet(mine, octet, count, LANES, WHOLE)
+                w0, w1, w2, w3, _ = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
+                escapes = tl.zeros([LANES], dtype=tl.int32)  # bit j: the weight j
+                number = tl.zeros([LANES], dtype=tl.int32)
+                for j in tl.static_range(8):
+                    word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
+                    known = tl.load(index + ((word >> (7 + 16 * (j % 2))) & 0xFF)) != 15
+                    escape = ((octet * 8 + j < count) & (known == 0)).to(tl.int32)
+                    escapes |= escape << j
+                    number += escape
+                where = done + tl.cumsum(number, 0) - number
+                for j in tl.static_range(8):
+                    word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
+                    escape = (escapes >> j) & 1
+                    patch = (octet * 8 + j) | ((word >> (7 + 16 * (j % 2))) & 0xFF) << 24
+                    tl.store(patches + where, patch, mask=(escape == 1) & (where < room))
+                    where += escape
+                done += tl.sum(number, 0)
+
+
+@triton.jit(do_not_specialize=["room", "numel"])
+def patch_kernel(
+    weights, norm, index, escaping, patches, patch_directory, room, numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+):  # fmt: skip
+    """`patch_block` of all blocks."""
+    patch_block(
+        tl.program_id(0), weights, norm, index, escaping, patches, patch_directory, room, numel, OCTETS, LANES, WHOLE,
+        K, LOG_NORM,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["each", "numel"])
+def write_kernel(
+    weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, plane, patches, each,
+    numel,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
+    WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+):  # fmt: skip
+    """`write_block` of all blocks by one program each; and by another, beside it, `patch_block`, if there are two
+    (`each`): that one waits for memory most of the time, and what it reads was just read."""
+    block = tl.program_id(0) // each
+    if tl.program_id(0) % each == 0:
+        write_block(
+            block, tl.num_programs(0) // each, weights, norm, stored, pairs, units, directory, payload, plane, numel,
+            OCTETS, LANES, UNIT, GUARD, PALETTE, WHOLE, K, LOG_NORM,
+        )  # fmt: skip
+    else:
+        patch_block(
+            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, WHOLE,
+            K, LOG_NORM,
+        )  # fmt: skip

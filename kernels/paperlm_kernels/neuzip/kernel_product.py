@@ -21,6 +21,12 @@ def float_of(pattern):
 
 
 @triton.jit
+def rounded(x):
+    """Patterns of bfloat16 nearest to float32; NaN stays one."""
+    return tl.where(x != x, 0x7FFF, bfloat16_of(x)).to(tl.int16)
+
+
+@triton.jit
 def fix4_product_kernel(
     x, payload, plane, plane8, patches, patch_directory, y, tokens, rows, columns, lowest,
     M: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PATCHES: tl.constexpr,
@@ -71,7 +77,7 @@ def fix4_product_kernel(
             at = (place // columns).to(tl.int32)
             out += tl.sum(tl.where((at[None, :] == row[:, None])[None, :, :], share[:, None, :], 0.0), 2)
     there = (m < tokens)[:, None] & (row < rows)[None, :]
-    tl.store(y + m[:, None] * rows + row[None, :], bfloat16_of(out).to(tl.int16), mask=there)
+    tl.store(y + m[:, None] * rows + row[None, :], rounded(out), mask=there)
 
 
 @triton.jit

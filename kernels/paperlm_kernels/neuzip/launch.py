@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from paperlm_kernels.neuzip.record import Packed
 
 _STREAMS = Launcher(kernel_decode.decode_kernel)
-_FIX4 = Launcher(kernel_decode.decode_fix4_kernel)
+WIDTH = 256
+"Lanes that decode two octets each of codes of four bits; 2 WIDTH octets divide a block."
+_FIX4 = Launcher(kernel_decode.decode_fix4_kernel, WIDTH // 32)
 SUMMED = 2**24
 "Weights whose words are multiplied at once, each by its factor, to verify them."
 _OCTET = {7: torch.int64, 3: torch.int32, 1: torch.int16, 0: torch.uint8}
@@ -56,9 +58,12 @@ class Decoding:
         ]  # fmt: skip
         self.constants = {"OCTETS": g.octets, "LANES": g.lanes}
         self.numbers: tuple[int, ...] = (header.numel,)
+        self.programs = header.blocks
         if header.codec == Codec.FIX4:
             self.launcher, every = _FIX4, [s[Section.PAYLOAD], *every]
             self.numbers += (packed.lowest,)
+            self.constants["WIDTH"] = WIDTH
+            self.programs = -(-header.numel // (2 * WIDTH * OCTET))
         else:
             streams = [s[Section.PAYLOAD], s[Section.BLOCK_DIR], s[Section.LANE_UNITS], packed.book.table(device)]
             self.launcher, every = _STREAMS, [*streams, *every, decode_errors.word(device)]
@@ -79,7 +84,7 @@ class Decoding:
             constants["CHECK"] = check
         with on_device(target):
             self.launcher(
-                self.header.blocks, (*self.tensors, target.view(torch.int16)), self.numbers, constants,
+                self.programs, (*self.tensors, target.view(torch.int16)), self.numbers, constants,
                 (*self.places, target.data_ptr()),
             )  # fmt: skip
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paperlm_kernels.neuzip import kernel_codebook, kernel_encode
-from paperlm_kernels.neuzip.codebook import STORED, SYMBOLS, Codebook
+from paperlm_kernels.neuzip import kernel_codebook, kernel_encode, kernel_pairs
+from paperlm_kernels.neuzip.codebook import PALETTE, STORED, SYMBOLS, Codebook
 from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.fields import SCAN, WARP, plane_bytes
 from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
@@ -28,6 +28,7 @@ _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
 _COUNT = Launcher(kernel_codebook.count_kernel)
 _CODEBOOK = Launcher(kernel_codebook.codebook_kernel)
 _LOWEST = Launcher(kernel_codebook.lowest_kernel)
+_PAIRS = Launcher(kernel_pairs.pairs_kernel)
 _SIZE = Launcher(kernel_encode.size_kernel)
 _SCAN = Launcher(kernel_encode.scan_kernel, warps=8)
 _WRITE = Launcher(kernel_encode.write_kernel)
@@ -38,8 +39,13 @@ COUNTING = 8
 "Programs that count on a multiprocessor: as many as run at once, for each adds to the counters that all share."
 MOST_STEPS = 8184
 "Steps that one of them can count."
+EXPONENTS = 256
+TOLD = 1024
+"Entries of a table of pairs of exponents that a program makes."
 SCANNED = 4096
 "Blocks whose sizes are added up at once."
+EXPECTED = 4096
+"Weights that have one patch, at least, in codes of four bits: Gaussian ones have one of 6,500."
 TOTALS = 64
 "Bytes in front of the codebook, in the buffer that is read back: words, patches, the largest lane."
 
@@ -67,9 +73,14 @@ class _Job:
     def new(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return _new(count, dtype, self.device)
 
-    def run(self, launcher: Launcher, *tensors: Tensor) -> None:
-        """A kernel with a program for each block."""
-        launcher(self.header.blocks, (self.weights, self.norm, *tensors), (self.header.numel,), self.constants)
+    def scratch(self, count: int) -> Tensor:
+        """Of int32, which nothing keeps."""
+        return torch.empty(count, dtype=torch.int32, device=self.device)
+
+    def run(self, launcher: Launcher, *tensors: Tensor, numbers: tuple[int, ...] = (), each: int = 1) -> None:
+        """A kernel with a program for each block, or so many, given some numbers and the number of weights."""
+        every = (self.weights, self.norm, *tensors)
+        launcher(each * self.header.blocks, every, (*numbers, self.header.numel), self.constants)
 
 
 Encoded = tuple[Header, dict[Section, Tensor], Codebook | None, int]
@@ -86,7 +97,7 @@ def _job(t: Tensor, header: Header) -> _Job:
     g = header.geometry
     constants = {
         "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "WHOLE": is_whole(t, count),
-        "GUARD": g.guard, "K": header.mant_bits, "LOG_NORM": log_of(n),
+        "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n),
     }  # fmt: skip
     return _Job(weights, norm, header, constants)
 
@@ -108,14 +119,12 @@ def begin_encode(t: Tensor, header: Header, book: Codebook | None) -> Callable[[
     return finish_there
 
 
-def _patched(job: _Job, sections: dict[Section, Tensor], patches: int, index: Tensor, escaping: Tensor) -> Header:
-    """Writes the patches. Returns the header with their number."""
-    sections[Section.PATCH] = job.new(patches)
-    if patches:
-        job.run(_PATCH, index, escaping, sections[Section.PATCH], sections[Section.PATCH_DIR])
+def _with_rest(job: _Job, sections: dict[Section, Tensor], patches: Tensor) -> Header:
+    """Adds what all codecs have. Returns the header with the number of patches."""
+    sections[Section.PATCH] = patches
     if job.header.block_norm:
         sections[Section.NORM] = job.norm
-    return job.header.with_patches(patches)
+    return job.header.with_patches(patches.numel())
 
 
 @functools.cache
@@ -126,21 +135,13 @@ def _at_once(device: torch.device) -> int:
     return COUNTING * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@functools.cache
-def _counters(device: torch.device) -> Tensor:
-    """What `count_kernel` adds for an exponent."""
-    added = torch.full((512,), 15 * 4, dtype=torch.int64)
-    added[256:271] = 4 * torch.arange(15)
-    return (1 << added).to(device)
-
-
 def _counts(job: _Job) -> Tensor:
     """How often each exponent but 0 occurs, on the device."""
     header, g = job.header, job.header.geometry
     counts = torch.zeros(256, dtype=torch.int64, device=job.device)
     programs = max(min(header.blocks, _at_once(job.device)), -(-header.blocks * g.octets // MOST_STEPS))
     numbers = (header.numel, header.blocks, programs)
-    _COUNT(programs, (job.weights, job.norm, _counters(job.device), counts), numbers, job.constants)
+    _COUNT(programs, (job.weights, job.norm, counts), numbers, job.constants)
     return counts
 
 
@@ -196,23 +197,29 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
     stored, index, packing = tables["stored"], tables["index"], tables["packing"]
     units, sums = job.new(blocks * g.lanes, torch.uint8), job.new(blocks)
     directory, patch_directory = job.new(blocks + 1), job.new(blocks + 1)
-    most, escaping = job.new(blocks), job.new(blocks)
-    common = (stored, index, packing, units)
-    job.run(_SIZE, *common, directory, most, patch_directory, escaping, sums)
+    most, escaping = job.scratch(blocks), job.scratch(blocks)
+    pairs = job.scratch(EXPONENTS * EXPONENTS)
+    _PAIRS(EXPONENTS * EXPONENTS // TOLD, (stored, index, packing, pairs), (), {"PALETTE": PALETTE, "PART": TOLD})
+    common = (stored, pairs)
+    job.run(_SIZE, *common, units, directory, most, patch_directory, escaping, sums)
     read_back = _scan(job, note, patch_directory, directory, most)
+    plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
+    octets = octets_of(plane, header.mant_bits)
 
     def finish() -> Encoded:
-        total, patches, largest, in_bytes = _totals(read_back)
+        total, count, largest, in_bytes = _totals(read_back)
         if largest > MOST_UNITS:
             raise TooLongError
-        payload = job.new(total + g.guard)
-        plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
-        job.run(_WRITE, *common, directory, payload, octets_of(plane, header.mant_bits))
+        payload, patches, each = job.new(total + g.guard), job.new(count), 2 if count else 1
+        job.run(
+            _WRITE, *common, index, units, escaping, directory, patch_directory, payload, octets, patches,
+            numbers=(each,), each=each,
+        )  # fmt: skip
         sections = {
             Section.CODEBOOK: stored, Section.BLOCK_DIR: directory, Section.LANE_UNITS: units, Section.PAYLOAD: payload,
             Section.PLANE: plane, Section.BLOCK_SUM: sums, Section.PATCH_DIR: patch_directory,
         }  # fmt: skip
-        found = _patched(job, sections, patches, index, escaping)
+        found = _with_rest(job, sections, patches)
         own = book
         if own is None:  # while the device writes
             own = Codebook.of_device(in_bytes[:STORED], g.limit)
@@ -229,16 +236,27 @@ def _fix4(job: _Job) -> Callable[[], Encoded]:
     index = lowest_of(_counts(job), header.numel, lowest)
     payload, sums = job.new(-(-header.numel // OCTET)), job.new(blocks)
     plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
-    patch_directory, escaping = job.new(blocks + 1), job.new(blocks)
+    patch_directory, escaping = job.new(blocks + 1), job.scratch(blocks)
     job.run(_FIX4, lowest, payload, octets_of(plane, header.mant_bits), patch_directory, escaping, sums)
     read_back = _scan(job, note, patch_directory, None, None)
+    # before their number is known, in room for those of nearly all tensors, so that nothing waits
+    some = job.new(header.numel // EXPECTED + blocks)
+
+    def write(room: Tensor) -> None:
+        job.run(_PATCH, index, escaping, room, patch_directory, numbers=(room.numel(),))
+
+    write(some)
 
     def finish() -> Encoded:
-        _, patches, _, in_bytes = _totals(read_back)
+        _, count, _, in_bytes = _totals(read_back)
+        patches = some[:count]
+        if count > some.numel():
+            patches = job.new(count)
+            write(patches)
         sections = {
             Section.CODEBOOK: lowest, Section.PAYLOAD: payload, Section.PLANE: plane, Section.BLOCK_SUM: sums,
             Section.PATCH_DIR: patch_directory,
         }  # fmt: skip
-        return _patched(job, sections, patches, index, escaping), sections, None, int(in_bytes[0])
+        return _with_rest(job, sections, patches), sections, None, int(in_bytes[0])
 
     return finish

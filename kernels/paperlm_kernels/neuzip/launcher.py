@@ -66,7 +66,7 @@ class Launcher:
         own = [constants[name] for name in self._own]
         # a kernel is compiled for buffers that begin on 16 bytes, or for some that do not, and for short numbers
         aligned = all_aligned(places) or tuple([p & 15 == 0 for p in places])
-        wide = max(numbers) >= _WIDE and tuple([n >= _WIDE for n in numbers])
+        wide = max(numbers, default=0) >= _WIDE and tuple([n >= _WIDE for n in numbers])
         key = (tensors[0].device, aligned, wide, *own)
         ready = self._compiled.get(key)
         if ready is not None:

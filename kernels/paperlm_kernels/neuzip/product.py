@@ -26,6 +26,14 @@ REGISTERS = {1: 48, 2: 64, 4: 80, 8: 128}
 "Tokens -> of a thread: with no limit the assembler sets one that is too low, and spills."
 STEP = 1024
 "Neighbouring weights that all lanes decode at once."
+CHUNK = 128
+"Neighbouring weights of a row that a warp multiplies at once, on tensor cores;"
+TILE = 16
+"of so many rows,"
+MOST_COLUMNS = 2**26
+"of fewer columns than that: places in a tile are numbers of 32 bits."
+GEMV_REGISTERS = 128
+"Of a thread: with no limit the next weights are not asked for early enough."
 
 
 def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -34,8 +42,10 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: st
     Without loss, up to 16 tokens with a matrix of the profile "fix4" and a multiple of 8 columns, or up to 8 with one
     of another profile and a multiple of 1,024 columns, are multiplied by a kernel that reads the packed weights, sums
     in float32 in an order of its own, and rounds once: the result differs from F.linear's in the last bit of bfloat16.
-    (A token that is not finite gives NaN where a weight is patched.) Everything else is unpacked first, and is F.linear
-    of it.
+    With "fix4" and a multiple of 128 columns, that is done on tensor cores, and the order depends on the matrix alone
+    (its shape, and places of patches), so that a token's result is the same bits beside any others. A token that is not
+    finite spoils its own results alone: with NaN, where infinity would be right, in a row that has a patched weight, or
+    is beside one that has, at such a value's column. Everything else is unpacked first, and is F.linear of it.
 
     Args:
         x: bfloat16 (..., in), on the device of the weights.
@@ -68,8 +78,49 @@ def _product(x: Tensor, packed: Packed) -> Callable[[Tensor, Packed], Tensor] | 
     if packed.header.lossy or tokens == 0:
         return None
     if codec == Codec.FIX4:
-        return _fix4 if columns % 8 == 0 and tokens <= TOKENS else None
+        if columns % 8 or tokens > TOKENS:
+            return None
+        # its kernel is PTX, which the interpreter does not know; and a code below exponent 0 would borrow
+        tiled = x.is_cuda and columns % CHUNK == 0 and columns < MOST_COLUMNS and packed.lowest > 0
+        return _gemv if tiled else _fix4
     return _streams if codec == Codec.PFX and columns % STEP == 0 and tokens <= STREAM_TOKENS else None
+
+
+def warps_of(rows: int, columns: int) -> int:
+    """Warps that share the columns of 16 rows: so many that a card has some 2,000 of them, and each has enough to do.
+    The order of the sums, and so the last bit of some results, depends on it: it is a function of the shape alone."""
+    tiles = -(-rows // TILE)
+    if tiles >= 512:
+        return 2 if columns <= 4096 else 4
+    return 8 if tiles >= 256 else 16
+
+
+@functools.cache
+def _gemv_launcher(warps: int) -> Launcher:
+    from paperlm_kernels.neuzip.kernel_gemv import fix4_gemv_kernel
+    from paperlm_kernels.neuzip.launcher import Launcher
+
+    return Launcher(fix4_gemv_kernel, warps, maxnreg=GEMV_REGISTERS)
+
+
+def _gemv(x: Tensor, packed: Packed) -> Tensor:
+    """`_fix4` on tensor cores."""
+    from paperlm_kernels.neuzip.launcher import on_device
+
+    s, (rows, columns), tokens = packed.sections, packed.shape, len(x)
+    y = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
+    warps = warps_of(rows, columns)
+    constants = {
+        "W": warps, "NT": 1 if tokens <= 8 else 2, "EVEN": columns % (CHUNK * warps) == 0,
+        "BLOCK": packed.header.geometry.block,
+    }  # fmt: skip
+    tensors = (
+        x.view(torch.int32), s[Section.PAYLOAD], s[Section.PLANE], s[Section.PATCH], s[Section.PATCH_DIR],
+        y.view(torch.int16),
+    )  # fmt: skip
+    with on_device(x):
+        _gemv_launcher(warps)(-(-rows // TILE), tensors, (tokens, rows, columns, packed.lowest), constants)
+    return y
 
 
 def _fix4(x: Tensor, packed: Packed) -> Tensor:

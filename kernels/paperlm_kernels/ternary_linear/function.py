@@ -190,7 +190,8 @@ def _check_packed(packed: PackedTernary) -> None:
 
 def _whole(flat: Tensor, K: int) -> Tensor:
     """Codes (M, padded K) that can be read in words."""
-    return F.pad(flat, (0, padded(K) - flat.shape[1])).contiguous()
+    missing = padded(K) - flat.shape[1]
+    return (F.pad(flat, (0, missing)) if missing else flat).contiguous()  # a pad of nothing would be a copy
 
 
 def _checked(

@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # an older Triton; where they are called, PDL is on
+    gdc_launch_dependents = gdc_wait = None
+
 from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish, row_of
 
 
@@ -10,7 +15,7 @@ from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish, row_of
 def gemv_kernel(
     x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, chunks, splits, listed,
     BM: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
-    GATHER: tl.constexpr, GATED: tl.constexpr, ASM: tl.constexpr,
+    GATHER: tl.constexpr, GATED: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) of x and packed weights read as int32: (M, 4 * width) and (rows padded to 128, width) words, where a
     row has width = 8 * chunks words. That factor is written here for the compiler, which reads 16 bytes at a time only
@@ -19,8 +24,11 @@ def gemv_kernel(
     Word w of a row holds, in plane s, the codes of the four activations in word 32 (w // 8) + 8 s + w % 8.
 
     GATHER: of token `program_id(2)` only the rows in its list (places, counts) are computed, y is zeros elsewhere.
-    GATED: as in gemm_kernel.
+    GATED: as in gemm_kernel. PDL: it is started before the kernel in front of it has ended, and waits for that here.
     """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     width = 8 * chunks
     block = tl.program_id(0)
     split = tl.program_id(1)

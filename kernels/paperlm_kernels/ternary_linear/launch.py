@@ -1,7 +1,8 @@
 """Host side of the kernels: tiles, grids and buffers. Nothing here waits for the device.
 
 Tiles of 1, of 5 to 16 and of 256 tokens are the best of `bench.ops.ternary_linear.sweep` on an H200, at matrices of 7B
-and 3B; those of other numbers of tokens follow from these by arithmetic and have not been measured.
+and 3B; those of other numbers of tokens follow from these by arithmetic and have not been measured. What Hopper's copy
+engine can read of more tokens than GEMV_TOKENS goes to `hopper`, whatever is said here of such cards.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 import triton
 from torch import Tensor
 
-from paperlm_kernels.ternary_linear import gemm, gemv
+from paperlm_kernels.ternary_linear import gemm, gemv, hopper
+from paperlm_kernels.ternary_linear.hopper import StreamTiles
 from paperlm_kernels.ternary_linear.packing import padded
 
 GEMV_TOKENS = 4
@@ -62,6 +64,14 @@ def few_tiles_of(M: int, N: int, programs: int) -> FewTiles:
     return FewTiles(8, 128, 2, 3)
 
 
+def token_tiles_of(N: int, width: int, programs: int) -> FewTiles:
+    """The same for one token where products are started before the kernel in front of them has ended: programs are
+    small, so that many of the next product find room beside those of this one. A warp takes 8 rows of 4096 columns by
+    itself; longer rows, and the most rows, two."""
+    few = width <= 1024 and triton.cdiv(N, 32) < 4 * programs
+    return FewTiles(8, 64, 1, 3) if few else FewTiles(8, 128, 2, 3)
+
+
 def processors(device: torch.device) -> int:
     """Multiprocessors; in the interpreter, where one program runs after the other, few."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
@@ -107,7 +117,7 @@ def _tiles_of_16(N: int, width: int, programs: int) -> Tiles:
 
 def run_linear(
     codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
-    tiles: Tiles | FewTiles | None = None, splits: int | None = None, gated: bool = False,
+    tiles: Tiles | FewTiles | StreamTiles | None = None, splits: int | None = None, gated: bool = False,
 ) -> Tensor:  # fmt: skip
     """y (M, N). codes int8 (M, padded K), data as packed, or int8 (padded N, padded K) for weights in a byte each.
 
@@ -124,6 +134,11 @@ def run_linear(
     vectors = (scale, rowsum, alpha, y)
     if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
         _run_gemv(codes, data, vectors, N, width, tiles, splits, gated=gated)
+        return y
+    if tiles is None and splits is None and hopper.applies(codes, data):
+        tiles = hopper.stream_tiles_of(M, N, width, programs)
+    if isinstance(tiles, StreamTiles):
+        hopper.run_stream(codes, data, vectors, N, tiles, gated)
         return y
     tiles = tiles or tiles_of(M, N, width, programs)
     splits = splits or tiles.splits
@@ -155,18 +170,21 @@ def _run_gemv(
 ) -> None:  # fmt: skip
     M = codes.shape[0]
     BM = 1 if listed else triton.next_power_of_2(M)
+    if tiles is None and BM == 1 and hopper.is_hopper(codes.device):
+        tiles = token_tiles_of(N, width, processors(codes.device))
     tiles = tiles or few_tiles_of(BM, N, processors(codes.device))
     blocks, tokens = triton.cdiv(N, tiles.rows), M if listed else 1
     steps = triton.cdiv(width // 4, tiles.words)
     splits = splits or tiles.splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
     work, arrived = _shared(M * N, blocks * tokens, splits, codes.device)
     places, counts = listed or (None, None)
+    pdl = hopper.is_hopper(codes.device) and gemv.gdc_wait is not None
     with torch.cuda.device_of(codes):
         gemv.gemv_kernel[(blocks, splits, tokens)](
             codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 32,
             splits, 0 if places is None else places.stride(0), BM=BM, BN=tiles.rows, WORDS=tiles.words,
             STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, GATED=gated, ASM=ASM,
-            num_warps=tiles.warps,
+            PDL=pdl, num_warps=tiles.warps, **({"launch_pdl": True} if pdl else {}),
         )  # fmt: skip
 
 

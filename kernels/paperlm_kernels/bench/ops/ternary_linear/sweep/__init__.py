@@ -32,6 +32,7 @@ from paperlm_kernels.bench.ops.ternary_linear.declared import CASES, Case
 from paperlm_kernels.bench.ops.ternary_linear.methods import EPS, Inputs
 from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
 from paperlm_kernels.ternary_linear import pack_ternary
+from paperlm_kernels.ternary_linear.hopper import StreamTiles, most_splits
 from paperlm_kernels.ternary_linear.launch import GEMV_TOKENS, FewTiles, Tiles, processors, run_linear
 
 SHARED = 220 * 1024
@@ -42,7 +43,7 @@ SUMS = 128
 "Registers of a thread that its sums may take."
 APART = multiprocessing.get_context("forkserver")
 "Processes that begin with what is imported here, and with no CUDA of ours."
-AnyTiles = Tiles | FewTiles
+AnyTiles = Tiles | FewTiles | StreamTiles
 
 
 def few_candidates(case: Case) -> Iterator[FewTiles]:
@@ -76,10 +77,26 @@ def candidates(case: Case, programs: int) -> Iterator[Tiles]:
             yield Tiles(tokens, rows, step, warps, stages, splits)
 
 
+def stream_candidates(case: Case, programs: int) -> Iterator[StreamTiles]:
+    """Of the kernel for Hopper, with two programs or more a multiprocessor; on other cards they fail."""
+    M, width = case.tokens, -(-case.columns // 128) * 32
+    lanes = (max(16, 1 << (M - 1).bit_length()),) if M <= 64 else (64, 128)
+    for tokens, rows, chunks, stages in itertools.product(lanes, (64, 128), (1, 2, 4), (3, 4, 5, 6, 8)):
+        shared = 32 * stages * chunks * (rows + 4 * tokens)
+        if tokens * rows > SUMS * 128 or not READ_AHEAD <= shared <= SHARED // 2:
+            continue
+        tiles, steps = -(-M // tokens) * -(-case.rows // rows), -(-width // (32 * chunks))
+        whole = StreamTiles(tokens, rows, chunks, stages)
+        most = max(1, min(steps // 2, most_splits(whole)))
+        for splits in sorted({1, *(min(most, -(-wave * programs // tiles)) for wave in (1, 2, 3) if tiles < programs)}):
+            yield dataclasses.replace(whole, splits=splits)
+
+
 def all_candidates(case: Case, programs: int) -> list[AnyTiles]:
     """What a case is tried with, in a random order: where time ends, it ends for no kind of tiles."""
     few = few_candidates(case) if case.tokens <= GEMV_TOKENS else ()
     found = [*few, *(() if case.tokens == 1 else candidates(case, programs))]
+    found += stream_candidates(case, programs) if case.tokens > GEMV_TOKENS else ()
     random.Random(0).shuffle(found)
     return found
 
@@ -209,7 +226,7 @@ def short(row: dict) -> str:
     """`64x16 step 128 warps 4 stages 4 splits 1`."""
     tiles = row["tiles"]
     rows = f"{tiles['rows']}x{tiles['tokens']}" if "tokens" in tiles else f"{tiles['rows']} rows"
-    step = tiles.get("step", tiles.get("words"))
+    step = tiles.get("step") or tiles.get("words") or tiles["chunks"]
     return f"{rows} step {step} warps {tiles['warps']} stages {tiles['stages']} splits {tiles['splits']}"
 
 

@@ -1,0 +1,204 @@
+"""Host side of the kernel for Hopper: where it applies, its tiles, its launch. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import os
+import threading
+
+import torch
+import triton
+from torch import Tensor
+
+COUNTERS = 256
+"Of programs that share tiles, one a tile: so many for all products of a CUDA graph."
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamTiles:
+    """Tokens and weight rows of a tile, chunks of 128 columns a step, steps in flight and read; programs a tile; and
+    how many tiles of tokens go together."""
+
+    tokens: int
+    rows: int
+    chunks: int
+    stages: int
+    warps: int = 4
+    splits: int = 1
+    group: int = 16
+
+
+def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
+    """Tiles for M tokens and N rows of `width` bytes on so many multiprocessors.
+
+    A step ends with a wait for its products, in which other programs of the multiprocessor have theirs: three of them
+    with 128 rows and 64 tokens, in whose shared memory three steps find room; or, where that would leave
+    multiprocessors without work, with half of the rows.
+
+    Up to 64 tokens are one tile, and what takes time is the way of the weights. A program has 64 rows, the fewest that
+    the matrix units take. Where they are too few for a program a multiprocessor, up to three a multiprocessor share
+    the sums, with three steps each or more, which is what a program reads ahead. Where all rows find room two a
+    multiprocessor, they may as well have more steps in flight.
+    """
+    chunks = width // 32
+    if M > 64:
+        few = triton.cdiv(M, 64) * triton.cdiv(N, 128) <= programs
+        return StreamTiles(64, 64, 2, 4) if few else StreamTiles(64, 128, 2, 3)
+    tokens = max(16, triton.next_power_of_2(M))
+    step = min(4, 128 // tokens)
+    tiles, steps = triton.cdiv(N, 64), triton.cdiv(chunks, step)
+    if tiles > programs:
+        return StreamTiles(tokens, 64, step, 6 if tokens == 16 and tiles <= 2 * programs else 4)
+    whole = StreamTiles(tokens, 64, step, 4)
+    share = triton.cdiv(steps, min(3 * programs // tiles, triton.cdiv(steps, 3), most_splits(whole)))
+    return dataclasses.replace(whole, splits=triton.cdiv(steps, share))
+
+
+def most_splits(tiles: StreamTiles) -> int:
+    """How many programs may share a tile: their sums are read at once, in 128 registers of a thread."""
+    return min(8, 128 * 32 * tiles.warps // (tiles.rows * tiles.tokens))
+
+
+def constants_of(tiles: StreamTiles, gated: bool = False) -> dict[str, int]:
+    """What the kernel is compiled for.
+
+    HALF: a gate's row and its row of up have to be sums of one thread, and wgmma gives a thread rows that are 8 apart
+    in each 64, and those 64 apart. Raises ValueError for more programs a tile than can share one.
+    """
+    if tiles.splits > most_splits(tiles):
+        raise ValueError(f"{tiles.splits} programs share a tile of {tiles}; at most {most_splits(tiles)} can")
+    return {
+        "BM": tiles.tokens, "BN": tiles.rows, "C": tiles.chunks, "STAGES": tiles.stages, "GROUP": tiles.group,
+        "PARTS": most_splits(tiles) if tiles.splits > 1 else 0,
+        "HALF": 0 if not gated else 8 if tiles.rows == 64 else 64,
+    }  # fmt: skip
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels may be compiled for the matrix units and the copy engine of Hopper there."""
+    if device.type != "cuda" or torch.version.hip is not None or os.environ.get("TRITON_INTERPRET") == "1":
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@functools.cache
+def has_stream() -> bool:
+    """Whether this Triton has what the kernel is written in."""
+    try:
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401
+
+        import paperlm_kernels.ternary_linear.stream  # noqa: F401
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def applies(codes: Tensor, data: Tensor) -> bool:
+    """Whether the kernel can take these tensors: the copy engine reads from multiples of 16 bytes."""
+    if not is_hopper(codes.device) or data.dtype != torch.uint8 or not has_stream():
+        return False
+    return all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (codes, data))
+
+
+def run_stream(
+    codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], N: int, tiles: StreamTiles, gated: bool = False
+) -> None:  # fmt: skip
+    """y, the last of `vectors` (scale, rowsum, alpha, y), of codes (M, padded K) and packed weights; see
+    `launch.run_linear` for what gated is."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from paperlm_kernels.ternary_linear import stream
+
+    M, K = codes.shape
+    m_tiles, n_tiles = triton.cdiv(M, tiles.tokens), triton.cdiv(N, tiles.rows)
+    constants, columns = constants_of(tiles, gated), 32 * tiles.chunks
+    box = [constants["HALF"] or tiles.rows, columns]
+    parts = arrived = None
+    with torch.cuda.device_of(codes):
+        if tiles.splits > 1:
+            sums = (m_tiles * n_tiles, tiles.splits, tiles.rows, tiles.tokens)
+            parts = torch.empty(sums, dtype=torch.int32, device=codes.device)
+            arrived = _counters(m_tiles * n_tiles, codes.device)
+        x_desc = TensorDescriptor.from_tensor(codes, [tiles.tokens, 128], stream.swizzled(128))
+        w_desc = TensorDescriptor.from_tensor(data.view(torch.int8), box, stream.swizzled(columns))
+        stream.stream_kernel[(m_tiles * n_tiles, tiles.splits)](
+            x_desc, w_desc, *vectors, parts, arrived, M, N, triton.cdiv(K // 128, tiles.chunks), tiles.splits, m_tiles,
+            n_tiles, int(settled(data)), **constants, num_warps=tiles.warps, launch_pdl=True,
+        )  # fmt: skip
+
+
+def settled(data: Tensor) -> bool:
+    """Whether an earlier product has read these very weights: then they were not written by the kernel just before.
+
+    The version counter of a tensor tells when PyTorch writes it. Who writes packed weights in place in another way, as
+    with a kernel of one's own, has to make a tensor of them for it to be seen: `data.view_as(data)`.
+    """
+    if data.is_inference():
+        return False
+    before = getattr(data, "_read_by_ternary_linear", None)
+    data._read_by_ternary_linear = data._version
+    return before == data._version
+
+
+_ROOM: dict[int, Tensor] = {}
+"Device -> what is left of the memory that the counters of CUDA graphs are taken from, which no graph gives back."
+_CAPTURED: dict[tuple[int, int, int], Tensor] = {}
+"(device, capture, stream) -> the counters of the products of a CUDA graph, which use them one after the other."
+
+
+def _counters(tiles: int, device: torch.device) -> Tensor:
+    """Zeros, with which the programs that share tiles count themselves; the kernel leaves them as it found them.
+
+    Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a kernel more
+    in front of a product, there are some for each graph and stream, and each replay begins with making them zeros. They
+    lie outside of the graph's memory, which has to be free when the capture ends.
+    """
+    capture = capture_of(device)
+    if capture is None:
+        _make_room(device)
+        return torch.zeros(tiles, dtype=torch.int32, device=device)
+    if capture not in _CAPTURED:
+        room = _ROOM.get(capture[0])
+        if room is None or room.numel() < COUNTERS or tiles > COUNTERS:
+            return torch.zeros(tiles, dtype=torch.int32, device=device)
+        while len(_CAPTURED) >= 64:
+            del _CAPTURED[next(iter(_CAPTURED))]
+        _CAPTURED[capture], _ROOM[capture[0]] = room[:COUNTERS], room[COUNTERS:]
+        _CAPTURED[capture].zero_()
+    found = _CAPTURED[capture]
+    return found if tiles <= COUNTERS else torch.zeros(tiles, dtype=torch.int32, device=device)
+
+
+def _make_room(device: torch.device) -> None:
+    """Memory for the counters of the next graphs; not while one is captured, and in a thread of its own, which has no
+    part in a pool that allocations of this one may go to."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if (index in _ROOM and _ROOM[index].numel() >= 16 * COUNTERS) or torch.cuda.is_current_stream_capturing():
+        return
+
+    def allocate() -> None:
+        _ROOM[index] = torch.empty(1024 * COUNTERS, dtype=torch.int32, device=f"cuda:{index}")
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+
+
+def capture_of(device: torch.device) -> tuple[int, int, int] | None:
+    """Device, number of the capture of a CUDA graph that the current stream is in, and stream; None outside of one, and
+    where the driver does not say which."""
+    if not torch.cuda.is_current_stream_capturing():
+        return None
+    stream = torch.cuda.current_stream(device).cuda_stream
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    try:
+        asked = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2(
+            ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
+        )
+    except (OSError, AttributeError):
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return (index, number.value, stream) if asked == 0 and status.value == 1 else None

@@ -1,0 +1,176 @@
+"""Hopper: weights and codes come by the copy engine, and are unpacked on their way into the matrix units (Gluon).
+
+What `gemm.gemm_kernel` computes, from the same packed bytes. A program keeps several steps of copies in flight; codes
+of weights are read from shared memory in the layout that wgmma takes its left operand in, unpacked in registers with
+one or two instructions for four, and multiplied with 32 activations a token, which wgmma reads from shared memory.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+all_threads = getattr(gl, "thread_barrier", None) or gl.barrier  # its name before Triton 3.7, and since
+PLANE_0 = gl.constexpr("and.b32 $0, $1, 0x03030303;")
+PLANE_1 = gl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 2; and.b32 $0, t, 0x03030303; }")
+PLANE_2 = gl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 4; and.b32 $0, t, 0x03030303; }")
+PLANE_3 = gl.constexpr("{ .reg .b32 t; shr.u32 t, $1, 6; and.b32 $0, t, 0x03030303; }")
+WAIT = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
+LAUNCH = gl.constexpr("griddepcontrol.launch_dependents; mov.u32 $0, 0;")
+
+
+def swizzled(columns: int) -> gl.NVMMASharedLayout:
+    """The layout of bytes in shared memory, so many a row: 32, 64 or 128."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=columns, element_bitwidth=8, rank=2)
+
+
+@gluon.jit
+def plane_of(packed, S: gl.constexpr):
+    """Codes of plane S of packed bytes."""
+    if S == 0:
+        return gl.inline_asm_elementwise(PLANE_0, "=r,r", [packed], gl.int8, True, 4)
+    elif S == 1:
+        return gl.inline_asm_elementwise(PLANE_1, "=r,r", [packed], gl.int8, True, 4)
+    elif S == 2:
+        return gl.inline_asm_elementwise(PLANE_2, "=r,r", [packed], gl.int8, True, 4)
+    else:
+        return gl.inline_asm_elementwise(PLANE_3, "=r,r", [packed], gl.int8, True, 4)
+
+
+@gluon.jit
+def copy_weights(w_desc, buffer, bar, n0, N, step, C: gl.constexpr, BYTES: gl.constexpr, HALF: gl.constexpr, pred):
+    """Begins the copy of a step's weights; `bar` is told how many bytes of both operands it waits for.
+
+    HALF: rows of gate and up take turns, so many of each, which lie one below the other in memory.
+    """
+    mbarrier.expect(bar, BYTES, pred=pred)
+    if HALF == 0:
+        tma.async_copy_global_to_shared(w_desc, [n0, step * 32 * C], bar, buffer, pred=pred)
+    else:
+        for i in gl.static_range(buffer.shape[0] // HALF):
+            row = n0 // 2 + (i // 2) * HALF + (i % 2) * (N // 2)
+            part = buffer.slice(i * HALF, HALF, dim=0)
+            tma.async_copy_global_to_shared(w_desc, [row, step * 32 * C], bar, part, pred=pred)
+
+
+@gluon.jit
+def copy_codes(x_desc, buffers, bar, slot, m0, step, C: gl.constexpr, pred):
+    """Begins the copy of a step's activations, a chunk of 128 a buffer."""
+    for c in gl.static_range(C):
+        tma.async_copy_global_to_shared(x_desc, [m0, (step * C + c) * 128], bar, buffers.index(slot * C + c), pred=pred)
+
+
+@gluon.jit(do_not_specialize=["M", "steps", "splits", "m_tiles", "n_tiles", "early"])
+def stream_kernel(
+    x_desc, w_desc, scale, rowsum, alpha, y, parts, arrived, M, N, steps, splits, m_tiles, n_tiles, early,
+    BM: gl.constexpr, BN: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    PARTS: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """y (M, N). A step takes C chunks of 128 columns; what lies beyond the matrices is zeros, which add nothing.
+
+    It is started before the kernel in front of it has ended, and waits for that before it reads or writes anything that
+    another kernel may write; but weights are read before if `early`, which says that they were written long ago. Then
+    it lets the next kernel start, so that what one reads early was written before the two in front of it.
+
+    PARTS: up to so many programs, `splits`, share a tile; each stores its sum in `parts`, who comes
+    last stores y, and leaves the tile's number in `arrived` at 0, as it was. HALF: y is (M, N / 2), up * relu(gate)^2.
+    """
+    W: gl.constexpr = gl.num_warps()
+    tile = gl.program_id(0)
+    # GROUP tiles of tokens go through all weights together, which then stay in L2
+    group = tile // (GROUP * n_tiles)
+    high = gl.minimum(m_tiles - group * GROUP, GROUP)
+    rest = tile - group * GROUP * n_tiles
+    m0 = (group * GROUP + rest % high) * BM
+    n0 = (rest // high) * BN
+    first = 0
+    last = steps
+    if PARTS > 0:
+        share = (steps + splits - 1) // splits
+        first = gl.program_id(1) * share
+        last = gl.minimum(first + share, steps)
+    count = last - first
+    weights = gl.allocate_shared_memory(gl.int8, [STAGES, BN, 32 * C], w_desc.layout)
+    codes = gl.allocate_shared_memory(gl.int8, [STAGES * C, BM, 128], x_desc.layout)
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    BYTES: gl.constexpr = BN * 32 * C + BM * 128 * C
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+    for i in gl.static_range(STAGES - 1):
+        soon = (i < count) & (early != 0)
+        copy_weights(w_desc, weights.index(i), bars.index(i), n0, N, first + i, C, BYTES, HALF, soon)
+    gl.inline_asm_elementwise(WAIT, "=r", [], gl.int32, False, 1)
+    gl.inline_asm_elementwise(LAUNCH, "=r", [], gl.int32, False, 1)
+    for i in gl.static_range(STAGES - 1):
+        late = (i < count) & (early == 0)
+        copy_weights(w_desc, weights.index(i), bars.index(i), n0, N, first + i, C, BYTES, HALF, late)
+        copy_codes(x_desc, codes, bars.index(i), i, m0, first + i, C, i < count)
+    mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[W, 1], instr_shape=[16, BM, 32])
+    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=4)
+    acc = gl.zeros([BN, BM], gl.int32, mma)
+    for it in range(count):
+        slot = it % STAGES
+        mbarrier.wait(bars.index(slot), (it // STAGES) & 1)
+        for c in gl.static_range(C):
+            packed = weights.index(slot).slice(32 * c, 32, dim=1).load(left)
+            x = codes.index(slot * C + c)
+            for s in gl.static_range(4):
+                right = x.slice(32 * s, 32, dim=1).permute((1, 0))
+                acc = warpgroup_mma(plane_of(packed, s), right, acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        all_threads()  # all warps have read the buffers that are filled next
+        ahead = it + STAGES - 1
+        free = ahead % STAGES
+        copy_weights(w_desc, weights.index(free), bars.index(free), n0, N, first + ahead, C, BYTES, HALF, ahead < count)
+        copy_codes(x_desc, codes, bars.index(free), free, m0, first + ahead, C, ahead < count)
+    for i in gl.static_range(STAGES):
+        mbarrier.invalidate(bars.index(i))
+    inner = gl.arange(0, BN, gl.SliceLayout(1, mma))
+    token = gl.arange(0, BM, gl.SliceLayout(0, mma))
+    store = True
+    if PARTS > 0:
+        at = parts + tile.to(gl.int64) * splits * (BN * BM) + (inner[:, None] * BM + token[None, :])
+        gl.store(at + gl.program_id(1) * (BN * BM), acc)
+        all_threads()  # all threads have stored before one of them says so
+        store = gl.atomic_add(arrived + tile, 1) == splits - 1
+        if store:
+            acc = gl.zeros([BN, BM], gl.int32, mma)
+            for s in gl.static_range(PARTS):
+                there = gl.full([BN, BM], s < splits, gl.int1, mma)
+                acc += gl.load(at + s * (BN * BM), mask=there, other=0, cache_modifier=".cg")
+            gl.store(arrived + tile, 0)
+    if store:
+        finish_tile(acc, m0, n0, inner, token, scale, rowsum, alpha, y, M, N, HALF)
+
+
+@gluon.jit
+def finish_tile(acc, m0, n0, inner, token, scale, rowsum, alpha, y, M, N, HALF: gl.constexpr):
+    """What a tile's sums (rows of weights, tokens) become, as in `tiles.store_linear`."""
+    m = m0 + token
+    if HALF == 0:
+        n = n0 + inner
+        there = n < N
+    else:
+        pair = n0 // 2 + inner // (2 * HALF) * HALF + inner % HALF
+        n = pair + (inner // HALF % 2) * (N // 2)
+        there = pair < N // 2
+    less = acc - gl.load(rowsum + m, mask=m < M, other=0)[None, :]
+    value = less.to(gl.float32) * gl.load(scale + m, mask=m < M, other=0.0)[None, :]
+    value = value * gl.load(alpha + n, mask=there, other=0.0)[:, None]
+    if HALF == 0:
+        store_rows(value.to(y.dtype.element_ty), n0, m0, y, M, N)
+    else:
+        pairs = value.reshape([acc.shape[0] // (2 * HALF), 2, HALF, acc.shape[1]]).permute((0, 2, 3, 1))
+        gate, up = gl.split(pairs)
+        gate = gl.where(gate < 0.0, 0.0, gate)  # which leaves what is no number
+        z = (up * (gate * gate)).to(y.dtype.element_ty).reshape([acc.shape[0] // 2, acc.shape[1]])
+        store_rows(z, n0 // 2, m0, y, M, N // 2)
+
+
+@gluon.jit
+def store_rows(value, n0, m0, y, M, N):
+    """y[m0 + j, n0 + i] = value[i, j], where there is one: eight rows of a token a thread, 16 bytes in bfloat16."""
+    wide: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, gl.num_warps()], [0, 1])
+    out = gl.convert_layout(value, wide)
+    n = n0 + gl.arange(0, value.shape[0], gl.SliceLayout(1, wide))
+    m = m0 + gl.arange(0, value.shape[1], gl.SliceLayout(0, wide))
+    gl.store(y + (m.to(gl.int64)[None, :] * N + n[:, None]), out, mask=(n < N)[:, None] & (m < M)[None, :])

@@ -1,0 +1,62 @@
+"""The product by Hopper's copy engine compiles without a GPU: on the matrix units, nothing spilled."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter does not compile", allow_module_level=True)
+
+from paperlm_kernels.ternary_linear import hopper  # noqa: E402
+
+if not hopper.has_stream():
+    pytest.skip("this Triton has no Gluon for Hopper", allow_module_level=True)
+
+from paperlm_kernels.ternary_linear import stream  # noqa: E402
+from support_compile import SHARED, compile_for, spilled  # noqa: E402
+from test_ternary_compile import SIZES  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
+
+POINTERS = {
+    "scale": "*fp32", "rowsum": "*i32", "alpha": "*fp32", "y": "*bf16", "parts": "*i32",
+    "arrived": "*i32",
+}  # fmt: skip
+
+
+def all_forms():
+    """What is compiled once of the tiles for these matrices and up to 4096 tokens on a card of 132 multiprocessors."""
+    tiles = {hopper.stream_tiles_of(M, N, -(-K // 128) * 32, 132)
+             for M in (5, 16, 32, 33, 64, 65, 256, 4096) for N, K in SIZES}  # fmt: skip
+    forms = [(hopper.constants_of(one, gated), one.warps, "bf16") for one in tiles for gated in (False, True)]
+    forms += [(constants, warps, "fp32") for constants, warps, _ in forms if constants["BN"] == 128]
+    return [form for i, form in enumerate(forms) if form not in forms[:i]]
+
+
+def described(rows, columns):
+    """The type of a matrix of bytes that is copied in boxes of so many."""
+    return f"tensordesc<i8[{rows}, {columns}],{stream.swizzled(columns)!r}>"
+
+
+@pytest.mark.parametrize("constants,warps,dtype", all_forms(), ids=str)
+def test_every_form_is_on_the_matrix_units_with_the_weights_in_registers(constants, warps, dtype, tmp_path):
+    columns = 32 * constants["C"]
+    types = POINTERS | {"y": f"*{dtype}", "x_desc": described(constants["BM"], 128)}
+    types |= {"w_desc": described(constants["HALF"] or constants["BN"], columns)}
+    kernel = compile_for(
+        stream.stream_kernel, types, constants, {"N"}, 90, warps, 3, source_of=GluonASTSource, launch_pdl=True
+    )
+    ptx = kernel.asm["ptx"]
+    products = set(re.findall(r"wgmma\.mma_async\S+", ptx))
+    assert products == {f"wgmma.mma_async.sync.aligned.m64n{constants['BM']}k32.s32.s8.s8"}
+    assert kernel.metadata.shared <= SHARED[90] // 2 and spilled(kernel, tmp_path) == 0
+    # before what another kernel may write is read or written, the end of that kernel is waited for
+    wait = ptx.index("griddepcontrol.wait")
+    assert wait < ptx.index("griddepcontrol.launch_dependents")
+    assert wait < min(ptx.index(access) for access in ("ld.global", "st.global", "wgmma.mma_async"))
+    assert not re.search(r"\b(atom|red)\.", ptx[:wait])
+    assert re.search(r"st\.global[.\w]*\.v4\.b32", ptx) and not re.search(r"st\.global[.\w]*\.b16\b", ptx)
