@@ -52,6 +52,8 @@ HELPERS = {
         "M['a','y'] != max(M[r,'x'] for r in ['a','b'])",
         "M['a','x'] != M['b','x']",
         "M['b','x'] != M['a','x']",
+        "M['b','x'] != max(M[r,'x'] for r in ['a','b'])",
+        "argmin({r: M[r,'x'] for r in ['a','b']}) != 'a'",
         "3 * M['a','x'] != M['b','x'] or 2 * M['a','x'] != M['b','x']",
         "3 * M['a','x'] != M['b','x']",
         "abs(M['a','x'] - M['b','x']) <= 2",
