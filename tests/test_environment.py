@@ -134,7 +134,14 @@ def test_the_lock_holds_all_that_its_packages_ask_for():
             assert asked.specifier.contains(lock[other], prereleases=True), f"{name} asks for {line}"
 
 
-def test_a_file_with_another_sum_is_not_installed(tmp_path):
+@pytest.mark.parametrize(
+    ("tool", "line", "says"),
+    [
+        (["-m", "pip"], r"python -m pip install (.*) -r requirements.lock$", "DO NOT MATCH THE HASHES"),
+        (["-m", "uv", "pip"], r"uv pip install --quiet --python \S+ (.*) -r requirements.lock", "Hash mismatch for"),
+    ],
+)
+def test_a_file_with_another_sum_is_not_installed(tmp_path, tool, line, says):
     """What `make setup` calls, with a wheel made here: the lock's form turns the sums on for all."""
     wheel = tmp_path / "small-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as file:
@@ -143,19 +150,19 @@ def test_a_file_with_another_sum_is_not_installed(tmp_path):
         file.writestr("small-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr("small-1.0.dist-info/RECORD", "")
     makefile = (ROOT / "Makefile").read_text()
-    options = re.search(r"pip install (.*) -r requirements.lock$", makefile, re.MULTILINE)[1].split()
+    options = re.search(line, makefile, re.MULTILINE)[1].split()
 
     def install(total: str) -> subprocess.CompletedProcess:
         lock = tmp_path / "requirements.lock"
         lock.write_text(f"small==1.0 \\\n    --hash=sha256:{total}\n")
-        command = [sys.executable, "-m", "pip", "install", *options, "--no-index", "--find-links", str(tmp_path)]
-        target = ["--target", str(tmp_path / "installed"), "--upgrade", "-r", str(lock)]
+        command = [sys.executable, *tool, "install", *options, "--no-index", "--find-links", str(tmp_path)]
+        target = ["--target", str(tmp_path / total), "-r", str(lock)]
         return subprocess.run([*command, *target], capture_output=True, text=True)
 
     total = hashlib.sha256(wheel.read_bytes()).hexdigest()
     right, wrong = install(total), install("0" * 64)
     assert right.returncode == 0, right.stderr
-    assert wrong.returncode and "DO NOT MATCH THE HASHES" in wrong.stderr
+    assert wrong.returncode and says in wrong.stderr
 
 
 def test_this_interpreter_runs_the_locked_versions():
