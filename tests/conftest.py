@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +23,10 @@ from paperlm.data.prepare import prepare
 from paperlm.plan.paper import PaperSpec
 from paperlm.plan.project import ROOT, Project
 from paperlm.record.places import Places
+
+# On a machine with other work an example may take any time.
+hypothesis.settings.register_profile("paperlm", deadline=None)
+hypothesis.settings.load_profile("paperlm")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from paperlm.files import SUMS
 from paperlm.jobs.pretrain import Pretrain
@@ -31,6 +32,16 @@ def job_environment(**extra: str) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         **extra,
     }
+
+
+def made_with() -> dict[str, Any]:
+    """What a survey says of the machine and of the versions that it was made with."""
+    import torch
+
+    from paperlm.record.environment import capture
+
+    made = capture(torch.device("cpu"))
+    return {name: getattr(made, name) for name in ("date", "source", "python", "platform", "cpu", "packages")}
 
 
 def copy_declarations(folder: Path) -> Path:

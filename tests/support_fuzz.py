@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import tqdm
+from support import made_with
 from support_fuzz_damage import HARMS, drawn
 
 from paperlm import checks
@@ -52,6 +53,8 @@ OPEN = checks.open_project
 
 LIMIT = 60
 "Seconds after which a command hangs: many times what the longest takes (`longest_seconds` of the record)."
+LIMIT_IS = "PAPERLM_FUZZ_LIMIT"
+"Environment variable that `--limit` sets, for a machine that has other work: processes and modules read it alike."
 SENTENCES = 4000
 "Characters of an error, which may list every mistake of a declaration: more is no sentence."
 FINE = ("no damage", "refused", "same", "made again", "another plan", "not run", "rows left", "continued")
@@ -106,6 +109,10 @@ class Stage:
         return self._expected[reader]
 
 
+def limit() -> float:
+    return float(os.environ.get(LIMIT_IS, LIMIT))
+
+
 def alone(work: Callable[[], Any], folder: Path, kill_after: float = 0.0) -> Done:
     """Run in a forked process in the folder. What raises no error of ours ends in status 1."""
     answer = folder.with_name(f"{folder.name}.answer")
@@ -113,7 +120,7 @@ def alone(work: Callable[[], Any], folder: Path, kill_after: float = 0.0) -> Don
     pid = os.fork()
     if pid == 0:
         _child(work, folder, answer)
-    until = time.monotonic() + (kill_after or LIMIT)
+    until = time.monotonic() + (kill_after or limit())
     while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         if time.monotonic() > until:
             os.kill(pid, signal.SIGKILL)
@@ -326,6 +333,12 @@ def sentence(found: Mapping[str, Any]) -> str:
     )
 
 
+def kept(state: Path) -> dict[int, Try]:
+    """The last outcome of each try that was made, by its number."""
+    lines = state.read_text(encoding="utf-8").splitlines() if state.is_file() else []
+    return {one.number: one for one in (Try(**json.loads(line)) for line in lines)}
+
+
 def main() -> int:
     from support_fuzz_stages import STAGES
 
@@ -334,16 +347,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the tries")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which a command hangs")
+    parser.add_argument("--state", type=Path, help="tries so far, of the same seed, to go on from")
     parser.add_argument("--only", type=int, nargs="+", help="these tries alone, as a fault names them")
     parser.add_argument("--stages", nargs="+", choices=[*STAGES], help="of these alone: numbers then are other tries")
     parser.add_argument("--verbose", action="store_true", help="a line for each try, and what a fault said")
     parser.add_argument("--out", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
+    os.environ[LIMIT_IS] = str(options.limit)
     os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + options.seconds
     groups = {name: STAGES[name] for name in STAGES if name in (options.stages or STAGES)}
-    numbers = options.only or range(options.tries)
-    tries: list[Try] = []
+    made = kept(options.state) if options.state else {}
+    numbers = options.only or [number for number in range(options.tries) if number not in made]
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
         workers = [
@@ -353,12 +369,15 @@ def main() -> int:
             for n in range(options.workers)
         ]
         for one in told(workers):
-            tries.append(one)
+            made[one.number] = one
+            if options.state:
+                with options.state.open("a", encoding="utf-8") as file:
+                    print(json.dumps(dataclasses.asdict(one)), file=file)
             if options.verbose or one.end not in FINE:
                 print(f"{one.number}\t{one.stage}\t{one.file}\t{one.harm}\t{one.end}\t{one.seconds:.1f}", flush=True)
             if one.end not in FINE or (options.verbose and options.only):
                 print("    " + one.said.replace("\n", "\n    "), flush=True)
-    found = counted(tries, options.seed)
+    found = counted([*made.values()], options.seed) | {"limit_seconds": options.limit, "made with": made_with()}
     print(json.dumps(found["ends"]))
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -17,11 +17,15 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from support import made_with
 
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")
 ADDING = "open to add"
@@ -29,6 +33,8 @@ WHOLE = ("pretrain", "block_removal")
 "Kinds that are surveyed with all that they stand on."
 ROOM = 200
 "Bytes that a file can still have on the disk that is full."
+SHARES = 4
+"Of the places of a kind, where several processes go through them."
 FULL, OTHER = 28, 1
 "Exit status of a process that said so, and of one that ended in another error."
 
@@ -214,8 +220,13 @@ def begin() -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - progress bars of every child
 
 
-def survey(kind: str, hows: tuple[str, ...], sample: int | None, part: str = "") -> Iterator[dict[str, Any]]:
-    """A row for each change with `part` in its name, `sample` of them evenly spread: how, at, of, change, fault."""
+def survey(
+    kind: str, hows: tuple[str, ...], sample: int | None, part: str = "", share: tuple[int, int] = (0, 1)
+) -> Iterator[dict[str, Any]]:
+    """A row for each change with `part` in its name, `sample` of them evenly spread: how, at, of, change, fault.
+
+    `share`: (n, of) takes the n-th of so many shares of them.
+    """
     from support_toy_registry import toy_registry
 
     from paperlm.data import registry as registry_module
@@ -241,9 +252,41 @@ def survey(kind: str, hows: tuple[str, ...], sample: int | None, part: str = "")
         steps = [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
         spread = sorted({round(step * (len(places) - 1)) for step in steps})
         for how in hows:
-            for at in (places[i] for i in spread):
+            for at in (places[i] for i in spread[share[0] :: share[1]]):
                 found = fault(start, base / "hurt", do, how, at, lambda root: outcome(root, kind), expected)
                 yield {"how": how, "at": at, "of": len(seen), "change": seen[at], "fault": found}
+
+
+def alone(options: argparse.Namespace) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Each kind with its rows, which are printed as they come."""
+    begin()
+    for kind in options.kind:
+        rows = []
+        asked = tuple(options.how), None if options.every else options.sample, options.part, tuple(options.share)
+        for row in survey(kind, *asked):
+            rows.append({"kind": kind} | row)
+            print(json.dumps(rows[-1]), flush=True)
+        yield kind, rows
+
+
+def shared(options: argparse.Namespace) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Each kind with its rows, by processes that have a share of its places each."""
+    asked = ["--how", *options.how, "--sample", str(options.sample), "--part", options.part]
+    asked += ["--every"] if options.every else []
+
+    def ask(kind: str, share: int) -> list[dict[str, Any]]:
+        command = [sys.executable, __file__, "--kind", kind, *asked, "--share", str(share), str(SHARES)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        if done.returncode != any(row["fault"] for row in rows):
+            raise RuntimeError(f"share {share} of {kind} broke off: {done.stdout[-2000:]} {done.stderr[-2000:]}")
+        return rows
+
+    with ThreadPoolExecutor(options.workers) as pool:
+        asked_for = {kind: [pool.submit(ask, kind, share) for share in range(SHARES)] for kind in options.kind}
+        for kind, answers in asked_for.items():
+            rows = [row for answer in answers for row in answer.result()]
+            yield kind, sorted(rows, key=lambda row: (options.how.index(row["how"]), row["at"]))
 
 
 def sentence(surveys: Sequence[Mapping[str, Any]]) -> str:
@@ -265,22 +308,22 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=12, help="places of each, evenly spread")
     parser.add_argument("--every", action="store_true", help="every place")
     parser.add_argument("--part", default="", help="only changes that have it in their name")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the places")
+    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help="of the places: which, of how many shares")
     parser.add_argument("--out", type=Path, help="JSON file for what came out, by kind")
     options = parser.parse_args()
-    begin()
+    surveys = alone(options) if options.workers == 1 else shared(options)
     faults = False
-    for kind in options.kind:
-        rows = []
-        for row in survey(kind, tuple(options.how), None if options.every else options.sample, options.part):
-            print(json.dumps({"kind": kind} | row), flush=True)
-            rows.append(row)
+    for kind, rows in surveys:
         wrong = [row for row in rows if row["fault"]]
+        if options.workers > 1:
+            print("".join(json.dumps(row) + "\n" for row in rows), end="", flush=True)
         if options.out:
             counts = {how: sum(row["how"] == how for row in rows) for how in options.how}
             found = {"kind": kind, "changes": rows[0]["of"], "places": counts, "faults": wrong}
-            surveys = json.loads(options.out.read_text()) if options.out.is_file() else []
-            surveys = [*(one for one in surveys if one["kind"] != kind), found]
-            options.out.write_text(json.dumps(surveys, indent=1) + "\n")
+            kept = json.loads(options.out.read_text()) if options.out.is_file() else []
+            kept = [*(one for one in kept if one["kind"] != kind), found | {"made with": made_with()}]
+            options.out.write_text(json.dumps(kept, indent=1) + "\n")
         faults |= bool(wrong)
     return faults
 

@@ -5,6 +5,9 @@ installed, and the tests in the project's own environment, in a copy of the tree
 so that a call goes on where the last one was stopped; `--again` tries those that survived once more, with the tests as
 they are now. A survivor is either equivalent, for a reason that is written into the record by hand and stays there, or
 asks for a test.
+
+What counts as caught: a test fails with the mutant, and passes without it, before and after. `--without-failing` leaves
+out tests that fail without one, on a machine with other versions, and the record names them.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +40,10 @@ SLOWER = 3.0, 60.0
 "A mutant may take so many times what the tests take without one, and so many seconds more, before it counts as caught."
 LOADED = ("pytest", "hypothesis", "torch", "transformers", "datasets", "lm_eval", "pandas", "scipy.stats")
 "What takes long to load, and is none of the code that is mutated."
+MADE = "import json, support; print(json.dumps(support.made_with()))"
+"What a record says of the machine and of its versions."
+NONE_LEFT = 5
+"Exit status of pytest where every test was left out."
 
 
 UNTOLD = re.compile(
@@ -185,6 +194,21 @@ def is_python(mutant: Mutant) -> bool:
     return True
 
 
+def sampled(kept: Path, root: Path = ROOT) -> tuple[list[Mutant], dict[str, int]]:
+    """The sample, and how many mutants each area has. Minutes; kept in a file for a call with the same sources."""
+    sources = {name: (root / name).read_text(encoding="utf-8") for area in AREAS.values() for name in files(area, root)}
+    of = rank(SEED, SAMPLE, json.dumps([{name: area.modules for name, area in AREAS.items()}, sources]))
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if found.get("of") != of:
+        everything = possible(root)
+        counts = {area: sum(m.area == area for m in everything) for area in AREAS}
+        found = {"of": of, "sample": drawn(everything, is_python), "possible": counts}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found), encoding="utf-8")
+    sample = [Mutant(*(tuple(part) if isinstance(part, list) else part for part in one)) for one in found["sample"]]
+    return sample, found["possible"]
+
+
 def change(before: str, after: str) -> str:
     """The lines that differ, as `- before` and `+ after`."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
@@ -201,38 +225,67 @@ def copy(folder: Path) -> Path:
     return folder
 
 
+def environment_of(tree: Path, variables: dict[str, str]) -> dict[str, str]:
+    """Environment of tests of a tree, with a folder of its own for what they leave behind."""
+    scratch = tree.with_name(f"{tree.name}-tmp")
+    scratch.mkdir(exist_ok=True)
+    # Two mutants of a module can have the same size and second, by which Python would take one's bytes for the other's.
+    own = {"PYTHONPATH": f"{tree}/src{os.pathsep}{tree}/kernels", "PYTHONDONTWRITEBYTECODE": "1"}
+    own |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(scratch)}
+    own = os.environ | own | variables
+    own.pop("PYTEST_ADDOPTS", None)  # They are of the run of tests around this one.
+    return own
+
+
 class Runs:
     """Runs of tests of a tree, by a process that forks for each."""
 
     def __init__(self, tree: Path, python: str, variables: dict[str, str], loaded: tuple[str, ...] = LOADED) -> None:
         self.said = tree / "said.txt"
-        environment = os.environ | variables | {"PYTHONPATH": f"{tree}/src{os.pathsep}{tree}/kernels"}
-        environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        # Two mutants of a module can have the same size and second, by which Python would take one's bytes for the
-        # other's.
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        environment.pop("PYTEST_ADDOPTS", None)  # They are of the run of tests around this one.
         command = [python, str(ROOT / "tests/support_forks.py"), *loaded]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)
+        self.process = subprocess.Popen(command, cwd=tree, env=environment_of(tree, variables), **pipes)
 
-    def ask(self, tests: Iterable[str], limit: float) -> tuple[str, str]:
-        """What they say, `caught` or `survived`, and which of them failed first."""
-        self.process.stdin.write(json.dumps([list(tests), str(self.said), limit]) + "\n")
+    def run(self, arguments: Iterable[str], limit: float) -> tuple[int | None, list[str]]:
+        """Exit status of pytest, None where the time was too short, and what failed."""
+        self.process.stdin.write(json.dumps([list(arguments), str(self.said), limit]) + "\n")
         self.process.stdin.flush()
-        status = json.loads(self.process.stdout.readline())
+        return tuple(json.loads(self.process.stdout.readline()))
+
+    def failing(self, test: str, limit: float) -> list[str]:
+        """Which tests of a file fail; the file itself, if it cannot be read or says nothing."""
+        status, failed = self.run([path_of(test)], limit)
+        return [] if status == 0 else failed or [path_of(test)]
+
+    def ask(self, tests: Iterable[str], limit: float, but: Iterable[str] = ()) -> tuple[str, str]:
+        """What they say, `caught` or `survived`, and which of them failed first; `but` leaves out some."""
+        paths = [path for path in map(path_of, tests) if path not in but]
+        if not paths:
+            return "survived", ""
+        status, failed = self.run([*paths, "-x", *(f"--deselect={name}" for name in but)], limit)
         if status is None:
             return "caught", "the time limit"
-        if status == 0:
+        if status == 0 or (status == NONE_LEFT and but):
             return "survived", ""
         said = self.said.read_text(encoding="utf-8")
-        first = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-        return "caught", first[1] if first else f"exit status {status}: {said.strip().splitlines()[-1:]}"
+        return "caught", failed[0] if failed else f"exit status {status}: {said.strip().splitlines()[-1:]}"
 
     def close(self) -> None:
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
+
+
+def path_of(test: str) -> str:
+    return f"tests/test_{test}.py"
+
+
+def limit_of(usual: float) -> float:
+    return SLOWER[0] * usual + SLOWER[1]
+
+
+CHANGING = threading.Lock()
+"cosmic-ray, which changes a source, is not made for threads."
 
 
 class Bench:
@@ -241,62 +294,226 @@ class Bench:
     def __init__(self, tree: Path, python: str) -> None:
         self.tree, self.python = tree, python
         self.forks: dict[str, Runs] = {}
-        self.usual: dict[tuple[str, ...], float] = {}
-        "Seconds that tests take without a mutant."
 
-    def ask(self, area: Area, tests: Iterable[str], limit: float) -> tuple[str, str]:
+    def runs(self, area: Area) -> Runs:
         kind = json.dumps(area.variables)
         if kind not in self.forks:
             self.forks[kind] = Runs(self.tree, self.python, area.variables)
-        return self.forks[kind].ask(tests, limit)
+        return self.forks[kind]
 
-    def limit(self, area: Area, tests: tuple[str, ...]) -> float:
-        if tests not in self.usual:
-            started = time.monotonic()
-            outcome, by = self.ask(area, tests, 1200)
-            if outcome != "survived":
-                sys.exit(f"without a mutant {by} ends the tests {', '.join(tests)}: mend that first")
-            self.usual[tests] = time.monotonic() - started
-        return SLOWER[0] * self.usual[tests] + SLOWER[1]
+    def change(self, mutant: Mutant) -> tuple[str, str]:
+        """The source without and with the mutant."""
+        source = (self.tree / mutant.module).read_text(encoding="utf-8")
+        with CHANGING:
+            return source, mutated(mutant, source)
 
-    def outcome(self, mutant: Mutant, quick: bool) -> tuple[str, str, str]:
-        """What the nearest tests said and by which of them, and the change. Tests of the module's name come first."""
-        area, path = AREAS[mutant.area], self.tree / mutant.module
-        source = path.read_text(encoding="utf-8")
-        after = mutated(mutant, source)
-        said = "survived", ""
-        for tests in (area.tests,) if quick else (area.tests, area.further):
-            limit = self.limit(area, tests)
+    def outcome(self, mutant: Mutant, tests: Sequence[str], usual: float, but: set[str]) -> tuple[str, str]:
+        """What the tests said and by which of them. Those of the module's name come first.
+
+        A test that fails without the mutant as well says nothing: it is left out from then on, and put into `but`. So
+        does a time that is too short without it, on a machine with other work: they are given twice as much.
+        """
+        path, runs, limit = self.tree / mutant.module, self.runs(AREAS[mutant.area]), limit_of(usual)
+        source, after = self.change(mutant)
+        own_first = sorted(tests, key=lambda name: path.stem not in name)
+        while True:
             path.write_text(after, encoding="utf-8")
             try:
-                own_first = sorted(tests, key=lambda name: path.stem not in name)
-                said = self.ask(area, own_first, limit)
+                said, by = runs.ask(own_first, limit, but)
             finally:
                 path.write_text(source, encoding="utf-8")
-            if said[0] == "caught":
-                break
-        return *said, change(source, after)
+            if said == "survived":
+                return said, by
+            named = by.startswith("tests/")
+            asked = [by] if named else [path for path in map(path_of, tests) if path not in but]
+            status, _ = runs.run([*asked, *(() if named else (f"--deselect={name}" for name in but))], limit)
+            if status == 0:
+                return said, by
+            if status is None:
+                limit *= 2
+                continue
+            if not named:
+                raise RuntimeError(f"{mutant.key}: without the mutant, too, the tests end in {status}")
+            but.add(by)
+
+    def close(self) -> None:
+        for runs in self.forks.values():
+            runs.close()
 
 
-def run(sample: list[Mutant], state: Path, python: str, again: bool, quick: bool) -> None:
+class Step(NamedTuple):
+    """Tests to run, of a mutant or, to know how long they take, without one."""
+
+    stage: int
+    number: int
+    area: str
+    tests: tuple[str, ...]
+    mutant: Mutant | None
+
+
+class Survey:
+    """What there is to do for a sample, for threads that have a bench each.
+
+    The nearest tests are asked about every mutant before further ones about those that they miss, and short ones before
+    long ones, so that a call that is stopped has answered much.
+    """
+
+    def __init__(self, sample: Sequence[Mutant], quick: bool, without_failing: bool) -> None:
+        self.quick, self.without_failing = quick, without_failing
+        self.usual: dict[tuple[str, str], tuple[float, set[str]]] = {}
+        "(variables, test) -> seconds that it takes without a mutant, and what fails there"
+        self.steps = [Step(1, n, m.area, AREAS[m.area].tests, m) for n, m in enumerate(sample, 1)]
+        self.left: dict[str, int] = {}
+        "of a mutant that the nearest tests missed: runs of further ones to come"
+        self.ended: set[str] = set()
+        self.seconds: Counter[str] = Counter()
+        self.busy = 0
+        self.error = ""
+        self.changed = threading.Condition()
+        asked: dict[tuple[str, str], int] = {}
+        for area in dict.fromkeys(step.area for step in self.steps):
+            for stage, tests in ((0, AREAS[area].tests), (2, () if quick else AREAS[area].further)):
+                for test in tests:
+                    key = self.named(area, test)
+                    if stage < asked.get(key, 9):
+                        asked[key] = stage
+        areas = {self.named(step.area, test): step.area for step in self.steps for test in self.all_of(step.area)}
+        self.steps += [Step(stage, 0, areas[key], (key[1],), None) for key, stage in asked.items()]
+
+    @staticmethod
+    def named(area: str, test: str) -> tuple[str, str]:
+        return json.dumps(AREAS[area].variables), test
+
+    @staticmethod
+    def all_of(area: str) -> tuple[str, ...]:
+        return (*AREAS[area].tests, *AREAS[area].further)
+
+    def known(self, step: Step) -> bool:
+        return all(self.named(step.area, test) in self.usual for test in step.tests)
+
+    def turn(self, step: Step) -> tuple[int, float, int]:
+        """The lowest is taken first."""
+        found = (self.usual.get(self.named(step.area, test), (0.0, ()))[0] for test in step.tests)
+        return step.stage, sum(found) if step.mutant else 0.0, step.number
+
+    def take(self) -> Step | None:
+        """What is to be done next; None when nothing is left, or it was stopped."""
+        with self.changed:
+            while not self.error:
+                self.steps = [s for s in self.steps if s.mutant is None or s.mutant.key not in self.ended]
+                ready = (step for step in self.steps if step.mutant is None or self.known(step))
+                step = min(ready, key=self.turn, default=None)
+                if step is not None:
+                    self.steps.remove(step)
+                    self.busy += 1
+                    return step
+                if not self.busy:
+                    return None
+                self.changed.wait()
+        return None
+
+    def without(self, step: Step, seconds: float, failing: Iterable[str]) -> None:
+        """What a test says without a mutant."""
+        with self.changed:
+            self.usual[self.named(step.area, step.tests[0])] = seconds, set(failing)
+            if failing and not self.without_failing:
+                self.error = f"without a mutant {', '.join(failing)} fails: mend that first"
+
+    def usually(self, step: Step) -> tuple[float, set[str]]:
+        """Seconds that the tests of a step take, and what to leave out of them."""
+        with self.changed:
+            found = [self.usual[self.named(step.area, test)] for test in step.tests]
+        return sum(seconds for seconds, _ in found), set().union(*(failing for _, failing in found))
+
+    def say(self, step: Step, said: str, seconds: float, but: set[str]) -> bool:
+        """Take in what tests said of a mutant. Whether that was the last word on it."""
+        with self.changed:
+            key = step.mutant.key
+            for test in step.tests:
+                failing = self.usual[self.named(step.area, test)][1]
+                failing.update(name for name in but if name.split("::")[0] == path_of(test))
+            self.seconds[key] += seconds
+            if key in self.ended:
+                return False
+            further = () if self.quick else AREAS[step.area].further
+            if said == "caught" or (step.stage == 1 and not further):
+                self.ended.add(key)
+                return True
+            if step.stage == 1:
+                self.left[key] = len(further)
+                self.steps += [step._replace(stage=3, tests=(test,)) for test in further]
+                return False
+            self.left[key] -= 1
+            if not self.left[key]:
+                self.ended.add(key)
+            return not self.left[key]
+
+    def left_out(self, area: str) -> list[str]:
+        """Tests of an area that fail without a mutant."""
+        with self.changed:
+            found = [self.usual.get(self.named(area, test), (0.0, set()))[1] for test in self.all_of(area)]
+            return sorted(set().union(*found))
+
+    def done(self, error: str = "") -> None:
+        with self.changed:
+            self.busy -= 1
+            self.error = self.error or error
+            self.changed.notify_all()
+
+
+def work(survey: Survey, bench: Bench, keep: Callable[[Mutant, str, str, str], None]) -> None:
+    """Do what is to be done until nothing is left."""
+    while (step := survey.take()) is not None:
+        error, started = "", time.monotonic()
+        try:
+            if step.mutant is None:
+                failing = bench.runs(AREAS[step.area]).failing(step.tests[0], 1200)
+                survey.without(step, time.monotonic() - started, failing)
+            else:
+                usual, but = survey.usually(step)
+                said, by = bench.outcome(step.mutant, step.tests, usual, but)
+                if survey.say(step, said, time.monotonic() - started, but):
+                    keep(step.mutant, said, by, change(*bench.change(step.mutant)))
+        except Exception:
+            error = traceback.format_exc()
+        survey.done(error)
+
+
+def run(sample: list[Mutant], chosen: argparse.Namespace) -> None:
     """Try every mutant of the sample that has no outcome yet."""
+    state = chosen.state
     state.parent.mkdir(parents=True, exist_ok=True)
     done = {row["key"]: row for row in rows(state)}
+    asked = [m for m in sample if m.key not in done or (chosen.again and done[m.key]["outcome"] == "survived")]
+    survey = Survey(asked, chosen.quick, chosen.without_failing)
     with tempfile.TemporaryDirectory(prefix="paperlm-mutants-") as folder:
-        bench = Bench(copy(Path(folder)), python)
-        for number, mutant in enumerate(sample, 1):
+        trees = [copy(Path(folder) / str(number)) for number in range(chosen.workers)]
+        reading = environment_of(trees[0], {})
+        reading["PYTHONPATH"] += f"{os.pathsep}{trees[0]}/tests"
+        made = json.loads(subprocess.check_output([chosen.python, "-c", MADE], cwd=trees[0], env=reading, text=True))
+
+        def keep(mutant: Mutant, outcome: str, by: str, changed: str) -> None:
             before = done.get(mutant.key)
-            if before and not (again and before["outcome"] == "survived"):
-                continue
-            started = time.monotonic()
-            outcome, by, changed = bench.outcome(mutant, quick)
             row = {"key": mutant.key, "area": mutant.area, "module": mutant.module, "line": mutant.start[0]}
             row |= {"operator": mutant.operator, "change": changed, "outcome": outcome, "by": by}
-            row |= {"first": before["first"] if before else outcome, "seconds": round(time.monotonic() - started, 1)}
-            if outcome == "caught" or not quick:
-                with state.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-            print(f"{number} of {len(sample)}: {outcome} {by} {mutant.key}", flush=True)
+            row |= {"first": before["first"] if before else outcome, "seconds": round(survey.seconds[mutant.key], 1)}
+            row |= {"made": made, "left_out": survey.left_out(mutant.area)}
+            with CHANGING:
+                if outcome == "caught" or not chosen.quick:
+                    with state.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(row) + "\n")
+                print(f"{len(survey.ended)} of {len(asked)}: {outcome} {by} {mutant.key}", flush=True)
+
+        benches = [Bench(tree, chosen.python) for tree in trees]
+        threads = [threading.Thread(target=work, args=(survey, bench, keep)) for bench in benches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for bench in benches:
+            bench.close()
+    if survey.error:
+        sys.exit(survey.error)
 
 
 def rows(state: Path) -> list[dict[str, Any]]:
@@ -305,11 +522,14 @@ def rows(state: Path) -> list[dict[str, Any]]:
     return list({row["key"]: row for row in map(json.loads, lines)}.values())
 
 
-def record(outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str, Any]) -> dict[str, Any]:
+def record(
+    outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str, Any], size: int = SAMPLE
+) -> dict[str, Any]:
     """What is kept: counts, what survived with the reason that stood there, and what a test was written for."""
     reasons = {(row["module"], row["change"]): row["reason"] for row in earlier.get("survivors", [])}
     kept = ("area", "module", "line", "operator", "change")
     survivors = [row for row in outcomes if row["outcome"] == "survived"]
+    unasked = sorted({name for row in survivors for name in row["left_out"]})
     mended = [row for row in outcomes if row["first"] == "survived" != row["outcome"]]
     survivors = [
         {**{name: row[name] for name in kept}, "reason": reasons.get((row["module"], row["change"]), "")}
@@ -321,22 +541,41 @@ def record(outcomes: list[dict[str, Any]], of: dict[str, int], earlier: dict[str
         ours = [row for row in outcomes if row["area"] == area]
         counts[area] = {
             "possible": of[area],
-            "sampled": len(ours),
+            "tried": len(ours),
             "caught": sum(row["outcome"] == "caught" for row in ours),
             "equivalent": sum(row["area"] == area for row in equivalent),
         }
     caught = sum(row["outcome"] == "caught" for row in outcomes)
+    machines = [row["made"] for row in outcomes]
     return {
         "seed": SEED,
+        "sample": size,
         "mutants": len(outcomes),
         "caught": caught,
         "caught before tests were added": sum(row["first"] == "caught" for row in outcomes),
         "equivalent": len(equivalent),
         "share caught of those that are not equivalent": round(caught / max(1, len(outcomes) - len(equivalent)), 4),
         "areas": counts,
+        "made with": [made for n, made in enumerate(machines) if made not in machines[:n]],
+        "tests that survivors were not asked, since they fail there without a mutant": unasked,
         "survivors": survivors,
         "mended": [{**{name: row[name] for name in kept}, "by": row["by"]} for row in mended],
     }
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """What the documents say of a record."""
+    possible = sum(area["possible"] for area in found["areas"].values())
+    open_ones = found["mutants"] - found["caught"] - found["equivalent"]
+    tried = "all" if found["mutants"] == found["sample"] else f"{found['mutants']}"
+    torch = " and ".join(sorted({made["packages"]["torch"] for made in found["made with"]}))
+    return (
+        f"Of {found['sample']} faults (seed {found['seed']}), drawn from {possible:,} in {len(found['areas'])} areas, "
+        f"{tried} were tried, with PyTorch {torch}: {found['caught']} were caught, "
+        f"{found['caught'] - found['caught before tests were added']} of them by tests that were written for them; "
+        f"{found['equivalent']} change nothing, for reasons that the record gives; {open_ones or 'none'} went unseen. "
+        f"That is {found['share caught of those that are not equivalent']:.1%} of those that change something."
+    )
 
 
 def main() -> None:
@@ -346,23 +585,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the record")
     parser.add_argument("--again", action="store_true", help="try survivors once more")
     parser.add_argument("--quick", action="store_true", help="leave those to a later call that the nearest tests miss")
+    parser.add_argument("--workers", type=int, default=1, help="copies of the tree that share the mutants")
+    parser.add_argument("--without-failing", action="store_true", help="leave out tests that fail without a mutant")
     parser.add_argument("--area", choices=AREAS, action="append", help="only mutants of these")
+    parser.add_argument("--key", nargs="+", default=[""], help="only mutants with one of these in their key")
+    parser.add_argument("--tests", nargs="+", help="ask these alone, in place of the area's: who survives them is left")
     chosen = parser.parse_args()
-    everything = possible()
-    sample = drawn(everything, is_python)
-    of = {area: sum(m.area == area for m in everything) for area in AREAS}
-    run(
-        [m for m in sample if not chosen.area or m.area in chosen.area],
-        chosen.state,
-        chosen.python,
-        chosen.again,
-        chosen.quick,
-    )
+    sample, of = sampled(chosen.state.with_suffix(".sample.json"))
+    if chosen.tests:
+        chosen.quick = True
+        AREAS.update({name: area._replace(tests=tuple(chosen.tests), further=()) for name, area in AREAS.items()})
+    asked = (m for m in sample if any(part in m.key for part in chosen.key))
+    run([m for m in asked if not chosen.area or m.area in chosen.area], chosen)
     if chosen.out:
         keys = {mutant.key for mutant in sample}
         outcomes = [row for row in rows(chosen.state) if row["key"] in keys]
         earlier = json.loads(chosen.out.read_text(encoding="utf-8")) if chosen.out.is_file() else {}
-        chosen.out.write_text(json.dumps(record(outcomes, of, earlier), indent=1) + "\n", encoding="utf-8")
+        found = record(outcomes, of, earlier, len(sample))
+        chosen.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         unexplained = [row for row in outcomes if row["outcome"] == "survived"]
         sys.exit(f"{len(unexplained)} of {len(outcomes)} mutants survived: {chosen.out} says why, or lacks a reason")
 

@@ -24,17 +24,17 @@ AREAS = {
     "verdicts": Area(
         (*modules("src/paperlm/tables", "verdicts"), f"{CLAIMS}/*.py"),
         ("claim_language", "divergence", "paired", "results", "judge"),
-        ("published", "tables", "evidence", "bad_input"),
+        ("values", "published", "tables", "evidence", "bad_input"),
     ),
     "diff": Area(
         modules("src/paperlm/tables", "results", "contents", "jobs", "build", "metrics", "needs"),
         ("results", "published", "show"),
-        ("tables", "cce_tables", "results_page", "bad_input", "norm_exhibits"),
+        ("paired", "tables", "evidence", "cce_tables", "results_page", "bad_input", "norm_exhibits"),
     ),
     "published numbers": Area(
         modules("src/paperlm/tables", "published", "consistency", "arithmetic"),
         ("published", "consistency"),
-        ("cce_memory", "tables", "bad_input", "damage"),
+        ("values", "cce_memory", "tables", "bad_input", "damage"),
     ),
     "plan and ids": Area(
         (
@@ -42,7 +42,7 @@ AREAS = {
             *modules("src/paperlm", "jobs/base", "frozen"),
         ),
         ("digest", "plan_mistakes", "state"),
-        ("plan", "jobs", "paper_files", "estimate", "bad_input", "workflow", "run", "norm_exhibits"),
+        ("plan", "paired", "jobs", "paper_files", "estimate", "bad_input", "workflow", "run", "norm_exhibits"),
     ),
     "schedule": Area(
         modules("src/paperlm/train", "schedule"), ("schedule",), ("training_settings", "engine", "continue_pretrain")
@@ -62,16 +62,16 @@ AREAS = {
         ("tokenizers", "data", "items"),
         ("wikitext", "hub_model", "images", "bad_input", "damage"),
     ),
-    "norms": Area(("src/paperlm/norms/*.py",), ("norms",), ("schedule", "model", "fused_norms")),
+    "norms": Area(("src/paperlm/norms/*.py",), ("norms",), ("values", "schedule", "model", "fused_norms")),
     "checkpoints": Area(
         modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
-        ("model_folder", "engine_resume"),
-        ("damage", "continue_pretrain", "run", "generation"),
+        ("model_folder", "run"),
+        ("values", "damage", "engine_resume", "continue_pretrain", "generation"),
     ),
     "filter": Area(
         modules("kernels/paperlm_kernels/cross_entropy", "liveness", "order", "options"),
-        ("cross_entropy_api", "cross_entropy_order"),
-        ("cross_entropy_filter", "cross_entropy_kernels"),
+        ("cross_entropy_tiles",),
+        ("cross_entropy_api", "cross_entropy_order", "cross_entropy_filter", "cross_entropy_kernels"),
         {"TRITON_INTERPRET": "1"},
     ),
     "reference of the loss": Area(

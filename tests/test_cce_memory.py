@@ -116,8 +116,8 @@ def test_the_elements_of_every_model_are_those_of_its_architecture_and_stored_bu
 
 
 def test_counts_print_with_three_digits():
-    values = (5_866_190, 69_845_595, 396_600, 999, 1.5e9)
-    assert [three_digits(v) for v in values] == ["5.87M", "69.8M", "397K", "999", "1.50B"]
+    values = (5_866_190, 69_845_595, 99_460_000, 396_600, 999, 1.5e9)
+    assert [three_digits(v) for v in values] == ["5.87M", "69.8M", "99.5M", "397K", "999", "1.50B"]
     assert (number("11.9x"), half_a_digit("11.9x")) == (11.9, pytest.approx(0.05))
 
 

@@ -70,6 +70,12 @@ def test_a_changed_digit_changes_the_answer(tmp_path):
     assert rows["MIX-C-2"]["holds"] == "false" and "M5[Perplexity, Pre-LN, 0] 18.66" in rows["MIX-C-2"]["cells"]
 
 
+def test_a_printed_number_is_a_number_and_none_that_diverged(tmp_path):
+    diverged = {"expression": "div(M1['Post-LN','LLaMA-1B'])"}
+    rows = found(Project({}, edited(tmp_path, "mixln", lambda paper: paper["consistency"][1].update(diverged))))
+    assert rows["MIX-C-2", ""]["holds"] == "false", "however high it is"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,5 +1,6 @@
 """The linear cross-entropy against PyTorch's own in float64: values and gradients, in every backend that runs here."""
 
+import inspect
 import math
 from functools import partial
 
@@ -376,6 +377,20 @@ def test_chunks_are_whole_tiles(threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for device in ("cpu", "cuda"):
         assert all(size % reference.TILE == 0 for size in reference.chunk_sizes(torch.device(device)))
+    tokens, ids = reference.CPU_CHUNK
+    assert reference.chunk_sizes(torch.device("cpu")) == (tokens, min(threads * ids, reference.CPU_MOST_IDS))
+
+
+def test_what_is_kept_whole_is_not_copied():
+    entries = torch.rand(130, 300)
+    assert reference.only_tiles(entries, torch.ones(2, 3, dtype=torch.bool)) is entries
+    assert reference.only_tiles(entries, torch.zeros(2, 3, dtype=torch.bool)).count_nonzero() == 0
+
+
+def test_settings_of_the_core_are_given_by_name_and_scale_nothing_unless_asked():
+    found = inspect.signature(reference.linear_cross_entropy_core).parameters
+    by_place = [name for name, p in found.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert by_place == ["hidden", "weight", "bias", "target"] and found["logit_scale"].default == 1.0
 
 
 def test_uniform_logits_give_the_logarithm_of_the_vocabulary():

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -372,3 +373,10 @@ def test_without_network_and_mirror_the_command_says_what_to_do(tmp_path):
     assert done.returncode == 2 and list((tmp_path / "out").glob("*")) == []
     assert "'allenai/c4' cannot be opened" in done.stderr and "PAPERLM_HUB_MIRROR" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_bar_counts_examples_where_so_many_are_wanted_and_tokens_elsewhere(tmp_path, capsys):
+    prepare(SETTINGS, tmp_path)
+    bars = capsys.readouterr().err
+    assert re.search(r"tokenize train:[^\r]* 150/150 [^\r]* examples/s", bars)
+    assert re.search(r"tokenize validation:[^\r]*/3000 [^\r]* tokens/s", bars) or "3.00k" in bars

@@ -337,3 +337,11 @@ def test_a_branch_without_a_record_of_its_name_goes_at_the_pace_of_pre_training(
     record(root, "of-another-s0-00000001", "continue_pretrain", 90.0, flops=branch.flops() / 10)
     record(root, "llama_9m-x-s0-00000000", "pretrain", 12.0, flops=3e12)
     assert Costs(plan.project, "none").of_job(branch) == pytest.approx(branch.flops() * 12.0 / 3e12)
+
+
+def test_what_is_said_in_place_of_a_plan_is_plain_text_on_a_terminal_too(root, monkeypatch, capsys):
+    monkeypatch.setattr("paperlm.plan.state.visible_gpus", lambda: [])
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_plan(Project({"scale": "paper"}, root), ["bitnet_table1"], 1)
+    said = capsys.readouterr().out
+    assert said.startswith("nothing to make at scale paper: ") and "\x1b" not in said

@@ -15,6 +15,7 @@ from paperlm.figures.base import exhibit_contents
 from paperlm.plan.project import Project
 from paperlm.record.record import write_record
 from paperlm.tables.build import table_contents, write_table
+from paperlm.tables.claims import Verdict
 from paperlm.tables.needs import Evidence
 from paperlm.tables.verdicts import claim_rows
 
@@ -138,6 +139,7 @@ def test_a_claim_of_a_table_reads_what_a_figure_draws(tmp_path):
     with (tmp_path / "t.claims.csv").open(newline="") as file:
         found = {row["claim"]: row for row in csv.DictReader(file)}
     assert found["MIX-X"]["verdict"] == "fails" and found["MIX-X"]["margin"] == "+90.95"
+    assert ": 90" not in found["MIX-X"]["reason"], "the numbers stand in the table; a figure's are said"
 
 
 @pytest.mark.parametrize(
@@ -175,3 +177,9 @@ def test_loops_over_nothing_or_over_unknown_columns_are_refused(tmp_path, loops,
     with pytest.raises(SpecError) as error:
         open_project({"scale": "tiny"}, root)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(20, "20 seeds: "), (21, "more than 20 seeds at the gap seen so far")])
+def test_a_gap_that_asks_for_more_than_twenty_seeds_is_too_small_to_be_told(committed, seeds, said):
+    open_claim = Verdict("undecided", open_cells={("M1", ("Mix-LN", "LLaMA-130M")): seeds})
+    assert Evidence(committed).sentence({"M1": TABLE}, open_claim).startswith(said)

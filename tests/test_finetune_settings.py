@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 from support_finetune import (
     CPU,
     inputs,
@@ -84,3 +85,9 @@ def test_what_is_cut_is_the_side_that_the_job_says(tmp_path, parent, cut):
     sums, counts = measure.token_losses(load_model(parent), rows, False, "fp32")
     assert result.metrics["cut_share"] == 1.0
     assert result.metrics["eval_loss_before"] == pytest.approx(sums.sum() / counts.sum(), rel=1e-6)
+
+
+@pytest.mark.parametrize("nothing", [{"epochs": 0}, {"batch": 0}, {"peak_lr": 0}])
+def test_a_training_of_nothing_is_refused(nothing):
+    with pytest.raises(ValidationError, match="greater than 0"):
+        sft(**nothing)

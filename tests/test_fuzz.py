@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import support_fuzz
-from support_fuzz import Stage, alone, judged
+from support_fuzz import Stage, alone, judged, sentence
 from test_kills import visible
 
 from paperlm.errors import DataError
+from paperlm.plan.project import ROOT
 
 SCRIPT = Path(__file__).with_name("support_fuzz.py")
 
@@ -54,6 +55,23 @@ def test_a_try_depends_on_its_seed_and_number_alone(tmp_path):
     again = fuzzed(tmp_path / "again.json", "--only", "6", "--seed", "3", "--stages", "declarations")
     assert set(again["damages"]) <= set(both["damages"])
     assert again["stages"]["declarations"].keys() <= both["stages"]["declarations"].keys()
+
+
+def test_tries_that_were_made_are_kept_and_count_with_those_of_a_later_call(tmp_path):
+    state, asked = tmp_path / "tries.jsonl", ("--seed", "3", "--stages", "declarations", "--state")
+    first = fuzzed(tmp_path / "first.json", "--tries", "3", *asked, str(state))
+    before = state.read_text()
+    both = fuzzed(tmp_path / "both.json", "--tries", "5", *asked, str(state))
+    assert state.read_text().startswith(before) and [first["tries"], both["tries"]] == [3, 5]
+    assert sorted(json.loads(line)["number"] for line in state.read_text().splitlines()) == [0, 1, 2, 3, 4]
+    at_once = fuzzed(tmp_path / "at_once.json", "--tries", "5", *asked[:-1])
+    assert {name: at_once[name] for name in ("ends", "damages")} == {name: both[name] for name in ("ends", "damages")}
+
+
+def test_the_documents_say_what_the_tries_came_to():
+    found = json.loads((ROOT / "docs/reference/fuzz.json").read_text())
+    assert sentence(found) in " ".join((ROOT / "docs/scales_and_clusters.md").read_text().split())
+    assert found["tries"] == sum(found["ends"].values()) and found["faults"] == []
 
 
 def refusal(folder: Path, name: str) -> None:

@@ -11,7 +11,7 @@ import yaml
 from support_items import FULL_SETS, bundled, needs_full_sets
 
 from paperlm.data import registry as registry_module
-from paperlm.data.bundle import drawn, files, line
+from paperlm.data.bundle import LONGEST_DIALOGUE, _is_short_pair, drawn, files, line
 from paperlm.data.items import prepare_any, prepare_items, read_items
 from paperlm.data.registry import HERE, DatasetEntry, ItemSets, data_id, registry
 from paperlm.data.settings import ItemData, TokenData, data_settings
@@ -296,3 +296,16 @@ def test_a_hub_set_is_read_from_a_mirror_and_prepared_as_lm_eval_would_see_it(tm
     assert read_items(prepare_items(settings, tmp_path / "out"), "test") == rows[:7] and calls == []
     with pytest.raises(DataError, match="allenai/ai2_arc"):
         prepare_items(ItemData(dataset="hub:allenai/ai2_arc/ARC-Easy", splits={"train": 7}), tmp_path / "out")
+
+
+def test_a_short_pair_differs_in_its_last_answer_and_nowhere_else():
+    def pair(chosen: str, rejected: str, before: str = "Human: Why?", other: str | None = None) -> dict[str, str]:
+        heads = before, before if other is None else other
+        texts = (f"{head}\n\nAssistant:{answer}" for head, answer in zip(heads, (chosen, rejected), strict=True))
+        return dict(zip(("chosen", "rejected"), texts, strict=True))
+
+    assert _is_short_pair(pair(" Because.", " No."))
+    assert not _is_short_pair(pair(" Because.", " Because. ")), "the same answer"
+    assert not _is_short_pair(pair(" Because.", " ")), "an empty answer"
+    assert not _is_short_pair(pair(" Because.", " No.", other="Human: How?")), "another question"
+    assert not _is_short_pair(pair(" Because.", " No.", before="Human: " + "Why? " * LONGEST_DIALOGUE)), "long"

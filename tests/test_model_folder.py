@@ -7,13 +7,14 @@ import sys
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from support import job_environment
 from support_model import close, tiny_folder
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from paperlm.errors import JobError
-from paperlm.models.folder import load_model, load_tokenizer
+from paperlm.models.folder import architecture_class, load_model, load_tokenizer, model_with_cache
 from paperlm.models.llama import PaperLlamaForCausalLM, PaperLlamaModel
 
 PARTS = ["config.json", "generation_config.json", "model.safetensors", "paperlm_model.py"]
@@ -249,3 +250,37 @@ def test_an_unknown_head_is_refused_with_the_nearest_name(folder):
 
 def test_a_trunk_is_read_through_every_auto_class(folder):
     assert type(AutoModel.from_pretrained(folder)) is PaperLlamaModel
+
+
+def test_the_architecture_is_the_first_one_that_a_configuration_names(folder):
+    config = transformers.LlamaConfig(architectures=["LlamaForCausalLM", "GPT2LMHeadModel"])
+    assert architecture_class(config) is transformers.LlamaForCausalLM
+    own = AutoConfig.from_pretrained(folder, local_files_only=True)
+    assert architecture_class(own) is PaperLlamaForCausalLM
+    for names in (["LlamaFor"], ["LlamaConfig"], None):
+        with pytest.raises(JobError, match=r"names the architecture '(LlamaFor|LlamaConfig|none)'"):
+            architecture_class(transformers.LlamaConfig(architectures=names))
+
+
+def test_quantized_keys_and_values_are_of_this_projects_decoder(folder, tmp_path):
+    bits = {"kv_bits": 4}
+    assert model_with_cache(folder, None).config.kv_cache is None
+    assert model_with_cache(folder, bits).config.kv_cache["kv_bits"] == 4
+    transformers.LlamaConfig().save_pretrained(tmp_path)
+    with pytest.raises(JobError, match="this is another architecture"):
+        model_with_cache(tmp_path, bits)
+
+
+def test_what_is_read_of_a_folder_asks_no_network_and_trusts_no_code(folder, monkeypatch):
+    asked = []
+    for auto in (AutoTokenizer, AutoConfig, AutoModelForCausalLM):
+        real = auto.from_pretrained
+
+        def noted(*given, real=real, **keywords):
+            asked.append((keywords.get("local_files_only"), keywords.get("trust_remote_code")))
+            return real(*given, **keywords)
+
+        monkeypatch.setattr(auto, "from_pretrained", noted)
+    load_tokenizer(folder)
+    model_with_cache(folder, {"kv_bits": 4})
+    assert len(asked) >= 3 and set(asked) == {(True, False)}

@@ -5,8 +5,12 @@ cosmic-ray, which makes them, is not installed here: `support_mutants.py` asks f
 
 from __future__ import annotations
 
+import argparse
+import functools
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,7 +18,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support_mutants import AREAS, SEED, Mutant, Runs, change, drawn, files, placed, record, rows, silent, told
+import support_mutants
+from support_mutants import (
+    AREAS,
+    SAMPLE,
+    SEED,
+    Bench,
+    Mutant,
+    Runs,
+    change,
+    drawn,
+    files,
+    placed,
+    record,
+    rows,
+    run,
+    sentence,
+    silent,
+    told,
+)
+from support_mutants_areas import Area
 
 from paperlm.plan.project import ROOT
 
@@ -141,6 +164,7 @@ def test_a_fault_that_never_ends_is_caught_by_the_limit_and_leaves_no_process(tr
 
 def outcome(key: str, said: str, first: str, by: str = "") -> dict:
     row = {"key": key, "area": "schedule", "module": "m.py", "line": 3, "operator": "core/AddNot"}
+    row |= {"made": {"python": "3.13.1"}, "left_out": [f"tests/test_{key}.py"]}
     return {**row, "change": f"- {key}", "outcome": said, "by": by, "first": first, "seconds": 1.0}
 
 
@@ -163,4 +187,99 @@ def test_a_record_counts_and_keeps_the_reasons_that_were_written_into_it(tmp_pat
         ("- d", ""),
     ]
     assert [(row["change"], row["by"]) for row in made["mended"]] == [("- c", "tests/test_new.py::test")]
-    assert made["areas"]["schedule"] == {"possible": 7, "sampled": 4, "caught": 2, "equivalent": 1}
+    assert made["areas"]["schedule"] == {"possible": 7, "tried": 4, "caught": 2, "equivalent": 1}
+    assert made["sample"] == SAMPLE and made["made with"] == [{"python": "3.13.1"}]
+    unasked = made["tests that survivors were not asked, since they fail there without a mutant"]
+    assert unasked == ["tests/test_a.py", "tests/test_d.py"]
+
+
+RECORD = ROOT / "docs/reference/mutants.json"
+
+
+def test_the_documents_say_what_the_record_holds_and_nearly_every_fault_is_seen():
+    found = json.loads(RECORD.read_text())
+    text = " ".join((ROOT / "docs/scales_and_clusters.md").read_text().split())
+    assert sentence(found) in text
+    assert found["mutants"] == sum(area["tried"] for area in found["areas"].values()) <= found["sample"]
+    assert found["caught"] + len(found["survivors"]) == found["mutants"]
+    assert found["share caught of those that are not equivalent"] >= 0.95
+    assert all(row["reason"] for row in found["survivors"])
+
+
+class Scripted:
+    """Answers of tests in the order in which they are asked, and the limits that they were given."""
+
+    def __init__(self, *answers: tuple) -> None:
+        self.answers, self.limits = list(answers), []
+
+    def ask(self, tests, limit: float, but=()) -> tuple:
+        self.limits.append(limit)
+        return self.answers.pop(0)
+
+    run = ask
+
+
+@pytest.mark.parametrize(
+    ("answers", "said", "limits"),
+    [
+        ([("caught", "the time limit"), (0, [])], "caught", [63, 63]),
+        ([("caught", "the time limit"), (None, []), ("survived", "")], "survived", [63, 63, 126]),
+        ([("caught", "tests/test_a.py::t"), (None, []), ("survived", "")], "survived", [63, 63, 126]),
+    ],
+)
+def test_a_time_that_is_too_short_without_the_mutant_as_well_says_nothing(tree, monkeypatch, answers, said, limits):
+    bench, scripted = Bench(tree, sys.executable), Scripted(*answers)
+    monkeypatch.setattr(bench, "runs", lambda area: scripted)
+    monkeypatch.setattr(bench, "change", lambda mutant: ("before", "after"))
+    mutant = Mutant("schedule", "src/subject.py", "core/AddNot", 0, (1, 0), (1, 1))
+    assert bench.outcome(mutant, ["right"], 1.0, set())[0] == said
+    assert scripted.limits == limits and (tree / "src/subject.py").read_text() == "before"
+
+
+SHARED = """import os, pathlib, time
+from subject import double
+
+def test_double():
+    with open({log!r}, "a") as file:
+        file.write(os.getcwd() + "\\n")
+    time.sleep(0.3)
+    assert double({given}) == {right}
+"""
+
+
+def shared_out(tree: Path, folder: Path, workers: int) -> tuple[dict[str, tuple[str, str]], set[str]]:
+    """Outcome and catching test of eight mutants of `double`, and the trees in which tests ran."""
+    folder.mkdir()
+    log = folder / "log.txt"
+    for name, given, right in (("near", 2, 4), ("far", 3, 6)):
+        (tree / f"tests/test_{name}.py").write_text(SHARED.format(log=str(log), given=given, right=right))
+    faults = ["x * 3", "x ** 2", "x + x", "x - 2", "x + 2", "2 * x", "x << 1", "x // 2"]
+    sample = [Mutant("toy", "src/subject.py", fault, 0, (2, 11), (2, 16), variant=n) for n, fault in enumerate(faults)]
+    chosen = argparse.Namespace(
+        state=folder / "state.jsonl", again=False, quick=False, without_failing=False, workers=workers,
+        python=sys.executable,
+    )  # fmt: skip
+    run(sample, chosen)
+    found = {row["key"]: (row["outcome"], row["by"]) for row in rows(chosen.state)}
+    assert len(found) == len(faults)
+    return {m.operator: found[m.key] for m in sample}, set(log.read_text().split())
+
+
+def test_workers_share_the_mutants_in_copies_of_their_own_and_say_what_one_says(tree, tmp_path, monkeypatch):
+    shutil.copy(ROOT / "tests/support_forks.py", tree / "tests")
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    monkeypatch.setattr(support_mutants, "ROOT", tree)
+    monkeypatch.setattr(support_mutants, "AREAS", {"toy": Area(("src/subject.py",), ("near",), ("far",))})
+    monkeypatch.setattr(support_mutants, "Runs", functools.partial(Runs, loaded=("pytest",)))
+    monkeypatch.setattr(support_mutants, "MADE", "print('{}')")
+    monkeypatch.setattr(support_mutants, "mutated", lambda m, source: source.replace("x * 2", m.operator))
+    alone, of_one = shared_out(tree, tmp_path / "one", 1)
+    shared, of_three = shared_out(tree, tmp_path / "three", 3)
+    near, far = "tests/test_near.py::test_double", "tests/test_far.py::test_double"
+    same, seen, missed = ("survived", ""), ("caught", near), ("caught", far)
+    assert alone == shared == {
+        "x * 3": seen, "x ** 2": missed, "x + x": same, "x - 2": seen, "x + 2": missed, "2 * x": same, "x << 1": same,
+        "x // 2": seen,
+    }  # fmt: skip
+    assert (len(of_one), len(of_three)) == (1, 3) and not any(str(tree) in place for place in of_one | of_three)
+    assert (tree / "src/subject.py").read_text() == "def double(x):\n    return x * 2\n"

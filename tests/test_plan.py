@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from paperlm.checks import open_project
 from paperlm.jobs import job_from
 from paperlm.jobs.base import Job, parent_kinds
+from paperlm.plan.exhibit import Part
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.resolve import _state
-from paperlm.plan.workflow import one_of
+from paperlm.plan.workflow import Workflow, one_of
 from paperlm.record.record import read_record
 
 SCALES = sorted(p.stem for p in (ROOT / "workflow/scales").glob("*.yaml"))
@@ -60,6 +61,11 @@ def test_table_one_has_sixteen_jobs_and_other_seeds_are_other_jobs():
 def test_a_row_of_some_scales_only_is_made_at_those():
     labels = {scale: {c.row for c in Project({"scale": scale}).cells("mixln_table1")} for scale in SCALES}
     assert {scale for scale, rows in labels.items() if "DeepNorm (as defined)" in rows} == {"gpu", "paper"}
+
+
+def test_a_row_of_ours_and_one_of_some_scales_only_are_not_printed():
+    kinds = [(own, scales) for own in (False, True) for scales in ([], ["tiny"])]
+    assert [Part(in_print=own, scales=scales).printed for own, scales in kinds] == [False, False, True, False]
 
 
 def test_a_figure_that_needs_seeds_has_them_whatever_seeds_are_asked_for():
@@ -140,6 +146,20 @@ def test_every_committed_record_is_valid_and_still_asked_for_by_its_scale():
         assert record.kind == path.parts[-2]
 
 
+def test_a_name_in_claims_is_first_of_all_one_of_its_own_paper(root):
+    known, path = Project({"scale": "tiny"}), root / "workflow/papers/lns.yaml"
+    theirs = known.exhibit("mixln_table1")[1].claims_name
+    ours = known.exhibit("lns_table1")[1].claims_name
+    text = path.read_text()
+    assert text.count(f"claims_name: {ours}\n") == 1
+    path.write_text(text.replace(f"claims_name: {ours}\n", f"claims_name: {theirs}\n"))
+    project = Project({"scale": "tiny"}, root)
+    for name in project.exhibits:
+        paper = project.exhibit(name)[0].paper.id
+        if paper in ("mixln", "lns"):
+            assert project.called(name)[theirs] == f"{paper}_table1", name
+
+
 def test_a_sixth_paper_is_one_file_and_its_published_table(root):
     (root / "paper_tables/published/toy_table1.csv").write_text(",Small\nA,30.0\nB,20.0\n")
     paper = yaml.safe_load((root / "workflow/papers/mixln.yaml").read_text())
@@ -169,3 +189,19 @@ def test_the_pattern_of_a_rule_matches_the_names_of_its_jobs_and_no_other(names,
     pattern = one_of(sorted(names))
     assert all(re.fullmatch(pattern, name) for name in names)
     assert bool(re.fullmatch(pattern, other)) == (other in names)
+
+
+def test_files_of_an_exhibit_are_those_that_it_has():
+    plan = Workflow(Project({"scale": "tiny"}))
+    files = set(plan._exhibit_files())
+    for name in ("mixln_table1", "mixln_figure5", "lns_figure2"):
+        assert (f"paper_tables/{name}.curves.svg" in files) == (name in plan.curves), name
+        assert plan.has_claims(name) == bool(plan.project.exhibit(name)[1].claims)
+    assert "mixln_table1" in plan.curves
+
+
+@pytest.mark.parametrize(("scale", "committed"), [("gpu", True), ("tiny", False)])
+def test_measurements_that_are_committed_are_those_of_a_gpu(scale, committed):
+    plan = Workflow(Project({"scale": scale, "run_missing": "no"}))
+    found = {plan.measurement(op, case) for op, case in plan.measurements}
+    assert any(path and path.startswith("paper_tables/records") for path in found) == committed

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 from support_tables import edited
 
 from paperlm.errors import SpecError
 from paperlm.plan.project import Project
+from paperlm.plan.table import CaseSpec, Predicted
 
 
 def along(**changes: object):
@@ -31,3 +33,17 @@ def test_a_mistake_in_columns_is_refused_with_the_fix(tmp_path, paper, exhibit, 
     root = edited(tmp_path, paper, edit)
     with pytest.raises(SpecError, match=message):
         Project({"scale": "tiny"}, root).cells(exhibit)
+
+
+@pytest.mark.parametrize("field", ["weights", "sequences", "length", "tokens", "vocab"])
+def test_a_case_of_nothing_is_refused(field):
+    with pytest.raises(ValidationError, match=rf"{field}\n +Input should be greater than 0"):
+        CaseSpec(model="LLaMA-71M", source="a test", **{field: 0})
+
+
+def test_a_theory_may_say_one_cell():
+    one = Predicted(rows=["A"], columns=["B"], within=0.1, why="a theorem")
+    assert (one.rows, one.columns) == (["A"], ["B"])
+    for empty in ({"rows": []}, {"columns": []}):
+        with pytest.raises(ValidationError, match="at least 1 item"):
+            Predicted(**{"rows": ["A"], "columns": ["B"], "within": 0.1, "why": "a theorem", **empty})

@@ -13,8 +13,8 @@ from paperlm.errors import SpecError
 from paperlm.files import SUMS
 from paperlm.plan.project import ROOT, Project
 from paperlm.tables.build import _layout, printed_table
-from paperlm.tables.contents import Contents, DiffRow, format_count
-from paperlm.tables.published import half_a_digit, number, read_published
+from paperlm.tables.contents import Contents, DiffRow, check_labels, format_count
+from paperlm.tables.published import PublishedTable, check_numbers, half_a_digit, number, read_published
 
 FOLDER = ROOT / "paper_tables/published"
 SHAPES = {
@@ -201,3 +201,22 @@ def test_words_are_no_numbers(word):
 
 def test_counts_print_as_the_paper_prints_them():
     assert [format_count(v) for v in (331_000, 1.1e9, 4.6e5, 2.2e9, 512)] == ["331K", "1.10B", "460K", "2.20B", "0.51K"]
+
+
+@pytest.mark.parametrize("cell", ["26.o7", "about 3", "1,2,3 or so"])
+def test_a_cell_that_is_neither_a_number_nor_a_word_for_none_is_refused_by_row_and_column(tmp_path, cell):
+    path = tmp_path / "table.csv"
+    path.write_text(f',A,B\nfirst,1.1B,~25%\nsecond,OOM,"{cell}"\nthird,-,\n')
+    with pytest.raises(SpecError, match=rf"table.csv: row 'second', column 'B': '{cell}' is no number"):
+        check_numbers(path, read_published(path))
+    path.write_text(path.read_text().replace(cell, "26.07"))
+    check_numbers(path, read_published(path))
+
+
+def test_a_row_may_be_printed_in_another_edition_and_a_column_may_not():
+    table = PublishedTable(("",), ["A"], {"first": ["1"]}, other_editions=frozenset({"old"}))
+    rows, columns = {"first": True, "old": True}, {"A": True}
+    check_labels("t", rows, columns, table)
+    for wrong in ((rows | {"new": True}, columns), (rows, columns | {"old": True})):
+        with pytest.raises(SpecError, match=r"(row 'new'|column 'old') is declared but not printed"):
+            check_labels("t", *wrong, table)

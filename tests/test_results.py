@@ -16,6 +16,7 @@ from paperlm.record.record import Record, behaviours_of_ancestors, drift, write_
 from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.contents import Contents, DiffRow
 from paperlm.tables.jobs import printed_diverged
+from paperlm.tables.metrics import DERIVED
 from paperlm.tables.results import collect
 
 TABLE = "mixln_table2"
@@ -314,3 +315,18 @@ def test_a_rule_about_divergence_needs_the_perplexities(tmp_path):
     project = Project({"scale": "paper"}, edited(tmp_path / "root", "mixln", edit))
     with pytest.raises(SpecError, match="unknown metric 'ppl_true'"):
         table_contents(project, TABLE, evaluated(project, tmp_path))
+
+
+def test_the_papers_perplexity_is_that_of_its_batch_counter_and_none_without_a_loss():
+    paper, needs, metric = DERIVED["ppl_paper"]
+    assert (needs, metric) == (("published_batches",), "loss_batches")
+    assert paper({"loss_batches": 2.2}, {"published_batches": 10}) == pytest.approx(math.exp(2))
+    assert paper({"loss_batches": None}, {"published_batches": 10}) is None
+
+
+def test_a_table_without_noise_of_its_evaluation_has_none():
+    project = Project({"scale": "smoke"})
+    noisy = {name for name, (_, table) in project.tables.items() if getattr(table, "print_noise", None)}
+    assert noisy and "mixln_table4" in project.tables and "mixln_table4" not in noisy
+    assert table_contents(project, "mixln_table4", []).print_noise == 0.0
+    assert all(table_contents(project, name, []).print_noise > 0 for name in sorted(noisy)[:1])

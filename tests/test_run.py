@@ -125,7 +125,7 @@ def of_another_job(folder: Path) -> None:
         (alter, r"weights.bin: missing, truncated or altered; delete .*{job} and run {job} again"),
         (lambda f: (f / "weights.bin").unlink(), r"weights.bin: missing, truncated or altered; delete .*{job}"),
         (
-            lambda f: (f / "more.json").write_text("{}"),
+            lambda f: [(f / name).write_text("{}") for name in ("other.json", "more.json")],
             r"more.json: is not in the manifest, and would be read; remove it",
         ),
         (

@@ -84,6 +84,12 @@ def test_one_line_is_the_first_phase_to_its_end():
     assert rate(99_999, one) == pytest.approx(3e-5 + 2.2e-4 / 99_625) and rate_and_decay(99_999, one)[1] == 0.1
 
 
+def test_a_run_that_is_all_warm_up_ends_at_the_end_rate():
+    job = published(2.5e-4, None, schedule="linear", second_weight_decay=None, steps=750, warmup_fraction=0.9999)
+    assert job.warmup_steps == job.steps == 750 and rate(749, job) == pytest.approx(2.5e-4 * 749 / 750)
+    assert rate(750, job) == job.end_rate
+
+
 def test_a_cosine_is_what_it_was():
     job = smoke_run(steps=200, weight_decay=0.3)
     assert [rate_and_decay(u, job) for u in range(200)] == [(learning_rate(u, job), 0.3) for u in range(200)]

@@ -119,3 +119,9 @@ def test_a_table_is_made_by_name_and_what_is_there_is_left(project, capsys):
 def test_an_unknown_name_is_refused_with_the_nearest(project):
     with pytest.raises(SpecError, match="unknown job, table or figure 'toy_tabel1'; did you mean 'toy_table1'"):
         run_named(project, "toy_tabel1", maker(project.root).machine, with_parents=False, again=False)
+
+
+def test_only_a_scale_of_gpus_counts_this_machines_cards(monkeypatch):
+    monkeypatch.setattr("paperlm.plan.state.visible_gpus", lambda: ["0", "1"])
+    found = {scale: State(Project({"scale": scale})).gpus for scale in ("smoke", "tiny", "gpu", "paper")}
+    assert found == {"smoke": [], "tiny": [], "gpu": ["0", "1"], "paper": ["0", "1"]}

@@ -14,7 +14,8 @@ from support_engine import trained
 from support_stored import TABLES
 
 from paperlm.data.texts import prepare_text
-from paperlm.evaluate.windows import mean_losses
+from paperlm.errors import JobError
+from paperlm.evaluate.windows import mean_losses, windows_of
 from paperlm.jobs import job_kinds, stored_speed
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.normal_entropy import NormalEntropy, normal_shares
@@ -186,3 +187,21 @@ def test_settings_that_do_not_belong_together_are_refused(changes, words):
     with pytest.raises(ValidationError, match=words):
         StoredPerplexity(of=wide(), **TEXT, **changes)
     assert "stored_perplexity" in job_kinds()
+
+
+def test_a_text_is_cut_into_windows_of_its_own_tokens_alone(monkeypatch):
+    def tokenizer(text, add_special_tokens=True, verbose=True):
+        return {"input_ids": [-1] * add_special_tokens + list(range(len(text)))}
+
+    monkeypatch.setattr("paperlm.models.folder.load_tokenizer", lambda folder: tokenizer)
+    assert windows_of("a job", None, "x" * 11, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(JobError, match="a job: the text has 3 tokens, less than a window of 4"):
+        windows_of("a job", None, "xxx", 4)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+@pytest.mark.parametrize("title", ["", "a job"])
+def test_windows_are_counted_on_a_bar_where_it_is_wanted_and_has_a_name(progress, title, capsys):
+    machine = Machine(device="cpu", progress=progress)
+    mean_losses(Counting(), [[0, 1, 2, 3]], machine, title)
+    assert ("a job" in capsys.readouterr().err) == (progress and title == "a job")

@@ -15,6 +15,7 @@ from paperlm.record.record import read_record, write_record
 from paperlm.tables.build import sibling, table_contents, write_table
 from paperlm.tables.contents import format_value
 from paperlm.tables.published import number, read_published
+from paperlm.tables.settings import FORMS
 from paperlm.tables.verdicts import Reading, claim_rows, fragile_in_print, holds_in_print
 
 TABLE = "mixln_table1"
@@ -312,3 +313,10 @@ def test_hyper_parameters_of_table_seven_match_but_for_the_known_contradictions(
 )  # fmt: skip
 def test_a_number_keeps_two_digits_where_the_printed_decimals_would_leave_less(value, printed, shown):
     assert format_value(value, printed) == shown
+
+
+def test_a_setting_is_printed_in_the_form_that_its_row_names():
+    shown = [("plain", (0.9, 0.95)), ("thousands", 26_499), ("millions", 1_600_000), ("billions", 1.06e9)]
+    shown += [("scientific", 1.5e-3), ("scientific", 1e-4), ("percent", 0.0625), ("percent", 0.1)]
+    printed = ["(0.9, 0.95)", "26K", "2M", "1.1B", "1.5e-3", "1e-4", "6.25%", "10%"]
+    assert [FORMS[form](value) for form, value in shown] == printed

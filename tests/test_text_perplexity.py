@@ -258,3 +258,19 @@ def test_the_published_text_is_the_first_validation_file_in_its_order():
     assert (
         plain.shuffle == {} and shuffled.shuffle and plain.name == shuffled.name and plain.revision == shuffled.revision
     )
+
+
+def test_so_many_chunks_go_at_once_as_their_logits_have_room(decoder, documents, monkeypatch):
+    from paperlm.probe import text
+
+    vocab, rows = PaperLlamaForCausalLM.config_class.from_pretrained(decoder).vocab_size, []
+    monkeypatch.setattr(text, "LOGITS", {"cpu": 3 * vocab * CHUNK + 1})
+    forward = PaperLlamaForCausalLM.forward
+
+    def noted(self, input_ids, **keywords):
+        rows.append(len(input_ids))
+        return forward(self, input_ids=input_ids, **keywords)
+
+    monkeypatch.setattr(PaperLlamaForCausalLM, "forward", noted)
+    measured(job(longer="split"), decoder, documents)
+    assert len(rows) > 1 and rows[:-1] == [3] * (len(rows) - 1) and 0 < rows[-1] <= 3

@@ -5,8 +5,9 @@ import pytest
 from support_c4 import BPE, c4_texts
 from tokenizers import Tokenizer
 
-from paperlm.data.registry import HERE
+from paperlm.data.registry import HERE, tokenizer_entry
 from paperlm.data.tokenizer import TextTokenizer, examples, train_bpe
+from paperlm.errors import DataError
 
 
 def test_bpe1024_comes_out_bit_equal_when_trained_again_on_the_training_documents(tmp_path):
@@ -52,3 +53,15 @@ def test_a_text_that_spells_the_padding_token_goes_on_after_it(name):
     """Its label is left out of the loss, as by the authors' call; the text around it is not."""
     (ids,) = TextTokenizer(name).encode(["an HTML page may say <pad> in its text"])
     assert ids.count(0) == 1 and 0 not in ids[:3] and 0 not in ids[-3:]
+
+
+def test_a_special_token_that_has_no_id_is_refused(monkeypatch):
+    entry = tokenizer_entry("bpe1024")
+    for changes, named in (({"eos": "<end>"}, "'<end>'"), ({"vocab_size": 1}, "'</s>'")):
+        monkeypatch.setattr(
+            "paperlm.data.tokenizer.tokenizer_entry", lambda name, new=changes: entry.model_copy(update=new)
+        )
+        with pytest.raises(
+            DataError, match=f"special token {named} is not among the {changes.get('vocab_size', 1024)} ids"
+        ):
+            TextTokenizer("bpe1024")

@@ -67,3 +67,8 @@ def test_what_names_a_texts_rows_and_splits_is_no_key_of_a_set_of_items():
     file = {"path": "a.jsonl", "sha256": "0" * 64, "bytes": 1}
     with pytest.raises(ValidationError, match="text_field and held_out are of a text"):
         DatasetEntry(source="local", fields=["question"], files={"test": [file]}, text_field="page", **about)
+
+
+def test_documents_of_an_unknown_text_are_refused_with_the_nearest_name():
+    with pytest.raises(ValidationError, match="unknown dataset 'c4_sampel'; did you mean 'c4_sample'"):
+        TextData(dataset="bundled:c4_sampel", documents=1)
