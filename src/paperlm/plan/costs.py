@@ -49,7 +49,8 @@ class ReferenceCosts(Frozen):
 class Costs:
     """Seconds that jobs are expected to take at a project's scale.
 
-    Records at hand come before the reference; jobs of the same name but for seed and hash before others of the kind.
+    A job's own record comes before all; then records at hand before the reference, and jobs of the same name but for
+    seed and hash before others of the kind.
     Seconds of this model of CPU and of GPUs are taken as they are, those of the reference's CPU times the ratio of the
     two calibrations. Those of a third CPU, of which no calibration is known, are taken as they are.
     """
@@ -63,7 +64,10 @@ class Costs:
         self._project, self._other_scales = project, set()
 
     def of_job(self, job: Job) -> float | None:
-        """Seconds of a job; None if nothing says."""
+        """Seconds of a job; None if nothing says. One that was made before takes what it took: others of its name may
+        have other updates."""
+        if found := self._made.get(job.job_id):
+            return statistics.median(seconds * self._factor(device) for device, seconds in found)
         name, flops = like(job.job_id), job.flops()
         known = any(name in costs.get(job.kind, {}) for costs in (self._there, self._here))
         if flops and not known and (paces := _of_kind(self._paces, job)):
@@ -85,6 +89,14 @@ class Costs:
             if found:
                 return statistics.median(seconds * self._factor(cpu) for cpu, seconds in found)
         return None
+
+    @functools.cached_property
+    def _made(self) -> dict[str, list[tuple[str, float]]]:
+        """Job id -> device and seconds of its records at hand."""
+        found: dict[str, list[tuple[str, float]]] = {}
+        for head in _heads(self._project):
+            found.setdefault(head.job_id, []).append((head.device, head.cost.wall_seconds))
+        return found
 
     @functools.cached_property
     def _paces(self) -> dict[str, list[_Pace]]:
@@ -186,10 +198,14 @@ class _Head:
     """What a record says of its cost."""
 
     kind: str
-    name: str
-    "the job's, without seed and hash"
+    job_id: str
     device: str
     cost: Cost
+
+    @property
+    def name(self) -> str:
+        """The job's, without seed and hash."""
+        return like(self.job_id)
 
 
 def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
@@ -202,7 +218,7 @@ def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
             try:
                 made, cost = head["environment"], Cost.model_validate(head["cost"])
                 device = made["cpu"] if made["device"] == "CPU" else made["device"]
-                found = _Head(str(head["kind"]), like(str(head["job_id"])), str(device), cost)
+                found = _Head(str(head["kind"]), str(head["job_id"]), str(device), cost)
             except (LookupError, TypeError, ValidationError):
                 continue
             if cost.wall_seconds and head.get("outcome") != "blocked":
