@@ -40,7 +40,7 @@ OTHER = {
 }  # fmt: skip
 FIXED = {
     "vocab_size", "tokenizer", "dataset", "end_lr", "phase_at", "second_peak_lr", "second_weight_decay",
-    "weights",
+    "weights", "fused_norms",
 }  # fmt: skip
 "One value only, or one with another: the next test but one changes what they stand for."
 

@@ -35,6 +35,9 @@ from paperlm.models.llama import (
 )
 
 EAGER = {"attn_implementation": "eager"}
+BOUNDS = {"sdpa": 1e-9, "eager": 1e-5}
+"""Of logits of order 1 in float64. The softmax of eager attention is float32, whatever the model, and how many masked
+entries stand in a row changes the order of its sum, on some processors."""
 LENGTHS = (4, 6, 1)
 STARTS_ANEW = torch.tensor([[*range(4), *range(6), 0]])
 
@@ -54,7 +57,7 @@ def test_documents_packed_into_a_row_do_not_see_each_other(norm, options, traini
     model, ids = model_of(norm, **options).train(training), tokens(1)
     expected = alone(model, ids)
     assert (model(ids).logits - expected).abs().max() > 0.1
-    close(model(ids, position_ids=STARTS_ANEW).logits, expected)
+    close(model(ids, position_ids=STARTS_ANEW).logits, expected, BOUNDS[options.get("attn_implementation", "sdpa")])
 
 
 def test_rows_packed_at_different_places_are_told_apart():
@@ -72,7 +75,8 @@ def test_a_mask_of_four_axes_is_taken_as_it_is(options):
     document = torch.tensor([0] * 4 + [1] * 6 + [2])
     allowed = (document[:, None] == document[None]).tril()[None, None]
     mask = torch.zeros(1, 1, 11, 11, dtype=torch.float64).masked_fill(~allowed, -1e30) if options else allowed
-    close(model(ids, attention_mask=mask, position_ids=STARTS_ANEW).logits, alone(model, ids))
+    found = model(ids, attention_mask=mask, position_ids=STARTS_ANEW).logits
+    close(found, alone(model, ids), BOUNDS[options.get("attn_implementation", "sdpa")])
 
 
 def test_eager_attention_computes_the_same_and_shows_its_weights():
