@@ -57,10 +57,13 @@ def saved(tmp_path, manifest, name="local:toy"):
     return found, target
 
 
+OF_NO_CLASS = [e["architecture"] for e in RAW.values() if "transformers has no class" in e.get("unreadable", "")]
+
+
 def test_every_entry_names_licence_citation_architecture_and_a_pin_of_its_files():
     for entry in RAW.values():
         assert entry["licence"].strip() and entry["citation"].strip()
-        if entry["architecture"] != bitnet_checkpoint.ARCHITECTURE:
+        if entry["architecture"] not in (bitnet_checkpoint.ARCHITECTURE, *OF_NO_CLASS):
             assert issubclass(getattr(transformers, entry["architecture"]), transformers.PreTrainedModel)
         pins = [file["sha256"] for file in entry.get("files", [])] or [entry["hub"]["revision"]]
         assert all(len(pin) in (12, 40, 64) and int(pin, 16) for pin in pins)
