@@ -250,8 +250,9 @@ def _fix4(job: _Job) -> Callable[[], Encoded]:
 
     def finish() -> Encoded:
         _, count, _, in_bytes = _totals(read_back)
-        patches = some[:count].clone()  # what is kept has no spare room
-        if count > some.numel():
+        if count <= some.numel():
+            patches = some[:count].clone()  # what is kept has no spare room
+        else:
             patches = job.new(count)
             write(patches)
         sections = {
