@@ -236,7 +236,7 @@ def test_a_paper_file_uses_a_kind_of_ones_own_like_any_other(toy_kinds, tmp_path
         "number": {"kind": "toy_number", "of": "model"},
     }
     paper = load(paper_with(tmp_path, made), PaperSpec)
-    found = Resolver(paper, Project({"scale": "smoke"}).scale).job("number", Context(seed=4), "here")
+    found = Resolver(paper, Project({"scale": "smoke"}).scale).job("number", Context(), "here", seed=4)
     assert found.job == parse_job({"kind": "toy_number", "of": {"kind": "toy_model", "steps": 3, "seed": 4}})
     assert found.sources["model"]["steps"].source == "a test"
     assert found.sources["number"]["factor"].source == "default of a toy_number job"

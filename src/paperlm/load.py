@@ -151,10 +151,11 @@ def _truth_values_as_numbers(given: Any, found: Any, place: str = "") -> Iterato
     if isinstance(given, bool):
         if isinstance(found, int | float) and not isinstance(found, bool):
             yield place
-    elif isinstance(given, Mapping):
+    elif isinstance(given, dict):
         for key, value in given.items():
-            one = found.get(key) if isinstance(found, Mapping) else getattr(found, str(key), None)
-            yield from _truth_values_as_numbers(value, one, f"{place}.{key}" if place else str(key))
+            if isinstance(value, (bool, dict, list, tuple)):  # by far the most are neither
+                one = found.get(key) if isinstance(found, dict) else getattr(found, str(key), None)
+                yield from _truth_values_as_numbers(value, one, f"{place}.{key}" if place else str(key))
     elif isinstance(given, list | tuple) and isinstance(found, list | tuple):
         for index, pair in enumerate(zip(given, found, strict=False)):
             yield from _truth_values_as_numbers(*pair, f"{place}.{index}")

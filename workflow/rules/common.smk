@@ -1,6 +1,7 @@
 # Loads and checks every declaration before any job starts; named input functions. All logic is in src/paperlm.
 import atexit
 import gc
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -69,6 +70,12 @@ shell.prefix(
 )
 
 
+def signed(function):
+    "With its signature at hand: Snakemake works it out at every call, a tenth of a dry run of thousands of jobs."
+    function.__signature__ = inspect.signature(function)
+    return function
+
+
 def checked(function):
     "A function of the plan of a wildcard, whose errors stop Snakemake without a traceback."
 
@@ -78,7 +85,7 @@ def checked(function):
         except PaperLMError as error:
             raise WorkflowError(str(error)) from None
 
-    return call
+    return signed(call)
 
 
 data_of_job = checked(lambda wildcards: plan.data_of(wildcards.job))
@@ -90,26 +97,32 @@ def again_of_exhibit(wildcards):
     return plan.again(wildcards.get("table") or wildcards.get("figure"))
 
 
+@signed
 def models_of_job(wildcards):
     return plan.models_of(wildcards.job)
 
 
+@signed
 def job_settings(wildcards):
     return plan.settings(wildcards.job)
 
 
+@signed
 def job_keep(wildcards):
     return plan.keep(wildcards.job)
 
 
+@signed
 def job_rules(wildcards):
     return plan.rules_of(wildcards.job)
 
 
+@signed
 def job_memory(wildcards):
     return plan.job_size(wildcards.job).mem_mb
 
 
+@signed
 def job_minutes(wildcards):
     return plan.job_size(wildcards.job).runtime
 

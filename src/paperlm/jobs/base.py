@@ -170,6 +170,10 @@ class Job(Frozen):
 
     def fields(self) -> dict[str, Any]:
         """Plain JSON values of the fields that are no jobs, but those at their default."""
+        return dict(self._fields)
+
+    @functools.cached_property
+    def _fields(self) -> dict[str, Any]:
         defaults = type(self).model_fields
         values = json.loads(self.model_dump_json(exclude=set(self.parents())))
         return {

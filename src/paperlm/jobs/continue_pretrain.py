@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -55,6 +56,10 @@ class ContinuePretrain(Job):
 
     def settings(self) -> Pretrain:
         """The run that would have had these quantizers from its start."""
+        return self._settings
+
+    @functools.cached_property
+    def _settings(self) -> Pretrain:
         return Pretrain.model_validate({**self.of.fields(), "quantization": self.quantization})
 
     @property

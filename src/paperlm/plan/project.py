@@ -280,9 +280,8 @@ class Project:
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
         job = next((part.job for part in parts if part.job), exhibit.job)
-        found = [
-            self.resolver(paper.paper.id).job(job, self._seeded(context, seed), where) for seed in self.seeds(exhibit)
-        ]
+        resolver = self.resolver(paper.paper.id)
+        found = [resolver.job(job, context, where, seed) for seed in self.seeds(exhibit)]
         if idle := [one for one in own.values() if one not in found[0].sources]:
             raise SpecError(f"{where}: instead: {job} does not work on what {idle[0]!r} stands for; leave it out")
         size = context.size or paper.jobs[job].with_.size
@@ -293,10 +292,6 @@ class Project:
             **common, jobs=tuple(dict.fromkeys(r.job for r in found)), metric=metric, size=size, values=values,
             sources=found[0].sources, factor=factor,
         )  # fmt: skip
-
-    @staticmethod
-    def _seeded(context: Context, seed: int) -> Context:
-        return replace(context, seed=seed)
 
     def seeds(self, exhibit: JobCells) -> list[int]:
         """Seeds that an exhibit is made with."""

@@ -7,6 +7,7 @@ the size. What a scale changes, a row cannot set.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,6 @@ class Context:
     "name of a job -> settings"
     instead: Mapping[str, str] = field(default_factory=dict)
     "name of a job -> the one in its place"
-    seed: int = 0
 
     def joined(self, *parts: Part) -> Context:
         """With what rows and columns contribute; SpecError if two of them say different things."""
@@ -60,6 +60,14 @@ class Context:
             )
         return found
 
+    @functools.cached_property
+    def said(self) -> str:
+        """All of it as a key: the same for every job of a chain and every seed."""
+        settings = {
+            name: {key: setting.value for key, setting in values.items()} for name, values in self.settings.items()
+        }
+        return json.dumps([self.size, self.norm, self.extra, settings, dict(self.instead)])
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -74,7 +82,8 @@ class Resolver:
 
     def __init__(self, paper: PaperSpec, scale: ScaleSpec) -> None:
         self.paper, self.scale = paper, scale
-        self._known: dict[str, Resolved] = {}
+        self._known: dict[tuple[str, str, int], Resolved] = {}
+        self._settings: dict[tuple[str, str], Settings] = {}
 
     @property
     def _own(self) -> ScaleChanges:
@@ -84,7 +93,7 @@ class Resolver:
         """The model size that is trained where a size is asked for."""
         return self._own.stand_ins[size].size if size in self._own.stand_ins else size
 
-    def job(self, name: str, context: Context, where: str) -> Resolved:
+    def job(self, name: str, context: Context, where: str, seed: int = 0) -> Resolved:
         """The paper's job of that name in a context. `where` starts the message of a SpecError."""
         name = context.instead.get(name, name)
         spec = self.paper.jobs[name]
@@ -96,13 +105,12 @@ class Resolver:
                 norm=pinned.norm or context.norm,
                 norm_source=f"jobs.{name}.with" if pinned.norm else context.norm_source,
             )
-        parts = [context.size, context.norm, context.extra, context.seed, _plain(context.settings)]
-        key = json.dumps([name, *parts, dict(context.instead)])
+        key = (name, context.said, seed)
         if key not in self._known:
-            self._known[key] = self._resolve(name, context, where)
+            self._known[key] = self._resolve(name, context, where, seed)
         return self._known[key]
 
-    def _resolve(self, name: str, context: Context, where: str) -> Resolved:
+    def _resolve(self, name: str, context: Context, where: str, seed: int) -> Resolved:
         spec, kind = self.paper.jobs[name], kind_of(self.paper.jobs[name].kind)
         settings = self.settings(name, context)
         values: dict[str, Any] = {key: setting.value for key, setting in settings.items()}
@@ -115,11 +123,11 @@ class Resolver:
             norm, source = self.norm(context, where)
             values["norm"], sources["norm"] = norm, Setting(value=norm, source=source)
         if "seed" in kind.model_fields:
-            values["seed"] = context.seed
+            values["seed"] = seed
         chain: dict[str, dict[str, Setting]] = {}
         for key in parent_kinds(kind):
             if key in spec.parents:
-                parent = self.job(spec.parents[key], context, where)
+                parent = self.job(spec.parents[key], context, where, seed)
                 values[key] = parent.job
                 chain = {**parent.sources, **chain}
         if "at" in values and isinstance(values.get("of"), Job):
@@ -129,6 +137,12 @@ class Resolver:
 
     def settings(self, name: str, context: Context) -> Settings:
         """Every setting of a job but size, norm and seed, with its source."""
+        key = (name, context.said)
+        if key not in self._settings:  # the same for every seed
+            self._settings[key] = self._settings_of(name, context)
+        return self._settings[key]
+
+    def _settings_of(self, name: str, context: Context) -> Settings:
         kind, size = kind_of(self.paper.jobs[name].kind), context.size
         fields = {key: info for key, info in kind.model_fields.items() if key not in parent_kinds(kind)}
         found: Settings = {}
@@ -217,7 +231,3 @@ def _share(at: Any) -> Fraction | None:
     except (ValueError, ZeroDivisionError):
         return None
     return share if share is not None and 0 <= share <= 1 else None
-
-
-def _plain(settings: Mapping[str, Settings]) -> dict[str, Any]:
-    return {name: {key: setting.value for key, setting in values.items()} for name, values in settings.items()}

@@ -47,9 +47,13 @@ class Workflow:
 
     def __init__(self, project: Project) -> None:
         self.project, self.places, self.state = project, project.places, State(project)
-        self.datasets: dict[str, DataSettings] = {
-            settings.data_id: settings for job in self.state.todo().values() for settings in job.data()
-        }
+        self.datasets: dict[str, DataSettings] = {}
+        self._read: dict[str, list[str]] = {}
+        "job -> ids of what it reads"
+        for job_id, job in self.state.todo().items():
+            found = {settings.data_id: settings for settings in job.data()}
+            self._read[job_id] = list(found)
+            self.datasets |= found
 
     # -- jobs --
 
@@ -73,11 +77,14 @@ class Workflow:
 
     def data_of(self, job_id: str) -> list[str]:
         """Manifests of what the job reads; DataError if local text that it needs is not at hand."""
-        settings = self.job(job_id).data()
-        for one in settings:
-            if not self.places.is_file(self.places.data(one)):
-                check_present(one.dataset, self.project.config.local_data)
-        return [self.places.data(one) for one in settings]
+        return [self._manifest(data_id) for data_id in self._read[job_id]]
+
+    @functools.cache  # noqa: B019 - a Workflow lives as long as the process
+    def _manifest(self, data_id: str) -> str:
+        path = self.places.data(self.datasets[data_id])
+        if not self.places.is_file(path):
+            check_present(self.datasets[data_id].dataset, self.project.config.local_data)
+        return path
 
     def models_of(self, job_id: str) -> list[str]:
         """Manifests of the parents' models."""
