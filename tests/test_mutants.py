@@ -19,25 +19,11 @@ from pathlib import Path
 
 import pytest
 import support_mutants
-from support_mutants import (
-    AREAS,
-    SAMPLE,
-    SEED,
-    Bench,
-    Mutant,
-    Runs,
-    change,
-    drawn,
-    files,
-    placed,
-    record,
-    rows,
-    run,
-    sentence,
-    silent,
-    told,
-)
-from support_mutants_areas import Area
+import support_mutants_bench
+from support_mutants import record, rows, run, sentence
+from support_mutants_areas import AREAS, Area
+from support_mutants_bench import Bench, Runs
+from support_mutants_sample import SAMPLE, SEED, Mutant, change, drawn, files, placed, silent, told
 
 from paperlm.plan.project import ROOT
 
@@ -268,11 +254,12 @@ def shared_out(tree: Path, folder: Path, workers: int) -> tuple[dict[str, tuple[
 def test_workers_share_the_mutants_in_copies_of_their_own_and_say_what_one_says(tree, tmp_path, monkeypatch):
     shutil.copy(ROOT / "tests/support_forks.py", tree / "tests")
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
-    monkeypatch.setattr(support_mutants, "ROOT", tree)
-    monkeypatch.setattr(support_mutants, "AREAS", {"toy": Area(("src/subject.py",), ("near",), ("far",))})
-    monkeypatch.setattr(support_mutants, "Runs", functools.partial(Runs, loaded=("pytest",)))
+    for module in (support_mutants, support_mutants_bench):
+        monkeypatch.setattr(module, "AREAS", {"toy": Area(("src/subject.py",), ("near",), ("far",))})
     monkeypatch.setattr(support_mutants, "MADE", "print('{}')")
-    monkeypatch.setattr(support_mutants, "mutated", lambda m, source: source.replace("x * 2", m.operator))
+    monkeypatch.setattr(support_mutants_bench, "ROOT", tree)
+    monkeypatch.setattr(support_mutants_bench, "Runs", functools.partial(Runs, loaded=("pytest",)))
+    monkeypatch.setattr(support_mutants_bench, "mutated", lambda m, source: source.replace("x * 2", m.operator))
     alone, of_one = shared_out(tree, tmp_path / "one", 1)
     shared, of_three = shared_out(tree, tmp_path / "three", 3)
     near, far = "tests/test_near.py::test_double", "tests/test_far.py::test_double"

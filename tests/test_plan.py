@@ -68,6 +68,18 @@ def test_a_row_of_ours_and_one_of_some_scales_only_are_not_printed():
     assert [Part(in_print=own, scales=scales).printed for own, scales in kinds] == [False, False, True, False]
 
 
+def test_a_scales_options_of_a_method_are_for_rows_of_the_paper_not_for_extra_ones(root):
+    text = PAPER.read_text()
+    extra = (
+        "      DeepNorm (authors): {norm: {name: deep_norm, preset: authors_public}, scales: [tiny], source: extra}\n"
+    )
+    before = text.index("      DeepNorm (as defined): ")
+    (root / "workflow/papers/mixln.yaml").write_text(text[:before] + extra + text[before:])
+    cells = {cell.row: cell for cell in Project({"scale": "tiny"}, root).cells("mixln_table1")}
+    presets = [cells[row].jobs[0].norm["preset"] for row in ("DeepNorm", "DeepNorm (authors)")]
+    assert presets == ["correct", "authors_public"]
+
+
 def test_a_figure_that_needs_seeds_has_them_whatever_seeds_are_asked_for():
     for scale, seeds in (("smoke", 2), ("tiny", 3), ("gpu", 3), ("paper", 5)):
         assert len(jobs_of("cce_figure4", scale=scale)) == 4 * seeds

@@ -26,7 +26,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
     results = collect(project, name, records)
     noise, samples = project.scale.seed_noise, cell_samples(project, table, results)
     one_seed = f"one seed; seed noise {noise.value:.1%} ({noise.source})"
-    if any(result.standard_error(result.cell.metric or table.metric) for result in results.cells.values()):
+    if any(result.standard_error(result.cell.metric) for result in results.cells.values()):
         one_seed = "one seed; standard errors are of the items, seeds of training are not in them"
     return Contents(
         diff=[_diff_row(project, table, results, result, published) for result in results.cells.values()],
@@ -46,7 +46,7 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
     for key, result in results.cells.items():
         if result.cell.sum_of_column or not result.usable or result.out_of_memory:
             continue
-        metric = result.cell.metric or table.metric
+        metric = result.cell.metric
         values, diverged, seeds = tuple(result.values(metric)), tuple(result.diverged), result.seeds
         if (error := result.standard_error(metric)) is not None:
             # In the number's own unit: a reward or a gain may be near 0.
@@ -92,7 +92,7 @@ def _diff_row(
         return DiffRow(**common, regenerated="out of memory", verdict=verdict, reason=reason)
     if not result.usable:
         return DiffRow(**common, regenerated="blocked", verdict="blocked", reason=result.blocked)
-    judged = cell.metric or table.metric
+    judged = cell.metric
     # A form that only the print has is shown where it is compared with the print.
     metric = table.printed_metric if table.printed_metric and project.scale.comparable else judged
     value, reference = result.mean(metric), number(printed)

@@ -57,7 +57,7 @@ def check_metrics(project: Project, name: str) -> None:
     cells = list(project.cells_anywhere(name))
     columns = {cell.column: cell for cell in cells if cell.jobs}
     for cell in cells:
-        jobs, wanted = cell.jobs, (cell.metric or table.metric, table.printed_metric, *rule)
+        jobs, wanted = cell.jobs, (cell.metric, table.printed_metric, *rule)
         if cell.sum_of_column:
             jobs, wanted = columns[cell.column].jobs if cell.column in columns else (), (cell.sum_of_column,)
         for metric in filter(None, () if cell.mean_of else wanted):
