@@ -15,7 +15,7 @@ OLDEST := $(patsubst %,tests/test_%.py,harness finetune data model model_trl rlh
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: table test slow kills fuzz lint setup lock audit oldest mutants report clean
+.PHONY: table test slow long kills fuzz lint setup lock audit oldest mutants report clean
 table: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv $(CURVES) --cores $(CORES) --rerun-incomplete
 
@@ -26,8 +26,11 @@ test: setup
 	  tests/test_stored_training.py
 
 slow: setup
-	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m slow --ignore tests/test_load.py
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m "slow and not long" --ignore tests/test_load.py
 	$(BIN)/python -m pytest -n 0 -m slow tests/test_load.py  # seconds of a processor, which a neighbour would lengthen
+
+long: setup
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m long
 
 # Kills, and a full disk, at every change that a job of each kind makes to files: hours on one core.
 kills: setup

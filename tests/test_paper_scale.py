@@ -15,7 +15,6 @@ from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 from paperlm.train import image_classification, language_model
 
-UPDATES = 10
 GIB = 2**30
 
 
@@ -71,9 +70,10 @@ def test_every_size_of_scale_paper_can_be_trained_at_full_width(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("updates", [2, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", list(trained()))
-def test_the_first_updates_of_every_training_of_scale_paper_have_the_shapes_they_need(name):
-    train(name, UPDATES)
+def test_the_first_updates_of_every_training_of_scale_paper_have_the_shapes_they_need(name, updates):
+    train(name, updates)
 
 
 def test_a_plan_at_scale_paper_names_cards_memory_and_hours_of_every_kind_of_job():

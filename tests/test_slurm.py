@@ -76,6 +76,7 @@ def slurm_jobs(folder: Path, environment: dict[str, str]) -> list[dict[str, str]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
 def test_table_1_is_made_from_sixteen_slurm_jobs_and_one_that_prepares_the_data(clone, cluster):
