@@ -18,6 +18,7 @@ from support_documents import DOCUMENTS, blocks, commands, generated, headings, 
 from paperlm.data.registry import registry
 from paperlm.documents import check_documents, write_documents
 from paperlm.errors import RecordError, SpecError
+from paperlm.norms import norm_methods
 from paperlm.plan.project import ROOT, Project
 
 NOT_RUN = {
@@ -161,6 +162,11 @@ def test_jobs_of_the_two_partitions_ask_for_the_right_one(place):
 
 def test_the_entrance_is_short():
     assert len(read("README.md").splitlines()) <= 150
+
+
+def test_the_document_on_models_names_every_method():
+    named = re.search(r"`norm` is one of `([^`]*)`", read("docs/models.md"))[1]
+    assert sorted(named.split()) == sorted(norm_methods())
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

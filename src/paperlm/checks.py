@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,10 @@ def open_project(config: dict[str, Any] | ProjectConfig | None = None, root: Pat
             if table.published and table.kind != "settings":  # a hyper-parameter may be a word
                 check_numbers(root / table.published, printed_table(project, name))
             table_contents(project, name, [])
+    cells = {name: dict.fromkeys(cells_of(project, name), "0") for name in project.exhibits}
     for name in project.exhibits:
         with _in_file_of(project, project.exhibit(name)[0]):
-            check_claims(project, name)
+            check_claims(project, name, cells)
     for paper in project.papers.values():
         with _in_file_of(project, paper):
             check_consistency(project, paper)
@@ -75,11 +76,11 @@ def _in_file_of(project: Project, paper: PaperSpec) -> Iterator[None]:
         raise SpecError(str(error) if named else f"{path}: {error}") from None
 
 
-def check_claims(project: Project, name: str) -> None:
-    """Claims can be read, part by part, and name rows and columns that exist. Raises SpecError."""
+def check_claims(project: Project, name: str, cells: Mapping[str, Mapping[tuple[str, str], str]]) -> None:
+    """Claims can be read, part by part, and name rows and columns that exist. `cells`: exhibit -> its cells, whatever
+    is printed there. Raises SpecError."""
     _, exhibit = project.exhibit(name)
-    called = project.called(name)
-    known = {short: dict.fromkeys(cells_of(project, other), "0") for short, other in called.items()}
+    known = {short: cells[other] for short, other in project.called(name).items()}
     for claim in exhibit.claims:
         where = f"{name}: claim {claim.id}"
         expressions = [(claim.expression, names) for names in parts_of(claim.for_each)]

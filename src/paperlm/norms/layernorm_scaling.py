@@ -8,7 +8,7 @@ from paperlm.norms.base import ModelShape, NormMethod, Wiring
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormScaling(NormMethod):
-    """Pre-LN whose norm outputs are divided by the square root of the block's number, from 1.
+    """Pre-LN whose norm outputs, of both sub-layers, are divided by the square root of the block's number, from 1.
 
     The number is the block's position at training time: deleting another block does not change it. The paper warns
     against combining it with scaled_init.

@@ -85,7 +85,7 @@ class Resolver:
         self._known: dict[tuple[str, str, int], Resolved] = {}
         self._settings: dict[tuple[str, str], Settings] = {}
 
-    @property
+    @functools.cached_property
     def _own(self) -> ScaleChanges:
         return self.paper.scales.get(self.scale.scale, ScaleChanges())
 
