@@ -1,7 +1,7 @@
 """A process that has loaded what tests load, and forks for each run of tests, which then begin at once.
 
-`support_mutants.py` starts it with the project's interpreter, in the tree, with the modules to load as arguments, and
-writes a line for each run: arguments of pytest, a file for what they say, and the seconds they may take. It answers
+`support_mutants_bench.py` starts it with the project's interpreter, in the tree, with the modules to load as arguments,
+and writes a line for each run: arguments of pytest, a file for what they say, and the seconds they may take. It answers
 with the exit status, or null when these were too few, and the tests and files that failed. Whatever a run started is
 ended with it.
 """

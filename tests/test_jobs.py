@@ -79,6 +79,13 @@ def test_behaviour_is_no_part_of_the_name(monkeypatch):
     assert smoke_run().behaviours() == {"pretrain": Pretrain.behaviour}
 
 
+def test_a_changed_copy_of_a_job_is_another_one():
+    job = smoke_run()
+    assert job.job_id and job.fields()
+    changed = job.model_copy(update={"seed": 4})
+    assert changed == smoke_run(seed=4) != job and changed.fields()["seed"] == changed.canonical()["seed"] == 4
+
+
 def test_a_setting_added_later_leaves_the_names_of_the_jobs_before_it():
     plain = smoke_run()
     assert "curve" not in plain.fields() and "loss" not in plain.fields()

@@ -1,6 +1,6 @@
 """Mutants: what is drawn, what counts as caught, and what the record of `make mutants` says.
 
-cosmic-ray, which makes them, is not installed here: `support_mutants.py` asks for it only when it draws.
+cosmic-ray, which makes them, is not installed here: `support_mutants_sample.py` asks for it only when it draws.
 """
 
 from __future__ import annotations

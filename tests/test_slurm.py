@@ -16,6 +16,7 @@ import pytest
 from support import copy_tracked, job_environment, smoke_run
 
 from paperlm.plan.project import ROOT, Project
+from paperlm.plan.workflow import Workflow
 
 TABLE = "paper_tables/mixln_table1.csv"
 PROFILE = ["--workflow-profile", "workflow/profiles/slurm"]
@@ -109,6 +110,7 @@ def test_tables_2_and_3_are_made_from_slurm_jobs_of_every_kind_of_their_chains(c
     """Fine-tuning, evaluation, reward models and policy optimization, each job submitted once, after its parents."""
     names = ("mixln_table2", "mixln_table3")
     project = Project({"scale": "smoke"}, clone)
+    plan = Workflow(project)
     asked = [job for name in names for job in project.jobs_of(name)]
     chain = {job.job_id: job for one in asked for job in (one, *one.ancestors())}
     tables = [f"paper_tables/{name}.csv" for name in names]
@@ -116,8 +118,13 @@ def test_tables_2_and_3_are_made_from_slurm_jobs_of_every_kind_of_their_chains(c
 
     jobs = slurm_jobs(clone, cluster)
     assert {job["state"] for job in jobs} == {"COMPLETED"}
-    made = [job["job"].partition("_wildcards_")[2] for job in jobs if not job["job"].startswith("rule_prepare_data")]
-    assert sorted(made) == sorted(chain)
+    made = [job for job in jobs if not job["job"].startswith("rule_prepare_data")]
+    names_made = [job["job"].partition("_wildcards_")[2] for job in made]
+    assert sorted(names_made) == sorted(chain)
+    sizes = [plan.job_size(name) for name in names_made]
+    granted = [(job["memory"], job["time"], job["gpus"], job["cpus"]) for job in made]
+    assert granted == [(f"{size.mem_mb}M", f"{size.runtime}:00", "N/A", "1") for size in sizes]
+    assert len(jobs) - len(made) == len({settings.data_id for job in chain.values() for settings in job.data()})
     assert {job.kind for job in chain.values()} == {"pretrain", "sft", "lm_eval", "reward_model", "rloo"}
     for table in tables:
         with (clone / table).open(newline="") as file:

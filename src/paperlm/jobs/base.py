@@ -168,6 +168,13 @@ class Job(Frozen):
     def __hash__(self) -> int:
         return hash(self.job_id)
 
+    def __copy__(self) -> Job:
+        """Without what was worked out of the fields: `model_copy` may change them."""
+        copied = super().__copy__()
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
     def fields(self) -> dict[str, Any]:
         """Plain JSON values of the fields that are no jobs, but those at their default."""
         return dict(self._fields)

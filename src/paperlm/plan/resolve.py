@@ -62,7 +62,7 @@ class Context:
 
     @functools.cached_property
     def said(self) -> str:
-        """All of it as a key: the same for every job of a chain and every seed."""
+        """What decides a job beside its name and seed, as a key."""
         settings = {
             name: {key: setting.value for key, setting in values.items()} for name, values in self.settings.items()
         }
