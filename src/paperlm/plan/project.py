@@ -16,6 +16,7 @@ from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job
 from paperlm.jobs.base import Seed, Stage, kept_for
+from paperlm.kept import kept
 from paperlm.load import load, parse, read_yaml
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting
 from paperlm.plan.paper import Deviation, PaperSpec, ScaleChanges
@@ -214,12 +215,12 @@ class Project:
 
     # -- cells and jobs --
 
-    @functools.cache  # noqa: B019 - a Project lives as long as the process
+    @kept
     def resolver(self, paper_id: str) -> Resolver:
         """Resolver of a paper at this scale."""
         return Resolver(self.papers[paper_id], self.scale)
 
-    @functools.cache  # noqa: B019
+    @kept
     def cells(self, name: str) -> tuple[Cell, ...]:
         """Every cell of an exhibit of jobs, row by row; empty for another exhibit."""
         paper, exhibit = self.exhibit(name)
@@ -297,7 +298,7 @@ class Project:
         """Seeds that an exhibit is made with."""
         return sorted({*self.config.seeds, *range(exhibit.seeds.get(self.scale.scale, 0))})
 
-    @functools.cache  # noqa: B019
+    @kept
     def jobs_of(self, name: str) -> tuple[Job, ...]:
         """Jobs whose records an exhibit is built from; a figure may be drawn from those of its table."""
         _, exhibit = self.exhibit(name)
@@ -305,7 +306,7 @@ class Project:
         table = getattr(exhibit, "table", "")
         return own + (self.jobs_of(table) if table else ())
 
-    @functools.cache  # noqa: B019
+    @kept
     def called(self, name: str) -> dict[str, str]:
         """Name in the claims of an exhibit -> exhibit: its own before those of its paper before those of others."""
         mine, found = self.exhibit(name)[0], {}
@@ -315,7 +316,7 @@ class Project:
                 found[short] = other
         return found
 
-    @functools.cache  # noqa: B019
+    @kept
     def reads(self, name: str) -> tuple[str, ...]:
         """The exhibit itself, and the others whose cells its claims read."""
         named, claims = self.called(name), self.exhibit(name)[1].claims

@@ -14,6 +14,7 @@ from typing import Literal
 
 from paperlm.files import glance
 from paperlm.jobs import Job
+from paperlm.kept import kept
 from paperlm.plan.project import Project
 from paperlm.record.model_store import has_model
 from paperlm.record.record import drift
@@ -55,7 +56,7 @@ class State:
         cheap = self.project.scale.device == "cpu"
         return self.makes_missing and (wish == "drifted" or (wish == "auto" and cheap))
 
-    @functools.cache  # noqa: B019 - a State lives as long as the question
+    @kept
     def stored(self, job: Job) -> Stored | None:
         """The job's record: one of today's rules before one of earlier rules, a committed one before one made here."""
         found = []
@@ -87,7 +88,7 @@ class State:
         others = [job for other in self.project.reads(name)[1:] for job in self.project.jobs_of(other)]
         return list(dict.fromkeys([*own, *(s.path for job in others if (s := self.stored(job)))]))
 
-    @functools.cache  # noqa: B019
+    @kept
     def todo(self, *names: str) -> Mapping[str, Job]:
         """Jobs to make for these exhibits (none: for all): records that are asked for and missing, closed over the
         parents whose model is missing."""
@@ -101,7 +102,7 @@ class State:
                 waiting += [parent for parent in job.parents().values() if not self.has_model(parent)]
         return found
 
-    @functools.cache  # noqa: B019
+    @kept
     def has_model(self, job: Job) -> bool:
         """Whether the model is here with every snapshot that children need, and of rules that serve."""
         updates = {None, *self.project.keep.get(job.job_id, ())}

@@ -18,6 +18,7 @@ from paperlm.errors import nearest
 from paperlm.files import write_json
 from paperlm.frozen import digest
 from paperlm.jobs import Job, job_kinds
+from paperlm.kept import kept
 from paperlm.plan.echo import our_settings
 from paperlm.plan.measured import measured_methods, places, read_rows
 from paperlm.plan.project import Project
@@ -79,7 +80,7 @@ class Workflow:
         """Manifests of what the job reads; DataError if local text that it needs is not at hand."""
         return [self._manifest(data_id) for data_id in self._read[job_id]]
 
-    @functools.cache  # noqa: B019 - a Workflow lives as long as the process
+    @kept
     def _manifest(self, data_id: str) -> str:
         path = self.places.data(self.datasets[data_id])
         if not self.places.is_file(path):
@@ -255,7 +256,7 @@ class Workflow:
         local = self.places.measurements(op, case)
         return local if self.state.makes_missing or self.places.is_file(local) else None
 
-    @functools.cache  # noqa: B019 - a Workflow lives as long as the process
+    @kept
     def _committed_cases(self, op: str) -> frozenset[str]:
         """Cases with committed rows. They were made on a GPU: the CPU scales measure their own."""
         path = self.places.root / self.places.committed_measurements(op)

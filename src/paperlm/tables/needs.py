@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paperlm.jobs import Job
+from paperlm.kept import kept
 from paperlm.plan.costs import Costs
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
@@ -101,7 +102,7 @@ class Evidence:
     def _missing(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         return tuple(dict.fromkeys(job for job in jobs if self.state.stored(job) is None))
 
-    @functools.cache  # noqa: B019 - lives as long as the question
+    @kept
     def _with_seeds(self, seeds: int) -> Evidence:
         config = self.project.config
         more = config.model_copy(update={"seeds": sorted({*config.seeds, *range(seeds)})})
