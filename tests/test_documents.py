@@ -56,14 +56,18 @@ FOR_REAL = "snakemake toy --cores 2 --config scale=smoke"
 "The one workflow that is run; of the others the plan is made."
 SLOW = (FOR_REAL, "paperlm run", "rows.jsonl", "rms_norm.jsonl", "bench pretrain --cases", "bench sft --cases")
 "Parts of commands that train or measure, or show what was measured."
+LONG = ("bench descent --scale",)
+"Of those that take minutes; tests/test_bench_descent.py measures a smaller model."
 
 
 def _commands() -> list:
     found = []
     for document in DOCUMENTS:
         for command in dict.fromkeys(commands(document)):
-            slow = any(part in command for part in SLOW)
-            found.append(pytest.param(document, command, marks=[pytest.mark.slow] if slow else []))
+            long = any(part in command for part in LONG)
+            slow = long or any(part in command for part in SLOW)
+            marks = [pytest.mark.slow] * slow + [pytest.mark.long] * long
+            found.append(pytest.param(document, command, marks=marks))
     return found
 
 
