@@ -54,20 +54,24 @@ SMALLER = {
 "Command -> how it is run here: at the scale of tests, on a CPU."
 FOR_REAL = "snakemake toy --cores 2 --config scale=smoke"
 "The one workflow that is run; of the others the plan is made."
-SLOW = (FOR_REAL, "paperlm run", "rows.jsonl", "rms_norm.jsonl", "bench pretrain --cases", "bench sft --cases")
+SLOW = (
+    FOR_REAL,
+    "paperlm run",
+    "rows.jsonl",
+    "rms_norm.jsonl",
+    "bench pretrain --cases",
+    "bench sft --cases",
+    "bench descent --scale",
+)
 "Parts of commands that train or measure, or show what was measured."
-LONG = ("bench descent --scale",)
-"Of those that take minutes; tests/test_bench_descent.py measures a smaller model."
 
 
 def _commands() -> list:
     found = []
     for document in DOCUMENTS:
         for command in dict.fromkeys(commands(document)):
-            long = any(part in command for part in LONG)
-            slow = long or any(part in command for part in SLOW)
-            marks = [pytest.mark.slow] * slow + [pytest.mark.long] * long
-            found.append(pytest.param(document, command, marks=marks))
+            slow = any(part in command for part in SLOW)
+            found.append(pytest.param(document, command, marks=[pytest.mark.slow] if slow else []))
     return found
 
 

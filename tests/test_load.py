@@ -38,46 +38,21 @@ def used(command: list[str], folder: Path) -> tuple[str, float, float]:
         "print(json.dumps([done.returncode, done.stdout + done.stderr, it.ru_utime + it.ru_stime, it.ru_maxrss]))\n"
     )
     asked = [sys.executable, "-c", code, *command]
-    done = subprocess.run(asked, cwd=folder, capture_output=True, text=True, env=clone_environment(folder), timeout=240)
+    done = subprocess.run(asked, cwd=folder, capture_output=True, text=True, env=clone_environment(folder), timeout=300)
     status, said, seconds, kib = json.loads(done.stdout)
     assert status == 0, said
     return said, seconds, kib / 2**20
 
 
-BARE = """
-rule all:
-    input:
-        expand("made/{number}.json", number=range(JOBS))
-
-rule job:
-    output:
-        "made/{number}.json",
-    shell:
-        "touch {output}"
-"""
-"A workflow without a word of ours."
-
-
-def bare_seconds(folder: Path, jobs: int) -> float:
-    """What Snakemake itself takes of this processor for a dry run of so many jobs: 4 s where it is fast."""
-    folder.mkdir()
-    (folder / "Snakefile").write_text(BARE.replace("JOBS", str(jobs)))
-    asked = [sys.executable, "-m", "snakemake", "-n", "--quiet", "--cores", "2"]
-    return min(used(asked, folder)[1] for _ in range(2))
-
-
 @pytest.mark.slow
 def test_a_dry_run_of_two_thousand_jobs_takes_less_than_ten_seconds_and_two_gigabytes(tmp_path):
-    """On a slower processor, less than three times what Snakemake takes there for as many jobs of a bare workflow."""
     clone = copy_tracked(tmp_path / "clone")
     asked = ["-m", "snakemake", "-n", "--quiet", "--cores", "2", "--config", "scale=tiny", "seeds=[0,1,2,3,4]"]
-    runs = [used([sys.executable, *asked], clone) for _ in range(2)]  # what else the machine does only lengthens one
-    said, seconds, memory = runs[0][0], min(run[1] for run in runs), max(run[2] for run in runs)
+    said, seconds, memory = used([sys.executable, *asked], clone)
     jobs = len(Workflow(Project({"scale": "tiny", "seeds": [0, 1, 2, 3, 4]}, clone)).state.todo())
     planned = int(re.search(r"(\d+) jobs to make", said)[1])
     assert planned >= jobs > 2000, "what is measured is planned as well"
-    assert seconds < 10 or seconds < 3 * bare_seconds(tmp_path / "bare", planned)
-    assert memory < 2
+    assert seconds < 10 and memory < 2
 
 
 def with_seeds(root: Path, seeds: int) -> tuple[Project, list[Path]]:

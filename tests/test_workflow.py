@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,22 +41,14 @@ def steps(out: str) -> Counter:
     return Counter({line.split()[0]: int(line.split()[1]) for line in table[1].splitlines()} if table else {})
 
 
-@contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """What is started takes less of the processor: seconds of the clock depend on what else the machine does."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    yield
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < seconds
-
-
 # -- before any job ----
 
 
 @pytest.mark.parametrize("scale", ["smoke", "tiny", "paper"])
 def test_a_dry_run_of_everything_takes_less_than_ten_seconds_and_plans_every_job_once(clone, scale):
-    with within(10):
-        out = snakemake(clone, "-n", "--config", f"scale={scale}", "run_missing=yes")
+    started = time.monotonic()
+    out = snakemake(clone, "-n", "--config", f"scale={scale}", "run_missing=yes")
+    assert time.monotonic() - started < 10
     # Records of models that are not in the repository are committed, so that nothing of them is made.
     jobs = State(Project({"scale": scale, "run_missing": "yes"}, clone)).todo()
     kinds = Counter(job.kind for job in jobs.values())
@@ -108,17 +97,18 @@ def test_an_altered_bundled_text_stops_the_data_job_and_its_log_says_so(clone):
 
 
 def test_the_gpu_table_is_rebuilt_from_committed_records_without_a_gpu_in_under_a_minute(clone):
-    with within(60):
-        out = snakemake(clone, TABLE, "--config", "scale=gpu")
+    started = time.monotonic()
+    out = snakemake(clone, TABLE, "--config", "scale=gpu")
+    assert time.monotonic() - started < 60
     rows = {r[""]: r for r in csv.DictReader((clone / TABLE).read_text().splitlines())}
     assert rows["Mix-LN"]["scale"] == "gpu"
     assert float(rows["Mix-LN"]["LLaMA-71M"]) < float(rows["Pre-LN"]["LLaMA-71M"])
     assert rows["Mix-LN"]["LLaMA-1B"] == "not run"
     assert steps(out) == {"table": 1, "total": 1}, "nothing was trained"
     assert "claims" in out and "mixln_table1.diff.csv" in out, "the diff and the verdicts are shown at the end"
-    with within(10):
-        again = snakemake(clone, TABLE, "--config", "scale=gpu")
-    assert "Nothing to be done" in again
+    started = time.monotonic()
+    again = snakemake(clone, TABLE, "--config", "scale=gpu")
+    assert time.monotonic() - started < 10 and "Nothing to be done" in again
 
 
 def test_training_curves_alone_are_made_without_their_table_and_end_without_an_error(clone):

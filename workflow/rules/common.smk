@@ -173,8 +173,7 @@ def refuse_unknown_targets():
     "A target that nothing makes stops here, with the nearest one: Snakemake would name none."
     if not workflow.is_main_process or Path(sys.argv[0]).name not in ("snakemake", "__main__.py"):
         return
-    words = [word for word in sys.argv[1:] if not word.startswith("-") and "=" not in word and not word.isdigit()]
-    for target in parse_args(sys.argv[1:])[1].targets if words else ():  # Snakemake's parser takes a while to build
+    for target in parse_args(sys.argv[1:])[1].targets:
         path = os.path.relpath(target)
         made = workflow.is_rule(target) or any(rule.is_producer(path) for rule in workflow.rules)
         if not made and not Path(path).exists():
