@@ -10,10 +10,11 @@ import numpy as np
 
 from paperlm.figures.base import write_figure
 from paperlm.jobs import Inputs, Machine, Result, run_job
-from paperlm.jobs.base import Cost, Job, Series
+from paperlm.jobs.base import Job
 from paperlm.jobs.pretrain import Pretrain
 from paperlm.plan.project import Project
 from paperlm.record.record import Environment, Record, write_record
+from paperlm.result import Cost, Series
 
 CONTROL = "CCE (No Grad. Filter)"
 ROWS = ("torch.compile", "CCE", "CCE-Kahan-FullC", CONTROL)

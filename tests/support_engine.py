@@ -12,8 +12,9 @@ import torch
 from support import job_environment
 
 from paperlm.jobs import Job
-from paperlm.jobs.base import Inputs, Machine, Result
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import Pretrain, run
+from paperlm.result import Result
 from paperlm.train import checkpoint
 from paperlm.train.distributed import World
 from paperlm.train.language_model import LanguageModelling

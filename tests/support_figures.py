@@ -16,11 +16,11 @@ from support_tables import record_of
 
 from paperlm.figures.base import write_figure
 from paperlm.jobs import Job
-from paperlm.jobs.base import Result, Series
 from paperlm.jobs.normal_entropy import normal_shares
 from paperlm.jobs.weight_entropy import of_shares
 from paperlm.plan.project import Project
 from paperlm.record.record import Record, write_record
+from paperlm.result import Result, Series
 
 
 def _blocks(job: Job, columns: list[str], value: Callable[[int], float] = lambda block: block + 1.0) -> Series:

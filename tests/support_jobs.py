@@ -26,7 +26,8 @@ import time
 from typing import ClassVar, Literal
 
 from paperlm.files import write_json
-from paperlm.jobs.base import Job, Result, Series
+from paperlm.jobs.base import Job
+from paperlm.result import Result, Series
 
 
 class ToyModel(Job):
@@ -69,7 +70,8 @@ TOY_NUMBER = '''
 
 from typing import ClassVar
 
-from paperlm.jobs.base import At, Job, Result, parent
+from paperlm.jobs.base import At, Job, parent
+from paperlm.result import Result
 
 
 class ToyNumber(Job):

@@ -10,9 +10,9 @@ import yaml
 from support import copy_declarations
 
 from paperlm.jobs import Job
-from paperlm.jobs.base import Cost, Series
 from paperlm.plan.project import Project
 from paperlm.record.record import Environment, Record, behaviours_of_ancestors, write_record
+from paperlm.result import Cost, Series
 
 ENVIRONMENT = Environment(
     date="2026-01-01", commit=None, modified=None, python="3", platform="x", cpu="x", device="x", cuda=None,

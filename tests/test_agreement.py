@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paperlm.jobs.base import Answers, Series
 from paperlm.plan.project import ROOT
 from paperlm.record.agreement import disagreements
 from paperlm.record.record import Record, read_record
+from paperlm.result import Answers, Series
 
 PRETRAIN = ROOT / "paper_tables/records/gpu/pretrain"
 

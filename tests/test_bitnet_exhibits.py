@@ -12,11 +12,11 @@ from paperlm.checks import open_project
 from paperlm.errors import SpecError
 from paperlm.figures.quantized_blocks import projections, written
 from paperlm.figures.series_curves import SAME, curve_samples, curve_statistics
-from paperlm.jobs.base import Series
 from paperlm.models.sizes import block_weights
 from paperlm.plan.project import Project
 from paperlm.quantizers.presets import PRESETS
 from paperlm.record.record import write_record
+from paperlm.result import Series
 from paperlm.tables.build import table_contents, write_table
 from paperlm.tables.jobs import labels, proxies
 from paperlm.tables.results import collect

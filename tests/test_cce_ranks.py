@@ -13,13 +13,13 @@ from support_cce_training import ENVIRONMENT, ROWS, verdicts
 
 from paperlm.errors import JobError
 from paperlm.jobs import Inputs, Machine, run_job
-from paperlm.jobs.base import Cost, Series
 from paperlm.jobs.rank_probability import RankProbability
 from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 from paperlm.probe.ranks import THRESHOLD, log_ranks, rank_curve
 from paperlm.record.places import Places
 from paperlm.record.record import Record, write_record
+from paperlm.result import Cost, Series
 from paperlm.train.distributed import World
 from paperlm.train.language_model import LanguageModelling
 

@@ -22,9 +22,9 @@ from paperlm.evaluate.perplexity import ValidationLosses
 from paperlm.figures import paired
 from paperlm.figures.base import Drawing, labels_of, notes, statistics_rows
 from paperlm.figures.training_loss import BEYOND, DEVIATION, EQUIVALENCE, loss_samples
-from paperlm.jobs.base import Series
 from paperlm.plan.project import Project
 from paperlm.record.record import write_record
+from paperlm.result import Series
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.terminal import print_summary
 

@@ -25,9 +25,9 @@ from paperlm.figures.depth import (
     depth_statistics,
 )
 from paperlm.figures.heat_maps import grid, neighbours
-from paperlm.jobs.base import Series
 from paperlm.plan.project import Project
 from paperlm.record.record import Record, write_record
+from paperlm.result import Series
 
 
 @pytest.fixture(scope="module")

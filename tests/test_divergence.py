@@ -13,8 +13,8 @@ from paperlm.errors import SpecError
 from paperlm.figures.divergence import Rise
 from paperlm.figures.options import options_class
 from paperlm.figures.series_curves import END, curve_samples
-from paperlm.jobs.base import Series
 from paperlm.load import parse
+from paperlm.result import Series
 from paperlm.tables.claims import judge
 
 UPDATES = 25_000

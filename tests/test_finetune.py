@@ -31,8 +31,9 @@ from paperlm.errors import CheckpointError, DataError, Interrupted, JobError
 from paperlm.finetune import examples, measure
 from paperlm.finetune.common import STATE, Trained
 from paperlm.jobs import job_from, job_kinds, run_job
-from paperlm.jobs.base import Cost, Machine, parent_kinds
+from paperlm.jobs.base import Machine, parent_kinds
 from paperlm.models.folder import load_model, load_tokenizer, save_model, transformers_tokenizer
+from paperlm.result import Cost
 
 
 @pytest.fixture(scope="module")

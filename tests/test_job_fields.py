@@ -17,9 +17,10 @@ from support_toy_registry import toy_registry
 
 from paperlm.data import registry as registry_module
 from paperlm.jobs import Job, job_kinds
-from paperlm.jobs.base import Cost, Machine
+from paperlm.jobs.base import Machine
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
+from paperlm.result import Cost
 from paperlm.run import Maker
 
 HERE, JOBS = "tests/support_fields.py", "tests/support_small_jobs.py"

@@ -16,11 +16,11 @@ from paperlm.figures.base import write_figure
 from paperlm.figures.noise_grid import COLUMNS, called
 from paperlm.figures.resident_tensors import BACKWARD, BLOCK, LAYER, LIFETIMES, METHODS, RUN, UPDATE
 from paperlm.figures.trade_off import Point, frontier, points_of
-from paperlm.jobs.base import Series
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
 from paperlm.plan.project import Project
 from paperlm.probe.noise import disturbed
 from paperlm.record.record import write_record
+from paperlm.result import Series
 from paperlm.tables.claims import CellSamples
 
 

@@ -38,13 +38,13 @@ from paperlm.figures.depth import (
 )
 from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, SAME, curve_samples, curve_statistics
 from paperlm.figures.style import METHODS, method_color, row_styles
-from paperlm.jobs.base import Series
 from paperlm.jobs.hub_model import HubModel
 from paperlm.norms import build_method, norm_methods
 from paperlm.norms.base import Learned
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.record import write_record
+from paperlm.result import Series
 from paperlm.tables.claims import judge
 
 

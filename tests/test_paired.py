@@ -12,9 +12,9 @@ import pytest
 from scipy.stats import binomtest
 from support_tables import record_of
 
-from paperlm.jobs.base import Answers, Series
 from paperlm.plan.project import Project
 from paperlm.record.record import DataUsed, write_record
+from paperlm.result import Answers, Series
 from paperlm.tables.build import table_contents
 from paperlm.tables.claims import paired, paired_gap
 from paperlm.tables.claims.paired import ItemSet, Scores

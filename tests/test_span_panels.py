@@ -11,12 +11,13 @@ from support_tables import edited, record_of
 from paperlm.checks import open_project
 from paperlm.errors import SpecError
 from paperlm.figures.base import write_figure
-from paperlm.jobs.base import Inputs, Machine, Series
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.block_removal import BlockRemoval
 from paperlm.jobs.hub_model import run as read_from_hub
 from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 from paperlm.record.record import write_record
+from paperlm.result import Series
 
 ROW = "BERT-large (Post-LN)"
 QA = "hub:google-bert/bert-large-uncased-whole-word-masking-finetuned-squad"

@@ -14,9 +14,10 @@ from support import smoke_run
 from torch import Tensor
 
 from paperlm.data.prepare import prepare
-from paperlm.jobs.base import Inputs, Machine, Result
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import Pretrain, run
 from paperlm.models.folder import load_model
+from paperlm.result import Result
 from paperlm.train.distributed import World
 from paperlm.train.engine import Engine
 from paperlm.train.language_model import LanguageModelling

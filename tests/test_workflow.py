@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from support import copy_tracked, job_environment
+from support import copy_tracked
 from support_workflow import SMOKE, paperlm_in, snakemake, toy_clone
 
 from paperlm.plan.exhibit import ClaimSpec
@@ -367,37 +364,3 @@ def test_a_clone_works_in_a_folder_with_a_space_and_a_quote(tmp_path):
     (tmp_path / "it's here").mkdir()
     snakemake(toy, "paper_tables/toy_table2.csv", *SMOKE, f"local_data={tmp_path}/it's here")
     assert (toy / "paper_tables/toy_table2.csv").is_file()
-
-
-# -- cards and threads ----
-
-
-def test_on_gpus_a_job_claims_so_many_threads_that_jobs_never_outnumber_cards(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    plan = Workflow(Project({"scale": "gpu", "run_missing": "no"}))
-    assert [plan.threads_per_job(cores) for cores in (8, 2, 1, None)] == [4, 1, 1, 1]
-    assert Workflow(Project({"scale": "tiny"})).threads_per_job(8) == 1
-
-
-def test_two_jobs_take_two_cards_and_a_third_waits(monkeypatch, tmp_path):
-    from paperlm.train.gpu_lock import one_gpu
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    for name in ("RANK", "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-    with one_gpu(folder=tmp_path) as first:
-        assert first == os.environ["CUDA_VISIBLE_DEVICES"] == "4"
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-        with one_gpu(folder=tmp_path) as second:
-            assert second == "7"
-            code = (
-                "import pathlib, sys; from paperlm.train.gpu_lock import one_gpu\n"
-                "with one_gpu(folder=pathlib.Path(sys.argv[1])) as card: print(card)"
-            )
-            environment = job_environment(CUDA_VISIBLE_DEVICES="4,7")
-            third = subprocess.Popen(
-                [sys.executable, "-c", code, tmp_path], env=environment, stdout=subprocess.PIPE, text=True
-            )
-            time.sleep(2.5)
-            assert third.poll() is None, "no card is free"
-        assert third.communicate(timeout=30)[0].strip() == "7"

@@ -22,7 +22,7 @@ from paperlm.data.shards import load_manifest
 from paperlm.errors import JobError, RecordError, SpecError, unknown
 from paperlm.files import discard, gone_beside, temporary_beside
 from paperlm.jobs import Inputs, Job, Machine, Result, run_job
-from paperlm.jobs.base import NO_MODEL, Cost, Stage, in_order
+from paperlm.jobs.base import Stage, in_order
 from paperlm.locks import held
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
@@ -30,6 +30,7 @@ from paperlm.record.agreement import disagreements
 from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model
 from paperlm.record.places import Places
 from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
+from paperlm.result import NO_MODEL, Cost
 from paperlm.train.gpu_lock import one_gpu
 
 

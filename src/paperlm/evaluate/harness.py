@@ -30,7 +30,7 @@ from paperlm.data.items import read_items
 from paperlm.errors import DataError
 from paperlm.evaluate.tasks import Task, task_of
 from paperlm.frozen import digest
-from paperlm.jobs.base import Answers
+from paperlm.result import Answers
 
 PACKAGED = Path(lm_eval.__file__).parent / "tasks"
 FEW_SHOT_SEED = 1234

@@ -8,7 +8,8 @@ from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.evaluate.tasks import Source, TaskName, task_of
-from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Result, Seed
+from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Seed
+from paperlm.result import Result
 
 BATCH = {"cpu": 16, "cuda": 64}
 "Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."

@@ -25,7 +25,8 @@ from paperlm.errors import CheckpointError, DataError, Interrupted, PaperLMError
 from paperlm.files import check_file, is_full_disk, read_sealed, sha256_of, write_sealed
 from paperlm.finetune.settings import Training
 from paperlm.frozen import digest
-from paperlm.jobs.base import Cost, Inputs, Machine, Series
+from paperlm.jobs.base import Inputs, Machine
+from paperlm.result import Cost, Series
 from paperlm.stopping import stop_requests
 
 STATE = "paperlm.json"

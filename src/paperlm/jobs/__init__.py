@@ -17,8 +17,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from paperlm.errors import SpecError, unknown
-from paperlm.jobs.base import Inputs, Job, Machine, Result
+from paperlm.jobs.base import Inputs, Job, Machine
 from paperlm.load import explained
+from paperlm.result import Result
 
 __all__ = ["Inputs", "Job", "Machine", "Result", "job_from", "job_kinds", "run_job"]
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from paperlm.errors import SpecError
-from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.probe.text import Sequences, TextProbe, run_probe
 from paperlm.quantizers.scheme import INPUTS, InputQuantizer, input_quantizer
+from paperlm.result import Result, Series
 
 OF_INPUTS = ("rms", "kurtosis", "near_zero")
 OF_QUANTIZED = ("zeros", "relative_error", "square_kept")

@@ -15,9 +15,10 @@ from pydantic import AfterValidator, Field, model_validator
 from paperlm.errors import CheckpointError, unknown
 from paperlm.evaluate.tasks import TASKS
 from paperlm.files import read_sealed, write_sealed
-from paperlm.jobs.base import Head, Inputs, Job, Machine, Result, Series
+from paperlm.jobs.base import Head, Inputs, Job, Machine
 from paperlm.jobs.span_answers import TASK as SQUAD
 from paperlm.probe.text import Sequences, TextProbe, run_probe
+from paperlm.result import Result, Series
 
 WHAT = "scores of a removal that is not finished"
 METRIC = "acc"

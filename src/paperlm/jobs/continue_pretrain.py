@@ -12,7 +12,7 @@ from paperlm.jobs.base import Inputs, Job, Machine, Quantizers, Trunk, parent
 from paperlm.jobs.pretrain import Pretrain
 
 if TYPE_CHECKING:
-    from paperlm.jobs.base import Result
+    from paperlm.result import Result
 
 
 class ContinuePretrain(Job):

@@ -11,7 +11,8 @@ from pydantic import Field, field_validator
 from paperlm.data.model_files import ModelData, model_files
 from paperlm.data.registry import ModelEntry, model_entry, registry
 from paperlm.errors import JobError, SpecError
-from paperlm.jobs.base import Head, Inputs, Job, Machine, Result
+from paperlm.jobs.base import Head, Inputs, Job, Machine
+from paperlm.result import Result
 
 
 class HubModel(Job):

@@ -15,7 +15,7 @@ from paperlm.models.sizes import VIT_SIZES
 from paperlm.norms import ModelShape, NormMethod, build_method
 
 if TYPE_CHECKING:
-    from paperlm.jobs.base import Result
+    from paperlm.result import Result
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]

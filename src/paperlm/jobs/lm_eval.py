@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paperlm.evaluate.questions import AskedModel, ask, check_items
-from paperlm.jobs.base import Inputs, KVCacheOptions, Machine, Result
+from paperlm.jobs.base import Inputs, KVCacheOptions, Machine
+from paperlm.result import Result
 
 
 class LmEval(AskedModel):

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from paperlm.jobs.base import Inputs, Job, Machine, Result
+from paperlm.jobs.base import Inputs, Job, Machine
 from paperlm.jobs.weight_entropy import METRICS, of_shares
+from paperlm.result import Result
 
 if TYPE_CHECKING:
     import numpy as np

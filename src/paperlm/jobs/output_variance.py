@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.probe.text import Sequences, TextProbe, run_probe
+from paperlm.result import Result, Series
 
 
 class OutputVariance(TextProbe):

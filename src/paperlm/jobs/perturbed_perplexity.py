@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
-from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Result, Seed, Series
+from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Seed
+from paperlm.result import Result, Series
 
 Exponents = tuple[int | None, ...]
 "Powers of two; null: no noise of this kind."

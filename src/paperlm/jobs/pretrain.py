@@ -16,7 +16,7 @@ from paperlm.quantizers.presets import preset_name
 from paperlm.quantizers.scheme import quantization_of
 
 if TYPE_CHECKING:
-    from paperlm.jobs.base import Result
+    from paperlm.result import Result
 
 Loss = Literal[
     "cross_entropy", "cce", "cce_kahan", "cce_kahan_full_c", "cce_kahan_full_e", "cce_exact", "cce_exact_kept"

@@ -10,7 +10,7 @@ from paperlm.data.settings import DataSettings
 from paperlm.jobs.base import Inputs, LooksAtModel, Machine, parent
 
 if TYPE_CHECKING:
-    from paperlm.jobs.base import Result
+    from paperlm.result import Result
 
 
 class RankProbability(LooksAtModel):

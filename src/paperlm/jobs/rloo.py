@@ -16,7 +16,8 @@ from paperlm.data.settings import DataSettings
 from paperlm.errors import DataError
 from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
-from paperlm.jobs.base import Inputs, Job, Machine, Result, parent
+from paperlm.jobs.base import Inputs, Job, Machine, parent
+from paperlm.result import Result
 
 FINAL = 0.05
 "Share of the updates, the last ones, whose mean is the final reward (our choice; the Mix-LN paper does not say)."

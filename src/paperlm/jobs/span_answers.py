@@ -10,7 +10,8 @@ from pydantic import Field
 
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.evaluate.tasks import Source
-from paperlm.jobs.base import Head, Inputs, Job, Machine, Result, parent
+from paperlm.jobs.base import Head, Inputs, Job, Machine, parent
+from paperlm.result import Result
 
 TASK = "squad"
 SETS: dict[Source, str] = {"bundled": "squad", "local": "squad_1000", "hub": "rajpurkar/squad"}

@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 
 from paperlm.data.settings import DataSettings
 from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
-from paperlm.jobs.base import At, Head, Inputs, Machine, Result, Series, parent
+from paperlm.jobs.base import At, Head, Inputs, Machine, parent
 from paperlm.jobs.text_to_sql import Questions
+from paperlm.result import Result, Series
 
 REPEATS = 20
 "Forward passes that are timed."

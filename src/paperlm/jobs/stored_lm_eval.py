@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from paperlm.evaluate.questions import AskedModel, ask, check_items
 from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
-from paperlm.jobs.base import Inputs, Machine, Result
+from paperlm.jobs.base import Inputs, Machine
+from paperlm.result import Result
 
 
 class StoredLmEval(AskedModel, StoredModel):

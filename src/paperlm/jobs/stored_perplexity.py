@@ -11,7 +11,8 @@ from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
 from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
-from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.base import Inputs, Machine
+from paperlm.result import Result, Series
 
 
 class StoredPerplexity(StoredModel):

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
-from paperlm.jobs.base import Inputs, Machine, Result
+from paperlm.jobs.base import Inputs, Machine
+from paperlm.result import Result
 
 
 class StoredSpeed(StoredModel):

@@ -12,7 +12,8 @@ from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
-from paperlm.jobs.base import Head, Inputs, KVCacheOptions, LooksAtModel, Machine, Result, Series
+from paperlm.jobs.base import Head, Inputs, KVCacheOptions, LooksAtModel, Machine
+from paperlm.result import Result, Series
 
 
 class TextPerplexity(LooksAtModel):

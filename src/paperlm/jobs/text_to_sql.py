@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 from paperlm.data.registry import DatasetName, TokenizerName, dataset_entry
 from paperlm.data.settings import DataSettings, ItemData
 from paperlm.frozen import Frozen
-from paperlm.jobs.base import Head, Inputs, Job, Machine, Result, Seed, packed_bytes, parent
+from paperlm.jobs.base import Head, Inputs, Job, Machine, Seed, packed_bytes, parent
 from paperlm.jobs.pretrain import OF_WEIGHTS
+from paperlm.result import Result
 
 PREFIX = "generate SQL from context: "
 NO_ADAPTER = (

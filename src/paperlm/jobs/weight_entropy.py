@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from paperlm.jobs.base import Inputs, LooksAtModel, Machine, Result, Series
+from paperlm.jobs.base import Inputs, LooksAtModel, Machine
+from paperlm.result import Result, Series
 
 FIELDS = ("sign", "exponent", "mantissa")
 METRICS = (*FIELDS, "joint", "ratio_sum", "ratio_joint", "weights")

@@ -21,10 +21,10 @@ from paperlm.errors import RecordError
 from paperlm.files import glance, glance_lines, read_sealed, write_sealed
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job
-from paperlm.jobs.base import Cost
 from paperlm.plan.project import Project
 from paperlm.record.calibration import Calibration, calibrated, stored
 from paperlm.record.environment import cpu_name
+from paperlm.result import Cost
 
 WHAT = "costs of a reference"
 MEASURE = "measure"

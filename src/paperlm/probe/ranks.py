@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from paperlm.data.shards import TokenShards
-from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.models.folder import load_model
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaForCausalLM
+from paperlm.result import Result, Series
 
 if TYPE_CHECKING:
     from paperlm.jobs.rank_probability import RankProbability

@@ -17,7 +17,8 @@ from paperlm.data.registry import DatasetName
 from paperlm.data.shards import TokenShards
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
-from paperlm.jobs.base import Inputs, Job, LooksAtModel, Machine, Result
+from paperlm.jobs.base import Inputs, Job, LooksAtModel, Machine
+from paperlm.result import Result
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from paperlm.jobs.base import NO_MODEL, Series
 from paperlm.record.record import Record
+from paperlm.result import NO_MODEL, Series
 
 RELATIVE = 0.05
 """Share of a value by which it may differ on other hardware, where sums are taken in another order. Measured: of nine

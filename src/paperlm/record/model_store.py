@@ -15,8 +15,9 @@ from typing import Any
 
 from paperlm.errors import JobError
 from paperlm.files import check_file, read_sealed, sha256_of, write_sealed
-from paperlm.jobs.base import NO_MODEL, Job, Stage, Trunk, folder_of, update_of
+from paperlm.jobs.base import Job, Stage, Trunk, folder_of, update_of
 from paperlm.record.record import drift
+from paperlm.result import NO_MODEL
 
 MANIFEST = "manifest.json"
 WHAT = "a model's manifest"

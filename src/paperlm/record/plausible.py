@@ -12,7 +12,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from paperlm.errors import unknown
-from paperlm.jobs.base import NO_MODEL, Job
+from paperlm.jobs.base import Job
+from paperlm.result import NO_MODEL
 
 if TYPE_CHECKING:
     from paperlm.record.record import Record

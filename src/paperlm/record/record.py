@@ -18,8 +18,9 @@ from paperlm.errors import RecordError, SpecError
 from paperlm.files import SUMS, listed_sums, sha256_of, write_json
 from paperlm.frozen import Frozen
 from paperlm.jobs import job_from
-from paperlm.jobs.base import Answers, Cost, Job, Outcome, Series
+from paperlm.jobs.base import Job
 from paperlm.record.plausible import wrong_with
+from paperlm.result import Answers, Cost, Outcome, Series
 
 
 class Environment(Frozen):

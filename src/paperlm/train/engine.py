@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from paperlm.errors import CheckpointError, Interrupted
 from paperlm.files import check_sums, write_sums
-from paperlm.jobs.base import Cost, Job, Machine, Stage, Trunk, folder_of, in_order, update_of
+from paperlm.jobs.base import Job, Machine, Stage, Trunk, folder_of, in_order, update_of
+from paperlm.result import Cost
 from paperlm.stopping import stop_requests
 from paperlm.train import checkpoint
 from paperlm.train.curve import CurveFile

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from paperlm.data.images import ImageShards
 from paperlm.data.shards import BatchOrder
 from paperlm.errors import DataError
-from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.models.sizes import flops_per_image
 from paperlm.models.vit import PaperViTConfig, PaperViTForImageClassification
+from paperlm.result import Result, Series
 from paperlm.train.augment import evaluation_pixels, kept_branches, mixed, mixing, smoothed, training_pixels
 from paperlm.train.distributed import World, start_world
 from paperlm.train.engine import Batch, Engine, run_task

@@ -17,13 +17,14 @@ from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert, mode
 from paperlm.data.shards import BatchOrder, TokenShards
 from paperlm.errors import DataError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
-from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import DESCENT, OF_WEIGHTS
 from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.models.losses import MATERIALISED
 from paperlm.models.quantized import fuse_norms
 from paperlm.models.sizes import flops_per_token
+from paperlm.result import Result, Series
 from paperlm.train import checkpoint
 from paperlm.train.distributed import World, start_world
 from paperlm.train.engine import Batch, Engine, Progress, run_task

@@ -18,9 +18,10 @@ from paperlm_kernels.stored import LomoSgd, stored_weights
 from paperlm.data.items import read_items
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError
-from paperlm.jobs.base import Inputs, Machine, Result, Series
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import OF_WEIGHTS
 from paperlm.models.folder import load_model, save_model, transformers_tokenizer
+from paperlm.result import Result, Series
 from paperlm.train import qlora
 from paperlm.train.distributed import start_world
 from paperlm.train.engine import Batch, Engine
