@@ -71,7 +71,7 @@ shell.prefix(
 
 
 def signed(function):
-    "With its signature at hand: Snakemake works it out at every call, a tenth of a dry run of thousands of jobs."
+    "With its signature at hand: Snakemake works it out at every call, a twentieth of a dry run of thousands of jobs."
     function.__signature__ = inspect.signature(function)
     return function
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -10,6 +9,7 @@ from pydantic import Field, model_validator
 from paperlm.data.settings import DataSettings
 from paperlm.jobs.base import Inputs, Job, Machine, Quantizers, Trunk, parent
 from paperlm.jobs.pretrain import Pretrain
+from paperlm.kept import kept
 
 if TYPE_CHECKING:
     from paperlm.result import Result
@@ -54,12 +54,9 @@ class ContinuePretrain(Job):
             )
         return self
 
+    @kept
     def settings(self) -> Pretrain:
         """The run that would have had these quantizers from its start."""
-        return self._settings
-
-    @functools.cached_property
-    def _settings(self) -> Pretrain:
         return Pretrain.model_validate({**self.of.fields(), "quantization": self.quantization})
 
     @property
