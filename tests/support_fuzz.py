@@ -213,6 +213,8 @@ class Try:
     end: str
     said: str = ""
     seconds: float = 0.0
+    made: dict[str, Any] = field(default_factory=dict)
+    "with which source, on what machine (`made_with`)"
 
 
 Group = Callable[[Path], Iterator[Stage]]
@@ -358,7 +360,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + options.seconds
     groups = {name: STAGES[name] for name in STAGES if name in (options.stages or STAGES)}
-    made = kept(options.state) if options.state else {}
+    made, here = kept(options.state) if options.state else {}, made_with()
     numbers = options.only or [number for number in range(options.tries) if number not in made]
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
@@ -368,7 +370,7 @@ def main() -> int:
             )
             for n in range(options.workers)
         ]
-        for one in told(workers):
+        for one in (dataclasses.replace(one, made=here) for one in told(workers)):
             made[one.number] = one
             if options.state:
                 with options.state.open("a", encoding="utf-8") as file:
@@ -377,7 +379,9 @@ def main() -> int:
                 print(f"{one.number}\t{one.stage}\t{one.file}\t{one.harm}\t{one.end}\t{one.seconds:.1f}", flush=True)
             if one.end not in FINE or (options.verbose and options.only):
                 print("    " + one.said.replace("\n", "\n    "), flush=True)
-    found = counted([*made.values()], options.seed) | {"limit_seconds": options.limit, "made with": made_with()}
+    machines = Counter(json.dumps(one.made) for one in made.values())
+    used = [{"tries": count, **json.loads(made_by)} for made_by, count in machines.most_common()]
+    found = counted([*made.values()], options.seed) | {"limit_seconds": options.limit, "made with": used}
     print(json.dumps(found["ends"]))
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -77,7 +77,9 @@ def test_the_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"paperlm {stated}\n"
 
 
-def test_a_full_disk_inside_a_library_is_a_sentence_and_a_fault_of_ours_is_not_hidden(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("numbers", [10, 100_000])
+@pytest.mark.parametrize("library", ["safetensors", "torch"])
+def test_a_full_disk_inside_a_library_is_a_sentence(library, numbers, tmp_path, capsys, monkeypatch):
     import resource
     import signal
 
@@ -87,9 +89,9 @@ def test_a_full_disk_inside_a_library_is_a_sentence_and_a_fault_of_ours_is_not_h
     def save(options: object) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
         try:
-            save_file({"x": torch.zeros(1000)}, tmp_path / "x.safetensors")
+            {"safetensors": save_file, "torch": torch.save}[library]({"x": torch.zeros(numbers)}, tmp_path / "x")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, before)
@@ -97,6 +99,8 @@ def test_a_full_disk_inside_a_library_is_a_sentence_and_a_fault_of_ours_is_not_h
     monkeypatch.setattr(cli, "_plan", save)
     assert "no space left" in refusal(["plan"], capsys)
 
+
+def test_a_file_that_is_not_there_is_a_sentence_and_a_fault_of_ours_is_not_hidden(tmp_path, capsys, monkeypatch):
     def missing(options: object) -> None:
         (tmp_path / "no.csv").read_text()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel, ConfigDict
 from support import smoke_run
 
 from paperlm.checks import open_project
@@ -121,6 +122,22 @@ def test_a_paper_file_with_a_mistake_is_refused_with_place_and_fix(tmp_path, edi
     with pytest.raises(SpecError, match=message) as error:
         load(path, PaperSpec)
     assert str(path) in str(error.value)
+
+
+def test_one_mistake_in_many_places_is_said_of_a_few_and_hides_no_other():
+    class Rows(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        rows: dict[str, int]
+        other: int
+
+    value = {"rows": {f"r{n}": "many" for n in range(50)} | {"one": "few"}, "other": "none", "othr": 1}
+    with pytest.raises(SpecError) as caught:
+        parse(value, Rows, "file.yaml")
+    first, *lines = str(caught.value).splitlines()
+    assert "unknown key 'othr'" in first and "did you mean 'other'" in first
+    assert [line.split(": ")[1] for line in lines[:3]] == ["rows.r0", "rows.r1", "rows.r2"]
+    assert lines[3] == lines[0].replace("rows.r0", "47 more like the last, to rows.r49") and len(lines) == 6
+    assert "rows.one: " in lines[4] and "other: " in lines[5]
 
 
 def test_a_key_written_twice_is_refused(tmp_path):

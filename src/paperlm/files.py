@@ -23,14 +23,19 @@ from paperlm_kernels.seal import SEAL, is_sealed, sealed
 from paperlm.errors import PaperLMError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_DISK_WORDS = (
+    *("No space left", "File too large", "Disk quota exceeded"),
+    # torch.save has no reason to give: its file took fewer bytes than it wrote.
+    *("basic_ios::clear: iostream error", "PytorchStreamWriter failed writing", "unexpected pos"),
+)
+"What safetensors, torch and a copied folder say of it."
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error says that there is no space left: by its number or, of safetensors, torch and a copied folder,
-    in its words."""
+    """Whether an error says that no space is left: by its number or, of a library that passes none on, in words."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL_DISK
-    return any(words in str(error) for words in ("No space left", "File too large", "Disk quota exceeded"))
+    return any(words in str(error) for words in FULL_DISK_WORDS)
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:

@@ -23,6 +23,8 @@ DEEPEST = 40
 "Levels of nesting. Declarations have 9; a parser in C dies of some thousand."
 LARGEST = 300_000
 "Values with every alias (`*name`) written out: ten times what all declarations together have."
+ALIKE = 3
+"Lines of an error for one mistake in many places."
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
@@ -140,10 +142,22 @@ def parse_part(value: Mapping[str, Any], model: type[BaseModel]) -> None:
 
 
 def explained(error: ValidationError, model: type[BaseModel], where: str) -> str:
-    """Every problem that pydantic found, a line each: file, place, nearest known name."""
+    """Every problem that pydantic found, a line each: file, place, nearest known name.
+
+    Of one that recurs, in every row or by a YAML anchor, the first few and how many more there are.
+    """
     # A misspelt key first: it is also why another one is missing.
     found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    return "\n".join(_explain(e, model, where) for e in found)
+    alike: dict[Any, list[str]] = {}
+    for one in found:
+        key = one["loc"][-1] if one["type"] in ("extra_forbidden", "missing") else ""
+        alike.setdefault((one["type"], repr(one["input"]), key), []).append(_explain(one, model, where))
+    lines = []
+    for said in alike.values():
+        lines += said[:ALIKE]
+        if more := said[ALIKE:]:
+            lines.append(f"{where}: {len(more)} more like the last, to {more[-1].removeprefix(f'{where}: ')}")
+    return "\n".join(lines)
 
 
 def _truth_values_as_numbers(given: Any, found: Any, place: str = "") -> Iterator[str]:
