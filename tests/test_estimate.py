@@ -246,6 +246,20 @@ def test_the_costs_that_are_taken_are_medians_of_the_records_of_this_processor(r
     assert written["machine"] == {"cpu": cpu_name(), "date": stored(root).date, "step_seconds": 0.1}
 
 
+def test_costs_of_jobs_that_were_not_made_here_are_kept_as_this_machine_would_take_them(root, monkeypatch):
+    monkeypatch.setattr(calibration, "step_seconds", lambda: 0.1)
+    project = Project({"scale": "tiny"}, root)
+    here, other = sorted({like(job) for job in project.jobs if job.startswith("llama_71m-")})[:2]
+    path = reference(
+        root, step=0.4, pretrain={here: 99.0, other: 8.0, "llama_9m-declared_no_more": 8.0}, measure={"op/x": 2.0}
+    )
+    record(root, f"{here}-s0-00000000", "pretrain", 7.0)
+    write_costs(project)
+    written = json.loads(path.read_text())
+    assert written["seconds"] == {"measure": {"op/x": 0.5}, "pretrain": {here: 7.0, other: 2.0}}
+    assert written["machine"]["step_seconds"] == 0.1
+
+
 def test_no_costs_are_taken_where_a_card_made_the_records(root):
     project = Project({"scale": "gpu"}, root)
     record(root, "llama_9m-x-s0-00000000", "pretrain", 7.0, device="NVIDIA H200", scale="gpu")

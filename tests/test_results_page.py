@@ -13,7 +13,9 @@ from paperlm.plan.project import ROOT, Project
 from paperlm.plan.workflow import Workflow
 from paperlm.results_page import REFERENCE, page, reference_part, take_reference
 from paperlm.tables.build import write_table
+from paperlm.tables.contents import SHOWN
 
+MADE = {"seeds": [0], "machines": ["m"], "dates": ["d"], "commits": ["c"], "torch": ["t"]}
 SCALES = tuple(sorted(path.name for path in (ROOT / REFERENCE).iterdir() if path.is_dir()))
 
 
@@ -35,7 +37,7 @@ def test_a_part_that_fails_is_listed_though_the_whole_claim_does_not_fail(root):
     project = Project({"scale": "gpu", "run_missing": "no"}, root)
     folder = root / REFERENCE / "gpu"
     folder.mkdir(parents=True)
-    (folder / "made.json").write_text('{"machines": ["m"], "dates": ["d"], "commits": ["c"], "torch": ["t"]}')
+    (folder / "made.json").write_text(json.dumps({"mixln_table1": MADE}))
     rows = ["A,,not tested", "A,71M,fails", "A,130M,holds", "A,250M,fails", "B,,fails", "B,71M,fails", "C,71M,holds"]
     rows = [f",,,gpu,{row[0]} is least,,{row}" for row in rows]
     (folder / "mixln_table1.claims.csv").write_text(
@@ -58,13 +60,51 @@ def test_a_reference_of_nothing_is_refused(copy):
         take_reference(copy)
 
 
-def test_an_exhibit_without_a_number_and_one_of_another_scale_are_no_reference(copy):
+def built(copy: Project, name: str, value: str = "90.1", scale: str = "gpu") -> None:
+    """Files of an exhibit with one number."""
     folder = copy.root / "paper_tables"
-    for name, scale, value in (("mixln_table1", "gpu", "not run"), ("mixln_table5", "tiny", "90.1")):
-        (folder / f"{name}.diff.csv").write_text(f"scale,regenerated\n{scale},{value}\n")
-        (folder / f"{name}.claims.csv").write_text("claim,verdict\n")
-    with pytest.raises(RecordError):
+    (folder / f"{name}.diff.csv").write_text(f"{','.join(SHOWN['diff'])}\nr,c,{scale},1,{value},,\n")
+    (folder / f"{name}.claims.csv").write_text("claim,verdict\n")
+
+
+def test_an_exhibit_without_a_number_and_one_of_another_scale_are_no_reference(copy):
+    built(copy, "mixln_table1", "not run")
+    built(copy, "mixln_table5", scale="tiny")
+    with pytest.raises(RecordError, match="no exhibit of scale gpu has been built"):
         take_reference(copy)
+
+
+def test_a_reference_is_taken_of_what_was_built_and_kept_of_what_was_not_unless_it_is_declared_no_more(copy):
+    folder = copy.root / REFERENCE / "gpu"
+    folder.mkdir(parents=True)
+    earlier = {name: MADE for name in ("mixln_table1", "mixln_table5", "mixln_table99")}
+    (folder / "made.json").write_text(json.dumps(earlier))
+    for name in earlier:
+        for kind in ("diff", "claims"):
+            (folder / f"{name}.{kind}.csv").write_text("earlier\n")
+    built(copy, "mixln_table5")
+    built(copy, "mixln_table2", "not run")
+    assert take_reference(copy) == ["mixln_table5"]
+    assert sorted(path.name for path in folder.glob("*.csv")) == [
+        *("mixln_table1.claims.csv", "mixln_table1.diff.csv", "mixln_table5.claims.csv", "mixln_table5.diff.csv")
+    ]
+    assert (folder / "mixln_table1.diff.csv").read_text() == "earlier\n"
+    assert "r,c,gpu,1,90.1,," in (folder / "mixln_table5.diff.csv").read_text()
+    made = json.loads((folder / "made.json").read_text())
+    assert made == {"mixln_table1": MADE, "mixln_table5": {key: [] for key in MADE} | {"seeds": [0]}}
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"mixln_table1": {"machines": ["m"]}}', '{"mixln_table1": 7}'])
+def test_a_reference_that_does_not_say_where_it_was_made_is_refused_and_stays(copy, damage):
+    folder = copy.root / REFERENCE / "gpu"
+    folder.mkdir(parents=True)
+    (folder / "made.json").write_text(damage)
+    (folder / "mixln_table1.diff.csv").write_text("earlier\n")
+    built(copy, "mixln_table1")
+    for ask in (lambda: take_reference(copy), lambda: page(copy, ("gpu",))):
+        with pytest.raises(RecordError, match=r"made\.json: does not say where .*git checkout, or delete the folder"):
+            ask()
+    assert (folder / "mixln_table1.diff.csv").read_text() == "earlier\n"
 
 
 def test_a_table_that_no_reference_has_is_named_with_the_command_that_makes_it(copy):
@@ -76,7 +116,7 @@ def test_a_table_that_no_reference_has_is_named_with_the_command_that_makes_it(c
 def test_the_reference_of_the_committed_records_is_what_they_give_today(tmp_path, name):
     folder = ROOT / REFERENCE / "gpu"
     made = json.loads((folder / "made.json").read_text())
-    project = open_project({"scale": "gpu", "run_missing": "no", "seeds": made["seeds"]})
+    project = open_project({"scale": "gpu", "run_missing": "no", "seeds": made[name]["seeds"]})
     files = [ROOT / path for path in Workflow(project).inputs(name)]
     if name in project.tables:
         write_table(project, name, files, tmp_path / f"{name}.csv")

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from paperlm.errors import RecordError
 from paperlm.files import write_json
@@ -30,36 +31,43 @@ ORDER = ("fails", "undecided", "holds", "not tested")
 
 
 def take_reference(project: Project) -> list[str]:
-    """Copy diffs and claims of every built exhibit of this scale into the reference, and what its jobs cost on this
-    machine; returns the exhibits' names.
+    """Copy diffs and claims of every exhibit that is built at this scale into the reference, and what its jobs cost on
+    this machine; returns the exhibits' names. Of what is not built the reference stays, unless it is declared no more.
 
-    Raises RecordError if nothing has been built at the scale.
+    Raises RecordError if nothing has been built at the scale, and for a reference that does not say where it was made.
     """
     folder = project.root / REFERENCE / project.scale.scale
-    taken, state, places = [], State(project), {key: set() for key in ("machines", "dates", "commits", "torch")}
+    taken, state = {}, State(project)
     for name in project.exhibits:
         paths = {kind: project.root / f"paper_tables/{name}.{kind}.csv" for kind in KINDS}
-        if not all(path.is_file() for path in paths.values()) or not _has_numbers(paths["diff"], project.scale.scale):
-            continue
-        taken.append(name)
-        for stored in filter(None, map(state.stored, project.jobs_of(name))):
-            found = read_record(project.root / stored.path).environment
-            places["machines"].add(found.cpu if found.device == "CPU" else found.device)
-            places["dates"].add(found.date)
-            places["commits"].add(str(found.commit)[:7])
-            places["torch"].add(found.packages["torch"])
+        if all(path.is_file() for path in paths.values()) and _has_numbers(paths["diff"], project.scale.scale):
+            taken[name] = _places(project, state, name)
     if not taken:
         raise RecordError(f"no exhibit of scale {project.scale.scale} has been built; run snakemake first")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    before = _made(folder / "made.json") if (folder / "made.json").exists() else {}
+    made = {name: found for name in project.exhibits if (found := taken.get(name) or before.get(name))}
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.csv"):
+        if path.name.partition(".")[0] not in made:
+            path.unlink()
     for name in taken:
         for kind in KINDS:
             shutil.copyfile(project.root / f"paper_tables/{name}.{kind}.csv", folder / f"{name}.{kind}.csv")
-    write_json(
-        folder / "made.json", {"seeds": project.config.seeds} | {key: sorted(values) for key, values in places.items()}
-    )
+    write_json(folder / "made.json", made)
     write_costs(project)
-    return taken
+    return [*taken]
+
+
+def _places(project: Project, state: State, name: str) -> dict[str, list[Any]]:
+    """Where and when the records of an exhibit were made, and for which seeds they were asked for."""
+    found = [read_record(project.root / s.path).environment for s in map(state.stored, project.jobs_of(name)) if s]
+    places = {
+        "machines": {one.cpu if one.device == "CPU" else one.device for one in found},
+        "dates": {one.date for one in found},
+        "commits": {str(one.commit)[:7] for one in found},
+        "torch": {one.packages["torch"] for one in found},
+    }
+    return {"seeds": project.config.seeds} | {key: sorted(values) for key, values in places.items()}
 
 
 def _has_numbers(diff: Path, scale: str) -> bool:
@@ -99,15 +107,17 @@ def _without_numbers(project: Project, scales: tuple[str, ...]) -> Iterator[str]
 def _of_scale(project: Project) -> Iterator[str]:
     scale = project.scale.scale
     folder = project.root / REFERENCE / scale
-    made = _made(folder / "made.json")
+    made = _made(folder / "made.json").values()
+    machines, dates, commits, torch = (
+        sorted({place for one in made for place in one[key]}) for key in ("machines", "dates", "commits", "torch")
+    )
     yield f"## Scale `{scale}`"
     yield ""
     yield project.scale.summary
     yield ""
-    dates = " to ".join(dict.fromkeys((made["dates"][0], made["dates"][-1])))
     yield (
-        f"Records of {dates}, made on {', '.join(made['machines'])} with torch {', '.join(made['torch'])}; "
-        f"commits {', '.join(made['commits'])}."
+        f"Records of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, made on {', '.join(machines)} with torch "
+        f"{', '.join(torch)}; commits {', '.join(commits)}."
     )
     yield ""
     yield from _verdicts(project, folder)
@@ -116,15 +126,18 @@ def _of_scale(project: Project) -> Iterator[str]:
             yield from _exhibit(project, folder, name)
 
 
-def _made(path: Path) -> dict[str, list[str]]:
-    """Where and when a reference was made. Raises RecordError for a file that does not say it."""
-    again = f"make the reference again: python -m paperlm results --take --config scale={path.parent.name}"
+def _made(path: Path) -> dict[str, dict[str, list[Any]]]:
+    """Exhibit -> seeds, machines, dates, commits, torch. Raises RecordError for a file that does not say it."""
+    again = (
+        f"restore it with git checkout, or delete the folder and make the reference again: python -m paperlm results "
+        f"--take --config scale={path.parent.name}"
+    )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        _ = [found[key][0] for key in ("machines", "dates", "commits", "torch")]
+        _ = [sorted(one[key]) for one in found.values() for key in ("machines", "dates", "commits", "torch")]
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; {again}") from None
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         raise RecordError(f"{path}: does not say where the reference was made; {again}") from None
     return found
 

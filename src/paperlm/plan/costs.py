@@ -157,20 +157,34 @@ def like(job_id: str) -> str:
 def write_costs(project: Project) -> None:
     """Write the reference's file from the records that this model of CPU made, and its calibration.
 
-    None is written where there is no such record; committed records of GPUs say themselves what they cost.
+    None is written where there is no such record; committed records of GPUs say themselves what they cost. What the
+    file said of other jobs of the project is kept, times the ratio of the two machines' calibrations.
     """
     mine = {
         kind: {name: [seconds for cpu, seconds in found if cpu == cpu_name()] for name, found in names.items()}
         for kind, names in _records(project).items()
     }
     seconds = {
-        kind: {name: float(f"{statistics.median(values):.4g}") for name, values in sorted(names.items()) if values}
-        for kind, names in sorted(mine.items())
+        kind: {name: statistics.median(values) for name, values in names.items() if values}
+        for kind, names in mine.items()
         if any(names.values())
     }
-    if seconds:
-        costs = ReferenceCosts(machine=calibrated(project.root), seconds=seconds)
-        write_sealed(project.root / project.places.costs, WHAT, costs.model_dump())
+    if not seconds:
+        return
+    machine = calibrated(project.root)
+    if (before := _read(project.root / project.places.costs)) is not None:
+        ratio = machine.step_seconds / before.machine.step_seconds
+        declared = {like(job_id) for job_id in project.jobs}
+        for kind, names in before.seconds.items():
+            kept = {name: s * ratio for name, s in names.items() if kind == MEASURE or name in declared}
+            seconds[kind] = kept | seconds.get(kind, {})
+    rounded = {
+        kind: {name: float(f"{value:.4g}") for name, value in sorted(names.items())}
+        for kind, names in sorted(seconds.items())
+        if names
+    }
+    costs = ReferenceCosts(machine=machine, seconds=rounded)
+    write_sealed(project.root / project.places.costs, WHAT, costs.model_dump())
 
 
 def _read(path: Path) -> ReferenceCosts | None:
