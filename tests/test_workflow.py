@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -106,6 +107,26 @@ def test_the_gpu_table_is_rebuilt_from_committed_records_without_a_gpu_in_under_
     started = time.monotonic()
     again = snakemake(clone, TABLE, "--config", "scale=gpu")
     assert time.monotonic() - started < 10 and "Nothing to be done" in again
+
+
+def test_claims_on_another_table_wait_for_it_where_one_call_makes_both_and_ask_for_nothing_of_it_alone(clone):
+    """A table that was built before the runs of the other said of them `not run`, and was built once more later."""
+
+    def read(*targets: str) -> set[str]:
+        out = snakemake(clone, "-n", *targets, *SMOKE)
+        table = re.search(r"\n(?:local)?rule table:\n    input: (.+)\n    output: paper_tables/lns_table2.csv", out)
+        return set(table[1].split(", "))
+
+    state = State(Project({"scale": "smoke"}, clone))
+    own, others = ({state.record(job) for job in state.project.jobs_of(n)} for n in ("lns_table2", "mixln_table6"))
+    alone = read("paper_tables/lns_table2.csv")
+    assert others - own and others & alone <= own <= alone
+    assert read("paper_tables/mixln_table6.csv", "paper_tables/lns_table2.csv") == alone | others
+    assert read("lns", "mixln") >= alone | others
+    made = min(others - own)
+    (clone / made).parent.mkdir(parents=True)
+    shutil.copy(next((ROOT / "paper_tables/records/gpu/pretrain").glob("*.json")), clone / made)
+    assert read("paper_tables/lns_table2.csv") == alone | {made}, "what is at hand is read"
 
 
 def test_training_curves_alone_are_made_without_their_table_and_end_without_an_error(clone):

@@ -32,6 +32,7 @@ except PaperLMError as error:
 
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
+    plan.together = plan.asked(sys.argv) or project.exhibits
     plan.ask_again()
 
 

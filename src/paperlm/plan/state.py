@@ -7,7 +7,7 @@ made again where that is cheap, and marked where it is not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -81,12 +81,18 @@ class State:
                 return self.places.made(job)
         return None
 
-    def records(self, name: str) -> list[str]:
-        """Records that an exhibit is built from, in order, without those that are absent and will not be made."""
-        own = [p for job in self.project.jobs_of(name) if (p := self.record(job))]
-        # A claim that reads another exhibit is judged on what is at hand of it: nothing is made for it alone.
-        others = [job for other in self.project.reads(name)[1:] for job in self.project.jobs_of(other)]
-        return list(dict.fromkeys([*own, *(s.path for job in others if (s := self.stored(job)))]))
+    def records(self, name: str, together: Collection[str] = ()) -> list[str]:
+        """Records that an exhibit is built from, in order, without those that are absent and will not be made.
+
+        A claim that reads another exhibit is judged on what is at hand of it, and on all of it where that one is made
+        in the same call, `together` with this one: nothing is made for a claim alone.
+        """
+        own = [self.record(job) for job in self.project.jobs_of(name)]
+        for other in self.project.reads(name)[1:]:
+            for job in self.project.jobs_of(other):
+                stored = self.stored(job)
+                own.append(self.record(job) if other in together else stored.path if stored else None)
+        return list(dict.fromkeys(filter(None, own)))
 
     @kept
     def todo(self, *names: str) -> Mapping[str, Job]:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Workflow:
 
     def __init__(self, project: Project) -> None:
         self.project, self.places, self.state = project, project.places, State(project)
+        self.together: Collection[str] = ()
+        "Exhibits that one call makes: their claims on one another wait for all that they read."
         self.datasets: dict[str, DataSettings] = {}
         self._read: dict[str, list[str]] = {}
         "job -> ids of what it reads"
@@ -135,7 +137,7 @@ class Workflow:
         if isinstance(exhibit, MeasurementsTable):
             found = [self.measurement(exhibit.op, case) for case in measured_methods(self.project, name)]
             return list(dict.fromkeys(filter(None, found)))
-        return self.state.records(name)
+        return self.state.records(name, self.together)
 
     def consistency_digest(self) -> str:
         """Changes with the checks of printed numbers that the paper files declare."""
