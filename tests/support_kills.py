@@ -291,12 +291,15 @@ def shared(options: argparse.Namespace) -> Iterator[tuple[str, list[dict[str, An
 
 def sentence(surveys: Sequence[Mapping[str, Any]]) -> str:
     """What the documents say of the counts."""
-    each = "; ".join(
-        f"{found['kind']} killed at {found['places']['kill']} of {found['changes']} changes, a full disk at "
-        f"{found['places']['full']}: {len(found['faults']) or 'no'} faults"
-        for found in surveys
+    kills, full = (sum(found["places"][how] for found in surveys) for how in ("kill", "full"))
+    every = all(found["places"][how] == found["changes"] for found in surveys for how in ("kill", "full"))
+    faults = {found["kind"]: len(found["faults"]) for found in surveys if found["faults"]}
+    wrong = ", ".join(f"{count} of {kind}" for kind, count in faults.items())
+    part, changes = "each" if every else "a part", sum(found["changes"] for found in surveys)
+    return (
+        f"Of {len(surveys)} kinds {part} of {changes:,} changes was tried: {kills:,} kills and {full:,} full disks, "
+        f"{wrong or 'none'} with another outcome or without a remedy."
     )
-    return f"By kind of job: {each}."
 
 
 def main() -> int:

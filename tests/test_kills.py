@@ -77,6 +77,18 @@ def test_a_file_that_is_written_in_its_place_is_found_out(tmp_path):
 
 def test_the_documents_say_what_the_survey_counted():
     found = json.loads((ROOT / "docs/reference/kills.json").read_text())
-    assert sentence(found) in (ROOT / "docs/scales_and_clusters.md").read_text()
-    two = [{"kind": "a", "changes": 9, "places": {"kill": 9, "full": 8}, "faults": []}, {**found[0], "faults": [{}]}]
-    assert "a killed at 9 of 9 changes, a full disk at 8: no faults; " in sentence(two) and "1 faults." in sentence(two)
+    said = " ".join((ROOT / "docs/scales_and_clusters.md").read_text().split())
+    assert sentence(found) in said and {one["kind"] for one in found} == {*job_kinds()}
+    assert all(one["faults"] == [] and set(one["places"].values()) == {one["changes"]} for one in found)
+
+
+def test_a_survey_that_left_out_places_or_found_faults_says_so():
+    two = [
+        {"kind": "a", "changes": 9, "places": {"kill": 9, "full": 8}, "faults": []},
+        {"kind": "b", "changes": 2, "places": {"kill": 2, "full": 2}, "faults": [{}]},
+    ]
+    assert sentence(two) == (
+        "Of 2 kinds a part of 11 changes was tried: 11 kills and 10 full disks, "
+        "1 of b with another outcome or without a remedy."
+    )
+    assert sentence(two[1:]).startswith("Of 1 kinds each of 2 changes was tried: ")
