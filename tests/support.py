@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ def made_with() -> dict[str, Any]:
 
     made = capture(torch.device("cpu"))
     return {name: getattr(made, name) for name in ("date", "source", "python", "platform", "cpu", "packages")}
+
+
+def torch_of(made: Iterable[Mapping[str, Any]]) -> str:
+    """With which PyTorch surveys were made, of what `made_with` said."""
+    return f"PyTorch {' and '.join(sorted({one['packages']['torch'] for one in made}))}"
 
 
 def copy_declarations(folder: Path) -> Path:

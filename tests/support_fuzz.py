@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import tqdm
-from support import made_with
+from support import made_with, torch_of
 from support_fuzz_damage import HARMS, drawn
 
 from paperlm import checks
@@ -304,9 +304,14 @@ def told(workers: Sequence[tuple[int, IO[str]]]) -> Iterator[Try]:
                     raise RuntimeError("the tries broke off, see above")
 
 
-def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
-    """What docs/reference/fuzz.json keeps."""
-    faults = [one for one in tries if one.end not in FINE]
+def counted(tries: Sequence[Try], seed: int, earlier: Sequence[Try] = ()) -> dict[str, Any]:
+    """What docs/reference/fuzz.json keeps. `earlier`: tries that were made again since."""
+
+    def listed(tries: Iterable[Try]) -> list[dict[str, Any]]:
+        wrong = (one for one in tries if one.end not in FINE)
+        return [{"try": f.number, "stage": f.stage, "file": f.file, "damage": f.harm, "end": f.end} for f in wrong]
+
+    faults = listed(tries)
     return {
         "seed": seed,
         "tries": len(tries),
@@ -317,7 +322,8 @@ def counted(tries: Sequence[Try], seed: int) -> dict[str, Any]:
         },
         "damages": dict(sorted(Counter(one.harm for one in tries).items())),
         "longest_seconds": round(max((one.seconds for one in tries), default=0.0), 1),
-        "faults": [{"try": f.number, "stage": f.stage, "file": f.file, "damage": f.harm, "end": f.end} for f in faults],
+        "faults": faults,
+        "mended": [one for one in listed(earlier) if one not in faults],
     }
 
 
@@ -327,18 +333,21 @@ def sentence(found: Mapping[str, Any]) -> str:
     def ended(*ends: str) -> str:
         return f"{sum(found['ends'].get(end, 0) for end in ends):,}"
 
+    made, wrong = torch_of(found["made with"]), len(found["faults"]) or "none"
+    mended = f" {len(found['mended'])} that did was mended and tried again." if found["mended"] else ""
     return (
-        f"Of {found['tries']:,} tries (seed {found['seed']}), {ended('refused')} were refused so, "
-        f"{ended('same', 'made again', 'continued', 'no damage')} ended in the same numbers, "
-        f"{ended('not run', 'rows left')} without those of the file that was gone, {ended('another plan')} in the plan "
-        f"of what the edit says, and {len(found['faults']) or 'none'} in another number, a traceback or a hang."
+        f"Of {found['tries']:,} tries (seed {found['seed']}, with {made}), {ended('refused')} were refused so, "
+        f"{ended('same', 'made again', 'continued')} ended in the same numbers, {ended('no damage')} left the file as "
+        f"it was, {ended('not run', 'rows left')} ended without the numbers of the file that was gone, "
+        f"{ended('another plan')} were valid edits that are planned otherwise, and {wrong} ended in another number, a "
+        f"traceback, a hang or no sentence.{mended}"
     )
 
 
-def kept(state: Path) -> dict[int, Try]:
-    """The last outcome of each try that was made, by its number."""
+def kept(state: Path) -> list[Try]:
+    """The tries that were made, in order: a later one of a number counts."""
     lines = state.read_text(encoding="utf-8").splitlines() if state.is_file() else []
-    return {one.number: one for one in (Try(**json.loads(line)) for line in lines)}
+    return [Try(**json.loads(line)) for line in lines]
 
 
 def main() -> int:
@@ -360,7 +369,8 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     end = time.monotonic() + options.seconds
     groups = {name: STAGES[name] for name in STAGES if name in (options.stages or STAGES)}
-    made, here = kept(options.state) if options.state else {}, made_with()
+    before, here = kept(options.state) if options.state else [], made_with()
+    made = {one.number: one for one in before}
     numbers = options.only or [number for number in range(options.tries) if number not in made]
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder).resolve()
@@ -381,7 +391,8 @@ def main() -> int:
                 print("    " + one.said.replace("\n", "\n    "), flush=True)
     machines = Counter(json.dumps(one.made) for one in made.values())
     used = [{"tries": count, **json.loads(made_by)} for made_by, count in machines.most_common()]
-    found = counted([*made.values()], options.seed) | {"limit_seconds": options.limit, "made with": used}
+    again = [one for one in before if one is not made[one.number]]
+    found = counted([*made.values()], options.seed, again) | {"limit_seconds": options.limit, "made with": used}
     print(json.dumps(found["ends"]))
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from support import made_with
+from support import made_with, torch_of
 
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")
 ADDING = "open to add"
@@ -296,9 +296,12 @@ def sentence(surveys: Sequence[Mapping[str, Any]]) -> str:
     faults = {found["kind"]: len(found["faults"]) for found in surveys if found["faults"]}
     wrong = ", ".join(f"{count} of {kind}" for kind, count in faults.items())
     part, changes = "each" if every else "a part", sum(found["changes"] for found in surveys)
+    made, mended = torch_of(found["made with"] for found in surveys), {f["kind"]: len(f["mended"]) for f in surveys}
+    again = [kind for kind, count in mended.items() if count]
+    before = f" {sum(mended.values())} more ({', '.join(again)}) were mended, and all of those kinds tried again."
     return (
-        f"Of {len(surveys)} kinds {part} of {changes:,} changes was tried: {kills:,} kills and {full:,} full disks, "
-        f"{wrong or 'none'} with another outcome or without a remedy."
+        f"Of {len(surveys)} kinds {part} of {changes:,} changes was tried, with {made}: {kills:,} kills and {full:,} "
+        f"full disks, {wrong or 'none'} with another outcome or without a remedy.{before if again else ''}"
     )
 
 
@@ -325,8 +328,10 @@ def main() -> int:
             counts = {how: sum(row["how"] == how for row in rows) for how in options.how}
             found = {"kind": kind, "changes": rows[0]["of"], "places": counts, "faults": wrong}
             kept = json.loads(options.out.read_text()) if options.out.is_file() else []
-            kept = [*(one for one in kept if one["kind"] != kind), found | {"made with": made_with()}]
-            options.out.write_text(json.dumps(kept, indent=1) + "\n")
+            before = [one for one in kept if one["kind"] == kind]
+            found["mended"] = [row for one in before for row in one["mended"] + one["faults"] if row not in wrong]
+            kept = [one for one in kept if one["kind"] != kind] + [found | {"made with": made_with()}]
+            options.out.write_text(json.dumps(sorted(kept, key=lambda one: one["kind"]), indent=1) + "\n")
         faults |= bool(wrong)
     return faults
 

@@ -107,9 +107,11 @@ def test_a_file_that_is_not_there_is_a_sentence_and_a_fault_of_ours_is_not_hidde
     monkeypatch.setattr(cli, "_plan", missing)
     assert "no.csv: No such file or directory" in refusal(["plan"], capsys)
 
-    def fault(options: object) -> None:
-        raise KeyError("a fault")
+    for error in (KeyError("a fault"), ValueError("unexpected positions"), RuntimeError("unexpected pos")):
 
-    monkeypatch.setattr(cli, "_plan", fault)
-    with pytest.raises(KeyError):
-        cli.main(["plan"])
+        def fault(options: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "_plan", fault)
+        with pytest.raises(type(error)):
+            cli.main(["plan"])

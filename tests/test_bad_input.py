@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PositiveInt
 from support import smoke_run
 
 from paperlm.checks import open_project
@@ -129,15 +129,20 @@ def test_one_mistake_in_many_places_is_said_of_a_few_and_hides_no_other():
         model_config = ConfigDict(extra="forbid")
         rows: dict[str, int]
         other: int
+        a: PositiveInt = 1
+        b: PositiveInt = 1
+        c: PositiveInt = 1
+        d: PositiveInt = 1
 
     value = {"rows": {f"r{n}": "many" for n in range(50)} | {"one": "few"}, "other": "none", "othr": 1}
+    value |= dict.fromkeys("abcd", 0)
     with pytest.raises(SpecError) as caught:
         parse(value, Rows, "file.yaml")
     first, *lines = str(caught.value).splitlines()
     assert "unknown key 'othr'" in first and "did you mean 'other'" in first
     assert [line.split(": ")[1] for line in lines[:3]] == ["rows.r0", "rows.r1", "rows.r2"]
-    assert lines[3] == lines[0].replace("rows.r0", "47 more like the last, to rows.r49") and len(lines) == 6
-    assert "rows.one: " in lines[4] and "other: " in lines[5]
+    assert lines[3] == lines[0].replace("rows.r0", "47 more like the last, to rows.r49") and len(lines) == 10
+    assert [line.split(": ")[1] for line in lines[4:]] == ["rows.one", "other", *"abcd"]
 
 
 def test_a_key_written_twice_is_refused(tmp_path):

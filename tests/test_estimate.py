@@ -258,6 +258,12 @@ def test_costs_of_jobs_that_were_not_made_here_are_kept_as_this_machine_would_ta
     written = json.loads(path.read_text())
     assert written["seconds"] == {"measure": {"op/x": 0.5}, "pretrain": {here: 7.0, other: 2.0}}
     assert written["machine"]["step_seconds"] == 0.1
+    record(root, f"{other}-s0-00000000", "pretrain", 3.0)
+    write_costs(project)
+    written = json.loads(path.read_text())["seconds"]
+    assert written == {"measure": {"op/x": 0.5}, "pretrain": {here: 7.0, other: 3.0}}, (
+        "of this CPU they stay as they are"
+    )
 
 
 def test_no_costs_are_taken_where_a_card_made_the_records(root):

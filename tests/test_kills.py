@@ -83,12 +83,13 @@ def test_the_documents_say_what_the_survey_counted():
 
 
 def test_a_survey_that_left_out_places_or_found_faults_says_so():
+    made = {"mended": [], "made with": {"packages": {"torch": "2"}}}
     two = [
-        {"kind": "a", "changes": 9, "places": {"kill": 9, "full": 8}, "faults": []},
-        {"kind": "b", "changes": 2, "places": {"kill": 2, "full": 2}, "faults": [{}]},
+        {"kind": "a", "changes": 9, "places": {"kill": 9, "full": 8}, "faults": [], **made},
+        {"kind": "b", "changes": 2, "places": {"kill": 2, "full": 2}, "faults": [{}], **made, "mended": [{}, {}]},
     ]
     assert sentence(two) == (
-        "Of 2 kinds a part of 11 changes was tried: 11 kills and 10 full disks, "
-        "1 of b with another outcome or without a remedy."
+        "Of 2 kinds a part of 11 changes was tried, with PyTorch 2: 11 kills and 10 full disks, 1 of b with another "
+        "outcome or without a remedy. 2 more (b) were mended, and all of those kinds tried again."
     )
-    assert sentence(two[1:]).startswith("Of 1 kinds each of 2 changes was tried: ")
+    assert sentence(two[1:]).startswith("Of 1 kinds each of 2 changes was tried, ")

@@ -60,10 +60,10 @@ def test_a_reference_of_nothing_is_refused(copy):
         take_reference(copy)
 
 
-def built(copy: Project, name: str, value: str = "90.1", scale: str = "gpu") -> None:
+def built(copy: Project, name: str, value: str = "90.1", scale: str = "gpu", jobs: str = "") -> None:
     """Files of an exhibit with one number."""
     folder = copy.root / "paper_tables"
-    (folder / f"{name}.diff.csv").write_text(f"{','.join(SHOWN['diff'])}\nr,c,{scale},1,{value},,\n")
+    (folder / f"{name}.diff.csv").write_text(f"{','.join(SHOWN['diff'])},jobs\nr,c,{scale},1,{value},,,{jobs}\n")
     (folder / f"{name}.claims.csv").write_text("claim,verdict\n")
 
 
@@ -89,20 +89,42 @@ def test_a_reference_is_taken_of_what_was_built_and_kept_of_what_was_not_unless_
         *("mixln_table1.claims.csv", "mixln_table1.diff.csv", "mixln_table5.claims.csv", "mixln_table5.diff.csv")
     ]
     assert (folder / "mixln_table1.diff.csv").read_text() == "earlier\n"
-    assert "r,c,gpu,1,90.1,," in (folder / "mixln_table5.diff.csv").read_text()
+    assert "r,c,gpu,1,90.1,,," in (folder / "mixln_table5.diff.csv").read_text()
     made = json.loads((folder / "made.json").read_text())
     assert made == {"mixln_table1": MADE, "mixln_table5": {key: [] for key in MADE} | {"seeds": [0]}}
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"mixln_table1": {"machines": ["m"]}}', '{"mixln_table1": 7}'])
+def test_a_reference_is_not_taken_of_an_exhibit_that_was_built_from_other_jobs(copy):
+    built(copy, "mixln_table1", jobs="llama_71m-pre_ln-s0-00000000 cross_entropy/case/method")
+    with pytest.raises(
+        RecordError, match=r"mixln_table1\.diff\.csv: was built from llama_71m-pre_ln-s0-00000000, which"
+    ):
+        take_reference(copy)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "{",
+        "[]",
+        "{}",
+        None,
+        json.dumps({"mixln_table1": {**MADE, "dates": []}}),
+        '{"mixln_table1": {"machines": ["m"]}}',
+        '{"mixln_table1": 7}',
+    ],
+)
 def test_a_reference_that_does_not_say_where_it_was_made_is_refused_and_stays(copy, damage):
     folder = copy.root / REFERENCE / "gpu"
     folder.mkdir(parents=True)
-    (folder / "made.json").write_text(damage)
+    if damage is not None:
+        (folder / "made.json").write_text(damage)
     (folder / "mixln_table1.diff.csv").write_text("earlier\n")
-    built(copy, "mixln_table1")
+    built(copy, "mixln_table5")
     for ask in (lambda: take_reference(copy), lambda: page(copy, ("gpu",))):
-        with pytest.raises(RecordError, match=r"made\.json: does not say where .*git checkout, or delete the folder"):
+        with pytest.raises(
+            RecordError, match=r"made\.json: (does not say where|no such) .*git checkout, or delete the"
+        ):
             ask()
     assert (folder / "mixln_table1.diff.csv").read_text() == "earlier\n"
 

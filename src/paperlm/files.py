@@ -23,18 +23,20 @@ from paperlm_kernels.seal import SEAL, is_sealed, sealed
 from paperlm.errors import PaperLMError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FULL_DISK_WORDS = (
-    *("No space left", "File too large", "Disk quota exceeded"),
-    # torch.save has no reason to give: its file took fewer bytes than it wrote.
-    *("basic_ios::clear: iostream error", "PytorchStreamWriter failed writing", "unexpected pos"),
+FULL_DISK_WORDS = ("No space left", "File too large", "Disk quota exceeded")
+"What safetensors and a copied folder say of it."
+SHORT_FILE = re.compile(
+    r"basic_ios::clear: iostream error|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+"
 )
-"What safetensors, torch and a copied folder say of it."
+"What torch.save says, which knows no reason: its file took fewer bytes than it wrote."
 
 
 def is_full_disk(error: BaseException) -> bool:
     """Whether an error says that no space is left: by its number or, of a library that passes none on, in words."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL_DISK
+    if isinstance(error, RuntimeError) and SHORT_FILE.search(str(error)):
+        return True
     return any(words in str(error) for words in FULL_DISK_WORDS)
 
 

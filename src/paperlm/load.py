@@ -150,8 +150,11 @@ def explained(error: ValidationError, model: type[BaseModel], where: str) -> str
     found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     alike: dict[Any, list[str]] = {}
     for one in found:
-        key = one["loc"][-1] if one["type"] in ("extra_forbidden", "missing") else ""
-        alike.setdefault((one["type"], repr(one["input"]), key), []).append(_explain(one, model, where))
+        *above, last = [part for part in one["loc"] if not str(part).startswith("function-")] or [""]
+        owner, _ = _walk(model, above)  # None of a mapping or a list, all of whose values mean the same
+        named = owner is not None or one["type"] in ("extra_forbidden", "missing")
+        kind = one["type"], one["msg"], repr(one["input"]), (owner, last) if named else None
+        alike.setdefault(kind, []).append(_explain(one, model, where))
     lines = []
     for said in alike.values():
         lines += said[:ALIKE]

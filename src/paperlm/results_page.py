@@ -44,11 +44,11 @@ def take_reference(project: Project) -> list[str]:
             taken[name] = _places(project, state, name)
     if not taken:
         raise RecordError(f"no exhibit of scale {project.scale.scale} has been built; run snakemake first")
-    before = _made(folder / "made.json") if (folder / "made.json").exists() else {}
+    before = _made(folder / "made.json") if folder.is_dir() and any(folder.glob("*.csv")) else {}
     made = {name: found for name in project.exhibits if (found := taken.get(name) or before.get(name))}
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.csv"):
-        if path.name.partition(".")[0] not in made:
+        if path.name.partition(".")[0] not in project.exhibits:
             path.unlink()
     for name in taken:
         for kind in KINDS:
@@ -59,8 +59,17 @@ def take_reference(project: Project) -> list[str]:
 
 
 def _places(project: Project, state: State, name: str) -> dict[str, list[Any]]:
-    """Where and when the records of an exhibit were made, and for which seeds they were asked for."""
-    found = [read_record(project.root / s.path).environment for s in map(state.stored, project.jobs_of(name)) if s]
+    """Where and when the records were made that an exhibit was built from, and for which seeds it was asked for.
+
+    Rows of measurements (operation/case/method) say it themselves. Raises RecordError for a diff that was built from
+    other jobs than the project has today.
+    """
+    diff = project.root / f"paper_tables/{name}.diff.csv"
+    ids = dict.fromkeys(job for row in read_built(diff) for job in row["jobs"].split() if "/" not in job)
+    if strangers := [job for job in ids if job not in project.jobs]:
+        raise RecordError(f"{diff}: was built from {strangers[0]}, which no exhibit asks for now; build it again")
+    stored = filter(None, (state.stored(project.jobs[job]) for job in ids))
+    found = [read_record(project.root / one.path).environment for one in stored]
     places = {
         "machines": {one.cpu if one.device == "CPU" else one.device for one in found},
         "dates": {one.date for one in found},
@@ -135,6 +144,7 @@ def _made(path: Path) -> dict[str, dict[str, list[Any]]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         _ = [sorted(one[key]) for one in found.values() for key in ("machines", "dates", "commits", "torch")]
+        _ = [min(day for one in found.values() for day in one["dates"])]  # there is one
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; {again}") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):

@@ -1,5 +1,6 @@
 # Loads and checks every declaration before any job starts; named input functions. All logic is in src/paperlm.
 import atexit
+import functools
 import gc
 import inspect
 import os
@@ -24,6 +25,17 @@ from paperlm.plan.project import configuration
 from paperlm.plan.stale_lock import break_stale_lock
 from paperlm.plan.workflow import NOTHING, Workflow
 
+REPORT = any(argument.partition("=")[0] == "--report" for argument in sys.argv)
+
+
+@functools.cache
+def named_targets():
+    "What this command line asks for; of another program's, nothing."
+    if not workflow.is_main_process or Path(sys.argv[0]).name not in ("snakemake", "__main__.py"):
+        return []
+    return parse_args(sys.argv[1:])[1].targets
+
+
 try:
     project = open_project(configuration(ROOT, config))
     plan = Workflow(project)
@@ -32,7 +44,7 @@ except PaperLMError as error:
 
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
-    plan.together = plan.asked(sys.argv) or project.exhibits
+    plan.together = plan.made_by(named_targets()) if not REPORT else ()
     plan.ask_again()
 
 
@@ -166,15 +178,12 @@ def exhibit_digest(wildcards):
 
 def targets(*names):
     "Files of these exhibits; where a report is asked for, of those that are built: Snakemake stops at one that is not."
-    reports = any(argument.partition("=")[0] == "--report" for argument in sys.argv)
-    return plan.targets(*names, built=reports)
+    return plan.targets(*names, built=REPORT)
 
 
 def refuse_unknown_targets():
     "A target that nothing makes stops here, with the nearest one: Snakemake would name none."
-    if not workflow.is_main_process or Path(sys.argv[0]).name not in ("snakemake", "__main__.py"):
-        return
-    for target in parse_args(sys.argv[1:])[1].targets:
+    for target in named_targets():
         path = os.path.relpath(target)
         made = workflow.is_rule(target) or any(rule.is_producer(path) for rule in workflow.rules)
         if not made and not Path(path).exists():

@@ -158,7 +158,7 @@ def write_costs(project: Project) -> None:
     """Write the reference's file from the records that this model of CPU made, and its calibration.
 
     None is written where there is no such record; committed records of GPUs say themselves what they cost. What the
-    file said of other jobs of the project is kept, times the ratio of the two machines' calibrations.
+    file said of other jobs of the project is kept, of another CPU times the ratio of the two calibrations.
     """
     mine = {
         kind: {name: [seconds for cpu, seconds in found if cpu == cpu_name()] for name, found in names.items()}
@@ -173,7 +173,7 @@ def write_costs(project: Project) -> None:
         return
     machine = calibrated(project.root)
     if (before := _read(project.root / project.places.costs)) is not None:
-        ratio = machine.step_seconds / before.machine.step_seconds
+        ratio = machine.step_seconds / before.machine.step_seconds if before.machine.cpu != machine.cpu else 1.0
         declared = {like(job_id) for job_id in project.jobs}
         for kind, names in before.seconds.items():
             kept = {name: s * ratio for name, s in names.items() if kind == MEASURE or name in declared}

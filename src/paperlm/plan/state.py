@@ -84,15 +84,16 @@ class State:
     def records(self, name: str, together: Collection[str] = ()) -> list[str]:
         """Records that an exhibit is built from, in order, without those that are absent and will not be made.
 
-        A claim that reads another exhibit is judged on what is at hand of it, and on all of it where that one is made
-        in the same call, `together` with this one: nothing is made for a claim alone.
+        A claim that reads another exhibit is judged on what is at hand of it or is made in the same call, `together`
+        (job ids): nothing is made for a claim alone.
         """
-        own = [self.record(job) for job in self.project.jobs_of(name)]
-        for other in self.project.reads(name)[1:]:
-            for job in self.project.jobs_of(other):
-                stored = self.stored(job)
-                own.append(self.record(job) if other in together else stored.path if stored else None)
-        return list(dict.fromkeys(filter(None, own)))
+        found = [self.record(job) for job in self.project.jobs_of(name)]
+        for job in (job for other in self.project.reads(name)[1:] for job in self.project.jobs_of(other)):
+            if job.job_id in together:
+                found.append(self.record(job))
+            elif stored := self.stored(job):
+                found.append(stored.path)
+        return list(dict.fromkeys(filter(None, found)))
 
     @kept
     def todo(self, *names: str) -> Mapping[str, Job]:

@@ -49,7 +49,7 @@ class Workflow:
     def __init__(self, project: Project) -> None:
         self.project, self.places, self.state = project, project.places, State(project)
         self.together: Collection[str] = ()
-        "Exhibits that one call makes: their claims on one another wait for all that they read."
+        "Ids of jobs that this call makes: claims on other exhibits wait for them."
         self.datasets: dict[str, DataSettings] = {}
         self._read: dict[str, list[str]] = {}
         "job -> ids of what it reads"
@@ -309,13 +309,20 @@ class Workflow:
                 kinds += ["curves.svg", "curves.png", "curves.csv", "curves.notes.txt"]
             yield from (f"paper_tables/{name}.{kind}" for kind in kinds)
 
-    def asked(self, arguments: list[str]) -> list[str]:
-        """Exhibits that a command line names: `paper_tables/x.csv`, or a paper."""
+    def made_by(self, targets: Sequence[str]) -> Collection[str]:
+        """Ids of the jobs that a call with these targets makes for exhibits. Without a target Snakemake makes all."""
+        if not targets or "all" in targets:
+            return self.state.todo()
+        named = self.asked(targets)
+        return self.state.todo(*named) if named else ()
+
+    def asked(self, arguments: Sequence[str]) -> list[str]:
+        """Exhibits that a command line names: a file of theirs, or a paper."""
         found: dict[str, None] = {}
         for argument in arguments:
             if argument in self.project.papers:
                 found |= dict.fromkeys(self.project.papers[argument].exhibits())
-            elif match := re.fullmatch(r"(?:.*/)?paper_tables/(\w+)\.(csv|svg|png|claims\.csv|curves\.svg)", argument):
+            elif match := re.fullmatch(r"(?:.*/)?(?:paper_tables|results/report)/(\w+)\.[a-z.]+", argument):
                 found[match[1]] = None
         return [name for name in found if name in self.project.exhibits]
 
