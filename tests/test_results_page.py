@@ -82,20 +82,20 @@ def test_a_reference_is_taken_of_what_was_built_and_kept_of_what_was_not_unless_
     for name in earlier:
         for kind in ("diff", "claims"):
             (folder / f"{name}.{kind}.csv").write_text("earlier\n")
-    built(copy, "mixln_table5")
+    built(copy, "mixln_table5", jobs="cross_entropy/case/a method")
     built(copy, "mixln_table2", "not run")
     assert take_reference(copy) == ["mixln_table5"]
     assert sorted(path.name for path in folder.glob("*.csv")) == [
         *("mixln_table1.claims.csv", "mixln_table1.diff.csv", "mixln_table5.claims.csv", "mixln_table5.diff.csv")
     ]
     assert (folder / "mixln_table1.diff.csv").read_text() == "earlier\n"
-    assert "r,c,gpu,1,90.1,,," in (folder / "mixln_table5.diff.csv").read_text()
+    assert "r,c,gpu,1,90.1,,,cross_entropy/case/a method" in (folder / "mixln_table5.diff.csv").read_text()
     made = json.loads((folder / "made.json").read_text())
     assert made == {"mixln_table1": MADE, "mixln_table5": {key: [] for key in MADE} | {"seeds": [0]}}
 
 
 def test_a_reference_is_not_taken_of_an_exhibit_that_was_built_from_other_jobs(copy):
-    built(copy, "mixln_table1", jobs="llama_71m-pre_ln-s0-00000000 cross_entropy/case/method")
+    built(copy, "mixln_table1", jobs="llama_71m-pre_ln-s0-00000000")
     with pytest.raises(
         RecordError, match=r"mixln_table1\.diff\.csv: was built from llama_71m-pre_ln-s0-00000000, which"
     ):

@@ -65,7 +65,8 @@ def _places(project: Project, state: State, name: str) -> dict[str, list[Any]]:
     other jobs than the project has today.
     """
     diff = project.root / f"paper_tables/{name}.diff.csv"
-    ids = dict.fromkeys(job for row in read_built(diff) for job in row["jobs"].split() if "/" not in job)
+    asked = (row["jobs"] for row in read_built(diff) if "/" not in row["jobs"])
+    ids = dict.fromkeys(job for jobs in asked for job in jobs.split())
     if strangers := [job for job in ids if job not in project.jobs]:
         raise RecordError(f"{diff}: was built from {strangers[0]}, which no exhibit asks for now; build it again")
     stored = filter(None, (state.stored(project.jobs[job]) for job in ids))
