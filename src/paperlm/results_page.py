@@ -59,17 +59,17 @@ def take_reference(project: Project) -> list[str]:
 
 
 def _places(project: Project, state: State, name: str) -> dict[str, list[Any]]:
-    """Where and when the records were made that an exhibit was built from, and for which seeds it was asked for.
+    """Where and when the records of an exhibit were made, and for which seeds they were asked for.
 
-    Rows of measurements (operation/case/method) say it themselves. Raises RecordError for a diff that was built from
-    other jobs than the project has today.
+    Rows of measurements (operation/case/method) say it themselves. Raises RecordError for a table that was built from
+    other jobs than it has today; a figure's files name none.
     """
     diff = project.root / f"paper_tables/{name}.diff.csv"
     asked = (row["jobs"] for row in read_built(diff) if "/" not in row["jobs"])
-    ids = dict.fromkeys(job for jobs in asked for job in jobs.split())
-    if strangers := [job for job in ids if job not in project.jobs]:
-        raise RecordError(f"{diff}: was built from {strangers[0]}, which no exhibit asks for now; build it again")
-    stored = filter(None, (state.stored(project.jobs[job]) for job in ids))
+    jobs = {job.job_id: job for job in project.jobs_of(name)}
+    if strangers := [job for ids in asked for job in ids.split() if job not in jobs]:
+        raise RecordError(f"{diff}: was built from {strangers[0]}, which {name} does not ask for now; build it again")
+    stored = filter(None, map(state.stored, jobs.values()))
     found = [read_record(project.root / one.path).environment for one in stored]
     places = {
         "machines": {one.cpu if one.device == "CPU" else one.device for one in found},
