@@ -213,8 +213,7 @@ class Try:
     end: str
     said: str = ""
     seconds: float = 0.0
-    made: dict[str, Any] = field(default_factory=dict)
-    "with which source, on what machine (`made_with`)"
+    made: dict[str, Any] = field(default_factory=dict)  # what `made_with` says
 
 
 Group = Callable[[Path], Iterator[Stage]]
@@ -311,7 +310,6 @@ def counted(tries: Sequence[Try], seed: int, earlier: Sequence[Try] = ()) -> dic
         wrong = (one for one in tries if one.end not in FINE)
         return [{"try": f.number, "stage": f.stage, "file": f.file, "damage": f.harm, "end": f.end} for f in wrong]
 
-    faults = listed(tries)
     return {
         "seed": seed,
         "tries": len(tries),
@@ -322,8 +320,8 @@ def counted(tries: Sequence[Try], seed: int, earlier: Sequence[Try] = ()) -> dic
         },
         "damages": dict(sorted(Counter(one.harm for one in tries).items())),
         "longest_seconds": round(max((one.seconds for one in tries), default=0.0), 1),
-        "faults": faults,
-        "mended": [one for one in listed(earlier) if one not in faults],
+        "faults": listed(tries),
+        "mended": [one for one in listed(earlier) if one not in listed(tries)],
     }
 
 
@@ -365,8 +363,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="a line for each try, and what a fault said")
     parser.add_argument("--out", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
-    os.environ[LIMIT_IS] = str(options.limit)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= {LIMIT_IS: str(options.limit), "OMP_NUM_THREADS": "1"}
     end = time.monotonic() + options.seconds
     groups = {name: STAGES[name] for name in STAGES if name in (options.stages or STAGES)}
     before, here = kept(options.state) if options.state else [], made_with()
@@ -380,8 +377,8 @@ def main() -> int:
             )
             for n in range(options.workers)
         ]
-        for one in (dataclasses.replace(one, made=here) for one in told(workers)):
-            made[one.number] = one
+        for told_one in told(workers):
+            made[told_one.number] = one = dataclasses.replace(told_one, made=here)
             if options.state:
                 with options.state.open("a", encoding="utf-8") as file:
                     print(json.dumps(dataclasses.asdict(one)), file=file)
@@ -389,10 +386,10 @@ def main() -> int:
                 print(f"{one.number}\t{one.stage}\t{one.file}\t{one.harm}\t{one.end}\t{one.seconds:.1f}", flush=True)
             if one.end not in FINE or (options.verbose and options.only):
                 print("    " + one.said.replace("\n", "\n    "), flush=True)
-    machines = Counter(json.dumps(one.made) for one in made.values())
-    used = [{"tries": count, **json.loads(made_by)} for made_by, count in machines.most_common()]
-    again = [one for one in before if one is not made[one.number]]
-    found = counted([*made.values()], options.seed, again) | {"limit_seconds": options.limit, "made with": used}
+    machines = Counter(json.dumps(one.made) for one in made.values()).most_common()
+    used = [{"tries": count, **json.loads(machine)} for machine, count in machines]
+    found = counted([*made.values()], options.seed, [one for one in before if one is not made[one.number]])
+    found |= {"limit_seconds": options.limit, "made with": used}
     print(json.dumps(found["ends"]))
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

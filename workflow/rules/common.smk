@@ -30,10 +30,9 @@ REPORT = any(argument.partition("=")[0] == "--report" for argument in sys.argv)
 
 @functools.cache
 def named_targets():
-    "What this command line asks for; of another program's, nothing."
-    if not workflow.is_main_process or Path(sys.argv[0]).name not in ("snakemake", "__main__.py"):
-        return []
-    return parse_args(sys.argv[1:])[1].targets
+    "What Snakemake's command line asks for; None in a child of it and in another program."
+    called = workflow.is_main_process and Path(sys.argv[0]).name in ("snakemake", "__main__.py")
+    return parse_args(sys.argv[1:])[1].targets if called else None
 
 
 try:
@@ -44,7 +43,8 @@ except PaperLMError as error:
 
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
-    plan.together = plan.made_by(named_targets()) if not REPORT else ()
+    if named_targets() is not None and not REPORT:
+        plan.together = plan.made_by(named_targets())
     plan.ask_again()
 
 
@@ -183,7 +183,7 @@ def targets(*names):
 
 def refuse_unknown_targets():
     "A target that nothing makes stops here, with the nearest one: Snakemake would name none."
-    for target in named_targets():
+    for target in named_targets() or ():
         path = os.path.relpath(target)
         made = workflow.is_rule(target) or any(rule.is_producer(path) for rule in workflow.rules)
         if not made and not Path(path).exists():
