@@ -175,6 +175,22 @@ def test_a_column_over_many_orders_of_magnitude_is_judged_in_its_own_size(base):
     assert disagreements(curve(base, ranks), elsewhere(curve(base, [*ranks[:2], *(3 * y for y in ranks[2:])])))
 
 
+def losses(base: Record, before: float, after: float) -> Record:
+    rows = [[0, before, math.exp(before)], [938, after, math.exp(after)]]
+    return saying(base, series={"eval": Series(columns=["update", "loss", "ppl"], rows=rows)})
+
+
+def test_of_a_loss_and_its_perplexity_the_loss_is_compared(base):
+    """The digits are of a Mix-LN model of 130M, fine-tuned on an H200, and made again with its model on an H100."""
+    then, now = losses(base, 5.286152, 1.901093), losses(base, 5.156880, 1.900022)
+    assert disagreements(then, elsewhere(now)) == []
+    (said,) = disagreements(then, elsewhere(losses(base, 5.286152, 1.1 * 1.901093 + 0.3)))
+    assert said.startswith("series eval: loss 1.901093, now 2.39")
+    alone = curve(base, [197.58, 6.69], "ppl"), curve(base, [173.62, 6.69], "ppl")
+    assert disagreements(alone[0], elsewhere(alone[1])), "without its loss a perplexity stands for itself"
+    assert disagreements(then, now), "and on the same machine every digit counts"
+
+
 # -- committed runs ----
 
 

@@ -32,7 +32,9 @@ def disagreements(committed: Record, made: Record) -> list[str]:
     - a series has the same columns and as many rows; of a column of words or whole numbers every row is equal; of
       another one the median deviation over the rows is within 5 % of the row's value, or within the noise from row to
       row, the median second difference. Its last row is no test of its own: in a curve of training that is a single
-      batch, and what a job ends in are its metrics;
+      batch, and what a job ends in are its metrics. A perplexity beside its loss is that loss once more, and the loss
+      is what is compared: of four fine-tunings whose models were made again on another card, the losses before them
+      are up to 2.4 % apart, which is 12 % in perplexity, and those after them up to 0.4 %;
     - answers are to the same items in the same order; how many are right is a metric.
     """
     if committed.outcome != made.outcome:
@@ -80,6 +82,8 @@ def _series(committed: Record, made: Record, exact: bool) -> Iterator[str]:
             yield f"series {name}: {_shape(then)}, now {_shape(now)}"
             continue
         for column in then.columns:
+            if column == "ppl" and "loss" in then.columns and not exact:
+                continue
             pairs = list(zip(then.column(column), now.column(column), strict=True))
             row = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), None)
             if row is not None and (exact or not _alike(pairs)):
