@@ -265,6 +265,74 @@ def test_t5_puts_no_eos_behind_a_context_and_reads_the_lines_of_a_prompt_as_one(
     assert tokenizer.encode(f"{context} A")[:-1] == tokenizer.encode(context), "an option is one token of its own"
 
 
+PAIRS = [
+    ("Q: 1 + 1?\nA:", " 2"), ("Q: 1 + 1?\nA:", " three"), ("Q: 1 + 1?\nA: \n ", "2"), ("", " an option alone"),
+    ("</s>begins with the special token", " of its beginning"), ("Q: 1 + 1?\nA:", " 2"), ("  blanks before", " it"),
+    ("naïve Ünicode… 日本", " 語"), ("\n", "only blanks"), ("one", "word"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 4096])
+@pytest.mark.parametrize("begins", [False, True], ids=["plain", "bos"])
+@pytest.mark.parametrize("name", ["bpe1024", "t5", "gpt2"])
+def test_texts_that_are_tokenized_together_are_what_the_harness_makes_of_each(name, begins, ahead, model, monkeypatch):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from tokenizers.processors import TemplateProcessing
+
+    from paperlm.evaluate import harness
+
+    tokenizer = transformers_tokenizer(name, 128)
+    if begins:
+        token = (tokenizer.eos_token, tokenizer.eos_token_id)
+        special = TemplateProcessing(single=f"{token[0]} $A", special_tokens=[token])
+        tokenizer.backend_tokenizer.post_processor = special
+    told = []
+
+    def tell(lm, asked, **_):
+        told.append(asked)
+        return [(0.0, False)] * len(asked)
+
+    for kind in (HFLM, harness.CountingLM):
+        monkeypatch.setattr(kind, "_loglikelihood_tokens", tell)
+    monkeypatch.setattr(harness, "AHEAD", ahead)
+    requests = [
+        Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=0, metadata=("piqa", n, 1))
+        for n, pair in enumerate(PAIRS * 2)
+    ]
+    ours = harness.CountingLM(model, tokenizer, max_length=4096, batch_size=1, progress=False)
+    theirs = HFLM(pretrained=model, backend="causal", tokenizer=tokenizer, max_length=4096, batch_size=1)
+    for lm in (ours, theirs, ours):
+        lm.loglikelihood(requests, disable_tqdm=True)
+    assert told[0] == told[1] == told[2] and len(told[0]) == 2 * len(PAIRS)
+
+
+def test_templates_are_compiled_once_while_the_harness_runs_and_its_own_way_is_back_after_a_fault(items):
+    from lm_eval.utils import env
+
+    compiled = []
+    whole, env.__class__.compile = (
+        env.__class__.compile,
+        lambda self, *a, **k: compiled.append(a) or whole(self, *a, **k),
+    )
+    try:
+        evaluate_lm(Scorer(by_task("constant")), ["piqa"], items, few_shot=5, limit=20)
+        assert 0 < len(compiled) == len(set(compiled)), "of every template"
+    finally:
+        env.__class__.compile = whole
+    with pytest.raises(NotImplementedError):
+        evaluate_lm(Broken(), ["piqa"], items, few_shot=0, limit=2)
+    assert "from_string" not in vars(env)
+
+
+class Broken(Scorer):
+    def __init__(self):
+        super().__init__(None)
+
+    def loglikelihood(self, requests, disable_tqdm=False):
+        raise NotImplementedError
+
+
 def test_a_model_without_finite_logits_is_counted_and_takes_the_first_option(model, tokenizer, items):
     broken = PaperLlamaForCausalLM(model.config)
     with torch.no_grad():
@@ -337,6 +405,9 @@ def test_an_option_without_a_token_is_named(model, tokenizer, items, tmp_path):
 
         def encode(self, text, **options):
             return tokenizer.encode(text.rstrip(), **options)
+
+        def __call__(self, texts, **options):
+            return tokenizer([text.rstrip() for text in texts], **options)
 
     from paperlm.evaluate.harness import CountingLM
 
