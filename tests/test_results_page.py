@@ -11,9 +11,9 @@ from paperlm.errors import RecordError
 from paperlm.figures.base import write_figure
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.workflow import Workflow
-from paperlm.results_page import REFERENCE, page, reference_part, take_reference
+from paperlm.results_page import REFERENCE, grid, page, reference_part, take_reference
 from paperlm.tables.build import write_table
-from paperlm.tables.contents import SHOWN
+from paperlm.tables.contents import SHOWN, read_built
 
 MADE = {"seeds": [0], "machines": ["m"], "dates": ["d"], "commits": ["c"], "torch": ["t"]}
 SCALES = tuple(sorted(path.name for path in (ROOT / REFERENCE).iterdir() if path.is_dir()))
@@ -146,3 +146,35 @@ def test_the_reference_of_the_committed_records_is_what_they_give_today(tmp_path
         write_figure(project, name, files, tmp_path / f"{name}.svg")
     for kind in ("diff", "claims"):
         assert (tmp_path / f"{name}.{kind}.csv").read_text() == (folder / f"{name}.{kind}.csv").read_text()
+
+
+def cells(grid: dict[str, dict[str, tuple[str, str]]]) -> list[dict[str, str]]:
+    """row -> column -> (regenerated, published), as a diff has them."""
+    named = ((row, column, *pair) for row, columns in grid.items() for column, pair in columns.items())
+    return [dict(zip(("row", "column", "regenerated", "published"), each, strict=True)) for each in named]
+
+
+def test_rows_and_columns_without_a_number_of_either_kind_are_named_and_take_no_room():
+    none, ours, printed = ("not run", ""), ("1.5", ""), ("not run", "2.5")
+    shown = list(grid(cells({"A": {"x": ours, "y": printed, "z": none}, "B": {"x": none, "y": none, "z": none}})))
+    assert shown == [
+        "| | x | y |",
+        "|---|---|---|",
+        "| A | 1.5 | not run (2.5) |",
+        "",
+        "Not run, and not in print: row `B`; column `z`.",
+    ]
+    assert list(grid(cells({"A": {"x": none, "y": none}}))) == [
+        "",
+        "Not run, and not in print: row `A`; columns `x`, `y`.",
+    ]
+    assert list(grid(cells({"A": {"x": ("blocked", "")}})))[-1] == "| A | blocked |", "an outcome says something"
+
+
+def test_every_row_and_column_of_a_reference_is_on_the_page_with_its_numbers_or_by_its_name():
+    for diff in sorted((ROOT / "docs/reference").glob("*/*.diff.csv")):
+        found = read_built(diff)
+        table, _, said = "\n".join(grid(found)).replace(r"\|", "|").partition("Not run, and not in print: ")
+        for cell in found:
+            shown = f"| {cell['row']} " in table and f" {cell['column']} |" in table
+            assert shown or any(f"`{cell[key]}`" in said for key in ("row", "column")), (diff.name, cell)

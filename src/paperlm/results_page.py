@@ -215,20 +215,46 @@ def _parts(parts: list[dict[str, str]]) -> str:
 
 
 def grid(diff: list[dict[str, str]]) -> Iterator[str]:
-    """Regenerated numbers in the layout of the exhibit, the published ones in brackets, as a Markdown table."""
-    rows, columns = (list(dict.fromkeys(row[key] for row in diff)) for key in ("row", "column"))
-    cells = {(row["row"], row["column"]): row for row in diff}
-    makers = {row["row"]: row["made_by"] for row in diff if row.get("made_by")}
-    yield "| | " + " | ".join(map(_cell, columns)) + " |"
-    yield "|" + "---|" * (len(columns) + 1)
-    for row in rows:
+    """Regenerated numbers in the layout of the exhibit, the published ones in brackets, as a Markdown table. Rows and
+    columns without a number of either kind, for which nothing was run, are named in a line behind it."""
+    silent = {
+        key: [name for name, cells in _by(diff, key).items() if not any(map(_says_something, cells))]
+        for key in ("row", "column")
+    }
+    told = [row for row in diff if row["row"] not in silent["row"] and row["column"] not in silent["column"]]
+    columns, makers = _by(told, "column"), {row["row"]: row["made_by"] for row in told if row.get("made_by")}
+    if told:
+        yield "| | " + " | ".join(map(_cell, columns)) + " |"
+        yield "|" + "---|" * (len(columns) + 1)
+    for name, cells in _by(told, "row").items():
+        of_column = {cell["column"]: cell for cell in cells}
         shown = []
         for column in columns:
-            cell = cells.get((row, column), {"regenerated": "", "published": ""})
+            cell = of_column.get(column, {"regenerated": "", "published": ""})
             published = f" ({cell['published']})" if cell["published"] else ""
             shown.append(_cell(cell["regenerated"] + published))
-        maker = f" ({makers[row]})" if row in makers else ""
-        yield f"| {_cell(row + maker)} | " + " | ".join(shown) + " |"
+        maker = f" ({makers[name]})" if name in makers else ""
+        yield f"| {_cell(name + maker)} | " + " | ".join(shown) + " |"
+    if any(silent.values()):
+        yield ""
+        kinds = (
+            f"{key}{'s' * (len(names) > 1)} {', '.join(f'`{name}`' for name in names)}"
+            for key, names in silent.items()
+            if names
+        )
+        yield f"Not run, and not in print: {'; '.join(kinds)}."
+
+
+def _by(diff: list[dict[str, str]], key: str) -> dict[str, list[dict[str, str]]]:
+    """Cells by their row or column, in order."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for cell in diff:
+        found.setdefault(cell[key], []).append(cell)
+    return found
+
+
+def _says_something(cell: dict[str, str]) -> bool:
+    return bool(cell["published"]) or cell["regenerated"] != "not run"
 
 
 def _cell(text: str) -> str:
