@@ -1,10 +1,12 @@
 """The job that evaluates a model on tasks: what it hands over, its name and data, settings and items it refuses."""
 
 import pytest
+import torch
 from support_items import prepared, rewrite, small_model, without
 
 from paperlm.errors import DataError, JobError
 from paperlm.evaluate.harness import evaluate
+from paperlm.evaluate.questions import at_once
 from paperlm.jobs.base import Inputs, Job, Machine
 from paperlm.jobs.lm_eval import LmEval, run
 from paperlm.models.folder import save_model, transformers_tokenizer
@@ -97,3 +99,14 @@ def test_the_jobs_name_and_data_follow_from_its_settings():
 def test_bad_settings_of_the_job_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         LmEval(of=Parent(), **SETTINGS | change)
+
+
+def test_on_a_gpu_as_many_requests_go_together_as_their_logits_leave_room_for(monkeypatch):
+    assert at_once(Machine(device="cpu"), 256) == at_once(Machine(device="cpu"), 4096) == 16
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    words, most = 32_000, 2**33  # float32 logits of LLaMA's vocabulary, and a tenth of a card of 80 GB
+    for length in (48, 256, 384, 2048, 4096):
+        requests = at_once(Machine(), length)
+        assert requests >= 1 and 4 * words * requests * length <= most < 4 * words * 4 * (requests + 1) * length
+    assert at_once(Machine(), 2**20) == 1, "one is always asked"
+    assert at_once(Machine(micro_batch=3), 256) == at_once(Machine(device="cpu", micro_batch=3), 256) == 3

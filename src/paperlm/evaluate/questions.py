@@ -11,8 +11,11 @@ from paperlm.evaluate.tasks import Source, TaskName, task_of
 from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Seed
 from paperlm.result import Result
 
-BATCH = {"cpu": 16, "cuda": 64}
-"Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
+ON_CPU = 16
+"Requests per forward pass on a CPU."
+TOKENS_ON_GPU = 2**15
+"""Tokens per forward pass on a GPU: the harness takes the logits of all of them in float32, a word of 32,000 at a time,
+4 GiB, and twice that for their logarithms; at 256 tokens 128 requests, at 4,096 8."""
 
 
 class AskedModel(LooksAtModel):
@@ -71,6 +74,13 @@ def check_items(job: AskedModel, inputs: Inputs) -> None:
     load_items(job.tasks, _items(job, inputs), few_shot=job.few_shot, limit=job.items)
 
 
+def at_once(machine: Machine, max_length: int) -> int:
+    """Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."""
+    if machine.micro_batch:
+        return machine.micro_batch
+    return ON_CPU if machine.torch_device().type == "cpu" else max(1, TOKENS_ON_GPU // max_length)
+
+
 def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[Result, list[float]]:
     """The metrics of the settings, with standard errors and labels; and the likelihood of each option in the order of
     the requests. The model is on its device. Raises DataError for unusable items, JobError without a tokenizer."""
@@ -84,7 +94,7 @@ def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[
         _items(job, inputs),
         few_shot=job.few_shot,
         max_length=job.max_length,
-        batch_size=machine.micro_batch or BATCH[machine.torch_device().type],
+        batch_size=at_once(machine, job.max_length),
         limit=job.items,
         few_shot_seed=job.few_shot_seed,
         progress=machine.progress,

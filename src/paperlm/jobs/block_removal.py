@@ -130,7 +130,7 @@ def run(job: BlockRemoval, inputs: Inputs, machine: Machine) -> Result:
 
     def measure(model: Any, text: Sequences) -> Result:
         require_decoder(model)
-        accuracy = _accuracy(job, inputs, machine, text.device)
+        accuracy = _accuracy(job, inputs, machine)
 
         def scores(model: Any) -> dict[str, Any]:
             loss = sequence_losses(model, text.batches()).loss_true()
@@ -214,12 +214,12 @@ def _kept(path: Path, of: dict[str, Any]) -> dict[str, Any]:
     return found["done"] if all(found[key] == value for key, value in of.items()) else {}
 
 
-def _accuracy(job: BlockRemoval, inputs: Inputs, machine: Machine, device: Any) -> Any:
+def _accuracy(job: BlockRemoval, inputs: Inputs, machine: Machine) -> Any:
     """Function of a model: its accuracy on the task with standard error, labels and versions."""
     if job.task is None:
         return lambda model: {"accuracy": None, "stderr": None, "labels": [], "versions": {}}
     from paperlm.evaluate.harness import evaluate
-    from paperlm.evaluate.questions import BATCH
+    from paperlm.evaluate.questions import at_once
     from paperlm.models.folder import load_tokenizer
 
     tokenizer = load_tokenizer(inputs.models["of"])
@@ -232,7 +232,7 @@ def _accuracy(job: BlockRemoval, inputs: Inputs, machine: Machine, device: Any) 
             {job.task: inputs.data[1]},
             few_shot=job.few_shot,
             max_length=job.max_length,
-            batch_size=machine.micro_batch or BATCH[device.type],
+            batch_size=at_once(machine, job.max_length),
             limit=job.items,
             progress=False,
         )
