@@ -97,6 +97,24 @@ def test_every_pattern_is_encoded_in_every_profile(spot, profile):
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("lowest", [0, 120, 241])
+def test_what_stands_beside_an_exponent_is_nothing_to_its_code_of_four_bits(spot, lowest):
+    """Two are computed in one word. Every pair of those around the codes, and of the ends of all."""
+    some = np.union1d(np.arange(max(0, lowest - 18), min(256, lowest + 33)), [0, 1, 127, 128, 254, 255])
+    exponents = np.stack(np.meshgrid(some, some), 2).ravel()
+    signs = np.random.default_rng(lowest).integers(0, 2**16, exponents.size) & 0x807F
+    often = np.repeat(np.arange(lowest, lowest + 15) << 7, 300)  # beside about a hundred of every exponent
+    t = patterns(np.concatenate([exponents << 7 | signs, often]).astype(np.uint16))
+    packed = pack(t.to(spot.device), profile="fix4", raw="never", backend=spot.backend)
+    assert packed.lowest == lowest and same_bits(packed.unpack(backend=spot.backend), t)
+    known = (lowest <= exponents) & (exponents < lowest + 15)
+    codes = np.where(known, exponents - lowest + 1, 0)
+    found = packed.sections[Section.PAYLOAD].cpu().numpy().view(np.uint8)[: exponents.size // 2]
+    assert (found == (codes[::2] | codes[1::2] << 4)).all()
+    assert packed.header.patches == (~known).sum()
+
+
+@compiled_or_interpreted
 @pytest.mark.parametrize("norm", [32, 128, 512, 1024])
 def test_the_normalizers_of_the_published_program_are_the_definitions(spot, norm):
     t = odd_weights(5000, seed=norm)

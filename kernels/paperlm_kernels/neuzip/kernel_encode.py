@@ -262,6 +262,24 @@ def write_block(
     store_bytes(stream8, word, window.to(tl.uint32), first, end)
 
 
+@triton.jit
+def two_codes(word, offset):
+    """Codes of four bits of two patterns in a byte, 0 for exponents that have none; both are computed in one word.
+    offset: in both halves, 512 less the exponent before the first that has a code."""
+    code = ((word >> 7) & 0x00FF00FF) + offset  # 512 + 0 to 15; others, from 257 to 768, have one of the bits 4 to 8
+    other = ((code & 0x01F001F0) + 0x01F001F0) >> 9 & 0x00010001
+    code = code & 0x000F000F & ~(other * 15)
+    return (code | code >> 12) & 0xFF
+
+
+@triton.jit
+def known_of(codes):
+    """How many of eight codes of four bits are not 0."""
+    some = codes | (codes >> 1)
+    some = (some | (some >> 2)) & 0x11111111
+    return (some.to(tl.uint32, bitcast=True) * 0x11111111 >> 28).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["numel"])
 def fix4_kernel(
     weights, norm, lowest, payload, plane, patch_counts, escaping, sums, numel,
@@ -271,7 +289,7 @@ def fix4_kernel(
     patches (`bit_of_step`)."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
-    before = tl.load(lowest).to(tl.int32) - 1
+    offset = (513 - tl.load(lowest).to(tl.int32)) * 0x00010001
     escapes = tl.zeros([LANES], dtype=tl.int32)
     steps = tl.zeros([LANES], dtype=tl.int32)
     total = tl.zeros([LANES], dtype=tl.uint32)
@@ -284,17 +302,15 @@ def fix4_kernel(
         n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
         store_plane(items, octet, inside, w0, w1, w2, w3, K)
         codes = tl.zeros([LANES], dtype=tl.int32)
-        here = tl.zeros([LANES], dtype=tl.int32)
-        for j in tl.static_range(8):
-            word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
-            code = ((word >> (7 + 16 * (j % 2))) & 0xFF) - before
-            known = (code > 0) & (code < 16)
-            there = inside if WHOLE else octet * 8 + j < count
-            codes = codes | tl.where(known & there, code, 0) << (4 * j)
-            here += (there & (known == 0)).to(tl.int32)
-            if j % 2 == 0:
-                total += block_sum_of(word, octet * 4 + j // 2, scale, LOG_NORM)
+        for j in tl.static_range(4):
+            word = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
+            total += block_sum_of(word, octet * 4 + j, scale, LOG_NORM)
+            codes |= two_codes(word, offset) << (8 * j)
+        there = tl.minimum(tl.maximum(count - octet * 8, 0), 8)
+        if not WHOLE:
+            codes &= ((tl.full([LANES], 1, tl.int64) << (4 * there)) - 1).to(tl.int32)
         tl.store(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, codes, mask=inside)
+        here = there - known_of(codes)
         steps |= (here > 0).to(tl.int32) << bit_of_step(t, OCTETS)
         escapes += here
     tl.store(patch_counts + block, tl.sum(escapes, 0))
