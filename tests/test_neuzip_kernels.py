@@ -115,6 +115,19 @@ def test_what_stands_beside_an_exponent_is_nothing_to_its_code_of_four_bits(spot
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("count", [8, 1024, 1032, B - 8, B + 8, 2 * B - 1024, 1031])
+def test_zeros_that_have_a_code_are_none_behind_the_last_weight(spot, count):
+    """Where a lane has no weight, zeros are read, whose exponent is one of the coded ones here."""
+    t = torch.zeros(count, dtype=torch.bfloat16)
+    t[::5] = 1.5
+    for profile in ("fast", "fix4"):
+        right = pack(t, profile=profile, raw="never", backend="reference")
+        assert (
+            pack(t.to(spot.device), profile=profile, raw="never", backend=spot.backend).to_bytes() == right.to_bytes()
+        )
+
+
+@compiled_or_interpreted
 @pytest.mark.parametrize("norm", [32, 128, 512, 1024])
 def test_the_normalizers_of_the_published_program_are_the_definitions(spot, norm):
     t = odd_weights(5000, seed=norm)

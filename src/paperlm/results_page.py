@@ -242,7 +242,7 @@ def grid(diff: list[dict[str, str]]) -> Iterator[str]:
             for key, names in silent.items()
             if names
         )
-        yield f"Not run, and not in print: {'; '.join(kinds)}."
+        yield f"Not run, and without a printed number here: {'; '.join(kinds)}."
 
 
 def _by(diff: list[dict[str, str]], key: str) -> dict[str, list[dict[str, str]]]:
@@ -254,7 +254,7 @@ def _by(diff: list[dict[str, str]], key: str) -> dict[str, list[dict[str, str]]]
 
 
 def _says_something(cell: dict[str, str]) -> bool:
-    return bool(cell["published"]) or cell["regenerated"] != "not run"
+    return bool(cell["published"]) or cell["regenerated"] not in ("", "not run")
 
 
 def _cell(text: str) -> str:

@@ -310,7 +310,7 @@ def fix4_kernel(
         if not WHOLE:
             codes &= ((tl.full([LANES], 1, tl.int64) << (4 * there)) - 1).to(tl.int32)
         tl.store(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, codes, mask=inside)
-        here = there - known_of(codes)
+        here = tl.where(inside, there - known_of(codes), 0)  # behind the last weight, zeros may have a code
         steps |= (here > 0).to(tl.int32) << bit_of_step(t, OCTETS)
         escapes += here
     tl.store(patch_counts + block, tl.sum(escapes, 0))

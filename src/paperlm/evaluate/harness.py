@@ -86,6 +86,7 @@ class CountingLM(HFLM):
         self.progress = progress
         self.requests, self.cut, self.not_finite = Counter(), Counter(), Counter()
         self.likelihoods: list[float] = []
+        self._prefix = self.tokenizer.decode(self.prefix_token_id)
         self._asked: Iterator[list[tuple[str, str]]] = iter(())
         self._encoded: dict[str, list[int]] = {}
 
@@ -108,20 +109,21 @@ class CountingLM(HFLM):
         return super().tok_encode(string, add_special_tokens=add_special_tokens, **options)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        while context + continuation not in self._encoded and (following := next(self._asked, None)) is not None:
-            self._encoded = self._encode(following)
+        whole = context + continuation
+        while not (whole in self._encoded or whole.startswith(self._prefix)) and (ahead := next(self._asked, None)):
+            self._encoded = self._encode(ahead)
         return super()._encode_pair(context, continuation)
 
     def _encode(self, asked: Iterable[tuple[str, str]]) -> dict[str, list[int]]:
-        """Tokens of what the harness encodes of these requests, on all cores: each whole, and its context, which the
-        options of an item share. A text that begins with the special token of its beginning is left to the harness."""
+        """Tokens of what the harness encodes of these requests, on as many cores as the tokenizer takes: each whole,
+        and its context, which the options of an item share. What begins with a special token is left to the harness."""
         texts = itertools.chain.from_iterable((context + option, context.rstrip()) for context, option in asked)
-        prefix = self.tokenizer.decode(self.prefix_token_id)
-        texts = [text for text in dict.fromkeys(texts) if text and not text.startswith(prefix)]
+        texts = [text for text in dict.fromkeys(texts) if text and not text.startswith(self._prefix)]
         special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
         return dict(zip(texts, self.tokenizer(texts, **special)["input_ids"], strict=True)) if texts else {}
 
     def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **options: Any) -> list[tuple[float, bool]]:
+        self._asked, self._encoded = iter(()), {}
         kept = []
         for task, (texts, context, option) in zip(self._tasks, requests, strict=True):
             if not option:
@@ -220,12 +222,12 @@ def _quiet_datasets() -> Iterator[None]:
 def _templates_compiled_once() -> Iterator[None]:
     """A prompt's template is compiled once: the harness does it anew for every item and every example in front of it,
     which is four fifths of the time that prompts take it."""
-    environment = lm_eval.utils.env
-    environment.from_string = functools.cache(environment.from_string)
+    environment, compiled = lm_eval.utils.env, lm_eval.utils.env.from_string
+    environment.from_string = functools.cache(compiled)
     try:
         yield
     finally:
-        del environment.from_string
+        environment.from_string = compiled
 
 
 def _answers(name: str, samples: Mapping[str, Sequence[Mapping[str, Any]]], rows: list[Any]) -> dict[str, Answers]:

@@ -14,8 +14,8 @@ from paperlm.result import Result
 ON_CPU = 16
 "Requests per forward pass on a CPU."
 TOKENS_ON_GPU = 2**15
-"""Tokens per forward pass on a GPU: the harness takes the logits of all of them in float32, a word of 32,000 at a time,
-4 GiB, and twice that for their logarithms; at 256 tokens 128 requests, at 4,096 8."""
+"""Tokens per forward pass on a GPU, 128 requests of 256 or 8 of 4,096: with 32,000 words their logits are 4 GiB in
+float32, and their logarithms, which the harness takes of all at once, as much again."""
 
 
 class AskedModel(LooksAtModel):
@@ -75,7 +75,7 @@ def check_items(job: AskedModel, inputs: Inputs) -> None:
 
 
 def at_once(machine: Machine, max_length: int) -> int:
-    """Requests per forward pass unless the machine says otherwise; no number depends on it beyond rounding."""
+    """Requests per forward pass unless the machine says otherwise; likelihoods depend on it in their rounding alone."""
     if machine.micro_batch:
         return machine.micro_batch
     return ON_CPU if machine.torch_device().type == "cpu" else max(1, TOKENS_ON_GPU // max_length)

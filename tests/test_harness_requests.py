@@ -1,0 +1,126 @@
+"""How requests reach lm-evaluation-harness faster than by its own way, and are the same."""
+
+from __future__ import annotations
+
+import pytest
+from jinja2 import Environment
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import env
+from support_items import prepared, small_model
+from tokenizers.processors import TemplateProcessing
+
+from paperlm.evaluate import harness
+from paperlm.models.folder import transformers_tokenizer
+
+PAIRS = [
+    ("Q: 1 + 1?\nA:", " 2"), ("Q: 1 + 1?\nA:", " three"), ("Q: 1 + 1?\nA: \n ", "2"), ("", " an option alone"),
+    ("</s>begins with the special token", " of its beginning"), ("Q: 1 + 1?\nA:", " 2"), ("  blanks before", " it"),
+    ("naïve Ünicode… 日本", " 語"), ("\n", "only blanks"), ("one", "word"),
+]  # fmt: skip
+
+
+def asking(pairs: list[tuple[str, str]]) -> list[Instance]:
+    return [
+        Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=0, metadata=("piqa", n, 1))
+        for n, pair in enumerate(pairs)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model()
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What is handed on to the model, call by call."""
+    found = []
+
+    def tell(lm, asked, **_):
+        found.append(asked)
+        return [(0.0, False)] * len(asked)
+
+    monkeypatch.setattr(HFLM, "_loglikelihood_tokens", tell)
+    monkeypatch.setattr(harness.CountingLM, "_loglikelihood_tokens", tell)
+    return found
+
+
+def ours(model, tokenizer):
+    return harness.CountingLM(model, tokenizer, max_length=4096, batch_size=1, progress=False)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 4096])
+@pytest.mark.parametrize("begins", [False, True], ids=["plain", "bos"])
+@pytest.mark.parametrize("name", ["bpe1024", "t5", "gpt2"])
+def test_texts_that_are_tokenized_together_are_what_the_harness_makes_of_each(
+    name, begins, ahead, model, told, monkeypatch
+):
+    tokenizer = transformers_tokenizer(name, 128)
+    if begins:
+        token = (tokenizer.eos_token, tokenizer.eos_token_id)
+        special = TemplateProcessing(single=f"{token[0]} $A", special_tokens=[token])
+        tokenizer.backend_tokenizer.post_processor = special
+    monkeypatch.setattr(harness, "AHEAD", ahead)
+    lm = ours(model, tokenizer)
+    for each in (lm, HFLM(pretrained=model, backend="causal", tokenizer=tokenizer, max_length=4096, batch_size=1), lm):
+        each.loglikelihood(asking(PAIRS * 2), disable_tqdm=True)
+    assert told[0] == told[1] == told[2] and len(told[0]) == 2 * len(PAIRS)
+
+
+def test_only_a_text_that_begins_with_the_special_token_is_tokenized_alone(model, told, monkeypatch):
+    monkeypatch.setattr(harness, "AHEAD", 4)
+    alone = []
+    encode = HFLM.tok_encode
+    monkeypatch.setattr(HFLM, "tok_encode", lambda lm, text, **more: alone.append(text) or encode(lm, text, **more))
+    lm = ours(model, transformers_tokenizer("bpe1024", 128))
+    pairs = [(f"question {n}", f" answer {n}") for n in range(20)]
+    lm.loglikelihood(asking([*pairs[:5], ("</s>question", " answer"), *pairs[5:]]), disable_tqdm=True)
+    assert alone == ["</s>question answer", "</s>question"]
+
+
+def test_no_tokens_are_kept_while_the_model_runs(model, monkeypatch):
+    held = []
+    monkeypatch.setattr(
+        HFLM, "_loglikelihood_tokens", lambda lm, asked, **_: held.append(lm._encoded) or [(0.0, False)]
+    )
+    ours(model, transformers_tokenizer("bpe1024", 128)).loglikelihood(asking([("one", " word")]), disable_tqdm=True)
+    assert held == [{}]
+
+
+class Scorer(LM):
+    """Likes every option as much, or raises."""
+
+    def __init__(self, fault=None):
+        super().__init__()
+        self.fault = fault
+
+    def loglikelihood(self, requests, disable_tqdm=False):
+        if self.fault:
+            raise self.fault
+        return [(-1.0, False)] * len(requests)
+
+    def loglikelihood_rolling(self, requests, disable_tqdm=False):
+        raise NotImplementedError
+
+    def generate_until(self, requests, disable_tqdm=False):
+        raise NotImplementedError
+
+
+def test_templates_are_compiled_once_while_the_harness_runs_and_its_own_way_is_back_after_a_fault(
+    tmp_path, monkeypatch
+):
+    items, compiled = prepared(tmp_path, tasks=("piqa",)), []
+    compile_whole, its_own = Environment.compile, env.from_string
+
+    def compile_told(self, source, *args, **more):
+        compiled.append(source)
+        return compile_whole(self, source, *args, **more)
+
+    monkeypatch.setattr(Environment, "compile", compile_told)
+    harness.evaluate_lm(Scorer(), ["piqa"], items, few_shot=5, limit=20)
+    assert 0 < len(compiled) == len(set(compiled)), "each template once"
+    with pytest.raises(KeyError, match="of the model"):
+        harness.evaluate_lm(Scorer(KeyError("of the model")), ["piqa"], items, few_shot=0, limit=2)
+    assert env.from_string == its_own
