@@ -12,6 +12,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 from support import job_environment
 from support_jobs import commit, folder_of, made, maker, model, number
 
@@ -53,8 +54,10 @@ def test_a_parent_whose_model_is_there_is_not_made_again(tmp_path):
     assert (folder_of(tmp_path, model()) / "manifest.json").stat().st_mtime_ns == before
 
 
-def test_what_a_job_left_in_memory_is_gone_when_the_next_one_begins(tmp_path, monkeypatch):
-    left, run_job = [], run.run_job
+def test_what_a_job_left_in_memory_is_gone_from_a_card_when_the_next_one_begins(tmp_path, monkeypatch):
+    left, emptied, run_job = [], [], run.run_job
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(left)))
 
     class Kept:
         def __init__(self):
@@ -71,7 +74,12 @@ def test_what_a_job_left_in_memory_is_gone_when_the_next_one_begins(tmp_path, mo
         maker(tmp_path).with_parents(number())
     finally:
         gc.enable()
-    assert len(left) == 2
+    assert len(left) == 2 and emptied == [0, 1]
+
+
+def test_on_a_cpu_no_job_looks_through_the_heap(tmp_path, monkeypatch):
+    monkeypatch.setattr(gc, "collect", lambda *_: pytest.fail("a quarter of a second a job"))
+    maker(tmp_path).with_parents(number())
 
 
 def test_a_job_without_its_parents_model_is_refused_and_the_command_named(tmp_path):
