@@ -16,6 +16,7 @@ class NeuZip(Declared):
     measures = {
         "decode": "time of unpacking to bfloat16",
         "encode": "time of packing",
+        "update": "time of packing in place of what was packed before, as a step of training does",
         "gemv": "time of the product with a token, of rows of 8,192 weights",
         "gemv8": "the same with 8 tokens",
         "bits": "of a weight, all metadata included",

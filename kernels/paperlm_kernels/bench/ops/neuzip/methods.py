@@ -15,12 +15,15 @@ from paperlm_kernels.neuzip.product import linear
 
 
 class Ours(Coder):
-    """`pack` with options. Its codebook is made anew at each packing."""
+    """`pack` with options. Its codebook is made anew at each packing, and by `update_` once in 64."""
 
-    parts: ClassVar[tuple[str, ...]] = (*Coder.parts, *TOKENS)
+    parts: ClassVar[tuple[str, ...]] = (*Coder.parts, "update", *TOKENS)
     options: ClassVar[dict[str, Any]] = {}
 
     def call(self, part: str) -> Call:
+        if part == "update":
+            stored = self.stored()
+            return lambda: stored.update_(self.inputs.weights)
         if part not in TOKENS:
             return super().call(part)
         packed, x = pack(self.matrix(), **self.options), self.inputs.tokens[: TOKENS[part]]

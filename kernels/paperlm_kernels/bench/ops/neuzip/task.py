@@ -65,7 +65,7 @@ def _different(got: torch.Tensor, weights: torch.Tensor) -> int:
 def _time(operation: Operation, task: Task, coder: Coder, part: str, bits: float, name: str) -> Row:
     device, case = coder.inputs.device, coder.case
     # packing reads one tensor of two bytes a weight, which is enough for large ones not to stay in a cache
-    calls = [coder.call(part)] if part == "encode" else [
+    calls = [coder.call(part)] if part in ("encode", "update") else [
         coder.call(part) for _ in range(copies_of(int(case.weights * bits / 8), device))
     ]  # fmt: skip
     before = clocks.clock_and_power() if device.type == "cuda" else None
