@@ -54,10 +54,14 @@ def test_a_parent_whose_model_is_there_is_not_made_again(tmp_path):
     assert (folder_of(tmp_path, model()) / "manifest.json").stat().st_mtime_ns == before
 
 
-def test_what_a_job_left_in_memory_is_gone_from_a_card_when_the_next_one_begins(tmp_path, monkeypatch):
+@pytest.mark.parametrize("where", ["card", "CPU"])
+def test_what_a_job_left_in_memory_is_gone_when_the_next_one_begins(where, tmp_path, monkeypatch):
     left, emptied, run_job = [], [], run.run_job
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(left)))
+    if where == "card":
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(left)))
+    else:
+        monkeypatch.setattr(run, "LOOK_SECONDS", -1.0)
 
     class Kept:
         def __init__(self):
@@ -74,12 +78,16 @@ def test_what_a_job_left_in_memory_is_gone_from_a_card_when_the_next_one_begins(
         maker(tmp_path).with_parents(number())
     finally:
         gc.enable()
-    assert len(left) == 2 and emptied == [0, 1]
+    assert len(left) == 2 and emptied == ([0, 1] if where == "card" else [])
 
 
-def test_on_a_cpu_no_job_looks_through_the_heap(tmp_path, monkeypatch):
-    monkeypatch.setattr(gc, "collect", lambda *_: pytest.fail("a quarter of a second a job"))
-    maker(tmp_path).with_parents(number())
+def test_short_jobs_on_a_cpu_do_not_look_through_the_heap_each(tmp_path, monkeypatch):
+    looked = []
+    monkeypatch.setattr(gc, "collect", lambda: looked.append(time.monotonic()))
+    monkeypatch.setattr(run, "_looked", time.monotonic() - 2 * run.LOOK_SECONDS)
+    for seed in range(3):
+        maker(tmp_path / str(seed)).with_parents(number())
+    assert len(looked) == 1, "of six jobs the first does"
 
 
 def test_a_job_without_its_parents_model_is_refused_and_the_command_named(tmp_path):

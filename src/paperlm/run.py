@@ -33,6 +33,10 @@ from paperlm.record.record import DataUsed, Record, drift, read_record, write_re
 from paperlm.result import NO_MODEL, Cost
 from paperlm.train.gpu_lock import one_gpu
 
+LOOK_SECONDS = 10.0
+"What jobs on a CPU left in cycles is looked for after so long, which is a fortieth of the time."
+_looked = time.monotonic()
+
 
 @dataclass(frozen=True)
 class Parents:
@@ -216,12 +220,16 @@ def _leads() -> bool:
 
 def _let_go() -> None:
     """Free what earlier jobs of this process left in cycles and in the compiler's caches: on a card it would count in
-    this job's peak of memory. Elsewhere cycles can wait: to look for them takes a quarter of a second a job."""
+    this job's peak of memory. To look for cycles takes a quarter of a second, and on a CPU they can wait a while."""
+    global _looked
     torch = sys.modules.get("torch")
+    on_card = torch is not None and torch.cuda.is_initialized()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-    if torch is not None and torch.cuda.is_initialized():
+    if on_card or time.monotonic() - _looked > LOOK_SECONDS:
         gc.collect()
+        _looked = time.monotonic()
+    if on_card:
         torch.cuda.empty_cache()
 
 
