@@ -25,14 +25,15 @@ COUNTS = {
 @pytest.mark.parametrize("limit", [11, 12])
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit):
-    from paperlm_kernels.neuzip.launch_encode import codebook_tables
+    from paperlm_kernels.neuzip.launch_encode import codebook_tables, decoding_table
 
     counts = COUNTS[name].astype(np.int64)
     right = Codebook.of_counts(counts, limit)
     given = counts.copy()
     given[0] = 0  # what the counting leaves out
     stored = torch.zeros(STORED, dtype=torch.uint8, device=spot.device)
-    found = codebook_tables(torch.from_numpy(given).to(spot.device), int(counts.sum()), limit, stored)
+    found, left = codebook_tables(torch.from_numpy(given).to(spot.device), int(counts.sum()), limit, stored)
+    found["decoding"] = decoding_table(left, limit)
     for which, table in found.items():
         wanted = getattr(right, which)
         assert np.array_equal(table.cpu().numpy().view(wanted.dtype), wanted), which

@@ -166,11 +166,12 @@ def reversed_bits(code, length, limit):
 
 
 @triton.jit(do_not_specialize=["numel", "limit", "log"])
-def codebook_kernel(counts, stored, index, packing, decoding, scratch, numel, limit, log):
-    """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index`, `packing` and `decoding`.
+def codebook_kernel(counts, stored, index, packing, scratch, numel, limit, log):
+    """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index` and `packing`.
 
-    scratch: 1,024 int32. limit, and log, which is 8, are no constants: with all loops unrolled, it would take longer to
-    fetch the instructions than to execute them.
+    scratch: 1,024 int32, of which `decoding_kernel` makes the last table: packing need not wait for it. limit, and log,
+    which is 8, are no constants: with all loops unrolled, it would take longer to fetch the instructions than to
+    execute them.
     """
     place = tl.arange(0, 256)
     count = all_counts(counts, numel)
@@ -212,18 +213,21 @@ def codebook_kernel(counts, stored, index, packing, decoding, scratch, numel, li
     tl.store(packing + place, reversed_bits(code, length, limit) | length << 16 | escapes << 30)
     one, two = tl.load(scratch + (place >> 4)), tl.load(scratch + (place & 15))
     tl.store(scratch + 512 + rank, length | one << 7 | two << 23)
-    tl.debug_barrier()
-    for start in range(0, 1 << limit, 512):
-        entry = start + tl.arange(0, 512)
-        ahead = reversed_bits(entry, tl.full([512], limit, tl.int32), limit)
-        found = tl.full([512], -1, tl.int32)  # the rank of the code that it begins with
-        before = 0
-        for n in range(1, limit + 1):
-            number = tl.load(scratch + 784 + n)
-            inner = (ahead >> (limit - n)) - tl.load(scratch + 768 + n)
-            found = tl.where((found < 0) & (inner >= 0) & (inner < number), before + inner, found)
-            before += number
-        tl.store(decoding + entry, tl.load(scratch + 512 + found, mask=found >= 0, other=limit))
+
+
+@triton.jit(do_not_specialize=["limit"])
+def decoding_kernel(decoding, scratch, limit, PART: tl.constexpr):
+    """`Codebook.decoding` of what `codebook_kernel` left in `scratch`; PART entries a program."""
+    entry = tl.program_id(0) * PART + tl.arange(0, PART)
+    ahead = reversed_bits(entry, tl.full([PART], limit, tl.int32), limit)
+    found = tl.full([PART], -1, tl.int32)  # the rank of the code that it begins with
+    before = 0
+    for n in range(1, limit + 1):
+        number = tl.load(scratch + 784 + n)
+        inner = (ahead >> (limit - n)) - tl.load(scratch + 768 + n)
+        found = tl.where((found < 0) & (inner >= 0) & (inner < number), before + inner, found)
+        before += number
+    tl.store(decoding + entry, tl.load(scratch + 512 + found, mask=found >= 0, other=limit))
 
 
 @triton.jit(do_not_specialize=["numel"])

@@ -27,6 +27,7 @@ from paperlm_kernels.neuzip.streams import TooLongError
 _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
 _COUNT = Launcher(kernel_codebook.count_kernel)
 _CODEBOOK = Launcher(kernel_codebook.codebook_kernel)
+_DECODING = Launcher(kernel_codebook.decoding_kernel)
 _LOWEST = Launcher(kernel_codebook.lowest_kernel)
 _PAIRS = Launcher(kernel_pairs.pairs_kernel)
 _SIZE = Launcher(kernel_encode.size_kernel)
@@ -42,6 +43,8 @@ MOST_STEPS = 8184
 EXPONENTS = 256
 TOLD = 1024
 "Entries of a table of pairs of exponents that a program makes."
+TOLD_OF_CODES = 256
+"And of a table of codes; one has 2^8 or more."
 SCANNED = 4096
 "Blocks whose sizes are added up at once."
 EXPECTED = 4096
@@ -146,17 +149,24 @@ def _counts(job: _Job) -> Tensor:
     return counts
 
 
-def codebook_tables(counts: Tensor, numel: int, limit: int, stored: Tensor) -> dict[str, Tensor]:
-    """`Codebook.of_counts` on the device, as its tables by name. counts: of the exponents of so many weights but of 0,
-    which is what remains (256, int64). `stored` is written, the other tables are made."""
+def codebook_tables(counts: Tensor, numel: int, limit: int, stored: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """`Codebook.of_counts` on the device, as its tables by name, and what `decoding_table` makes the last one of.
+    counts: of the exponents of so many weights but of 0, which is what remains (256, int64). `stored` is written, the
+    other tables are made."""
     device = counts.device
     tables = {
         "stored": stored, "index": _new(256, torch.uint8, device), "packing": _new(SYMBOLS, torch.int32, device),
-        "decoding": _new(1 << limit, torch.int32, device),
     }  # fmt: skip
     scratch = torch.empty(1024, dtype=torch.int32, device=device)
     _CODEBOOK(1, (counts, *tables.values(), scratch), (numel, limit, 8), {})
-    return tables
+    return tables, scratch
+
+
+def decoding_table(scratch: Tensor, limit: int) -> Tensor:
+    """`Codebook.decoding` (2^limit, int32) of what `codebook_tables` left."""
+    table = _new(1 << limit, torch.int32, scratch.device)
+    _DECODING(-(-(1 << limit) // TOLD_OF_CODES), (table, scratch), (limit,), {"PART": TOLD_OF_CODES})
+    return table
 
 
 def lowest_of(counts: Tensor, numel: int, lowest: Tensor) -> Tensor:
@@ -189,10 +199,10 @@ def _note(device: torch.device, behind: int) -> Tensor:
 
 def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
     header, g, blocks, device = job.header, job.header.geometry, job.header.blocks, job.device
-    note = _note(device, STORED if book is None else 0)
+    note, left = _note(device, STORED if book is None else 0), None
     if book is None:
         stored = note.view(torch.uint8)[TOTALS : TOTALS + STORED]
-        tables = codebook_tables(_counts(job), header.numel, g.limit, stored)
+        tables, left = codebook_tables(_counts(job), header.numel, g.limit, stored)
     else:
         tables = {which: book.table(device, which) for which in ("stored", "index", "packing")}
     stored, index, packing = tables["stored"], tables["index"], tables["packing"]
@@ -224,7 +234,7 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
         own = book
         if own is None:  # while the device writes
             own = Codebook.of_device(in_bytes[:STORED], g.limit)
-            own.keep(device, tables)
+            own.keep(device, tables | {"decoding": decoding_table(left, g.limit)})
         return found, sections, own, 0
 
     return finish

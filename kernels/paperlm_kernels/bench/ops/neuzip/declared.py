@@ -66,5 +66,10 @@ METHODS = {
     "zipnn": "bytes apart by their place in a number, then compressed, on a CPU",
 }
 "Method -> what it is."
-METRICS = {"time": {"measure": ("decode", "encode", "update", "gemv", "gemv8")}, "bits": {}, "error": {}, "determinism": {}}
+METRICS = {
+    "time": {"measure": ("decode", "encode", "update", "gemv", "gemv8")},
+    "bits": {},
+    "error": {},
+    "determinism": {},
+}
 "Metric of a row -> what tells its rows apart, and the values that has."
