@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lm_eval.api.model import LM
 from support import job_environment
 from support_items import bundled, needs_full_sets, prepared, rewrite, small_model, without
 from support_models import fresh
+from support_scorer import Scorer
 
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError, SpecError
@@ -38,24 +38,6 @@ ANSWERS = {
 }
 # Mix-LN Table 2 and LNS Table 3, rows of diverged models, in percent; OpenBookQA's is no constant scorer's there
 PUBLISHED = {"mmlu": 22.95, "boolq": 37.83, "arc_easy": 25.08, "piqa": 49.51, "hellaswag": 25.04, "winogrande": 49.57}
-
-
-class Scorer(LM):
-    """Gives each option the value of a rule and keeps what it was asked."""
-
-    def __init__(self, rule):
-        super().__init__()
-        self.rule, self.asked = rule, []
-
-    def loglikelihood(self, requests, disable_tqdm=False):
-        self.asked += [(request.task_name, request.doc_id, request.idx, *request.args) for request in requests]
-        return [(self.rule(request), False) for request in requests]
-
-    def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        raise NotImplementedError
-
-    def generate_until(self, requests, disable_tqdm=False):
-        raise NotImplementedError
 
 
 def by_task(rule):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from jinja2 import Environment
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import env
 from support_items import prepared, small_model
+from support_scorer import Scorer
 from tokenizers.processors import TemplateProcessing
 
 from paperlm.evaluate import harness
@@ -89,25 +89,6 @@ def test_no_tokens_are_kept_while_the_model_runs(model, monkeypatch):
     assert held == [{}]
 
 
-class Scorer(LM):
-    """Likes every option as much, or raises."""
-
-    def __init__(self, fault=None):
-        super().__init__()
-        self.fault = fault
-
-    def loglikelihood(self, requests, disable_tqdm=False):
-        if self.fault:
-            raise self.fault
-        return [(-1.0, False)] * len(requests)
-
-    def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        raise NotImplementedError
-
-    def generate_until(self, requests, disable_tqdm=False):
-        raise NotImplementedError
-
-
 def test_templates_are_compiled_once_while_the_harness_runs_and_its_own_way_is_back_after_a_fault(
     tmp_path, monkeypatch
 ):
@@ -119,8 +100,8 @@ def test_templates_are_compiled_once_while_the_harness_runs_and_its_own_way_is_b
         return compile_whole(self, source, *args, **more)
 
     monkeypatch.setattr(Environment, "compile", compile_told)
-    harness.evaluate_lm(Scorer(), ["piqa"], items, few_shot=5, limit=20)
+    harness.evaluate_lm(Scorer(lambda request: -1.0), ["piqa"], items, few_shot=5, limit=20)
     assert 0 < len(compiled) == len(set(compiled)), "each template once"
-    with pytest.raises(KeyError, match="of the model"):
-        harness.evaluate_lm(Scorer(KeyError("of the model")), ["piqa"], items, few_shot=0, limit=2)
+    with pytest.raises(KeyError, match="no such value"):
+        harness.evaluate_lm(Scorer(lambda request: {}["no such value"]), ["piqa"], items, few_shot=0, limit=2)
     assert env.from_string == its_own
