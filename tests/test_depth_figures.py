@@ -25,7 +25,7 @@ from paperlm.figures.depth import (
     depth_statistics,
 )
 from paperlm.figures.heat_maps import grid, neighbours
-from paperlm.plan.project import Project
+from paperlm.plan.project import ROOT, Project
 from paperlm.record.record import Record, write_record
 from paperlm.result import Series
 
@@ -152,3 +152,11 @@ def test_the_drawn_numbers_and_the_statistics_of_a_figure_of_blocks_are_those_of
         for r in csv.DictReader((tmp_path / f"{name}.diff.csv").read_text().splitlines())
     }
     assert diff["Post-LN", DEEP] == pytest.approx(100 * np.mean(drops["Post-LN"][6:]), rel=1e-6)
+
+
+def test_blocks_are_counted_in_whole_numbers_under_their_bars(tmp_path, monkeypatch):
+    project = Project({"scale": "gpu"})
+    (record,) = (ROOT / "paper_tables/records/gpu/block_removal").glob("*llama_130m-post_ln-s0-*.json")
+    figure = drawn(monkeypatch, project, "lns_figure2", [record], tmp_path)
+    (axis,) = (axis for axis in figure.axes if axis.patches)
+    assert len(axis.get_xticks()) > 2 and all(tick == round(tick) for tick in axis.get_xticks())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas
 import pytest
 from paperlm_kernels.bench.rows import append
@@ -9,6 +11,7 @@ from pydantic import ValidationError
 from support_tables import edited
 
 from paperlm.errors import RecordError, SpecError
+from paperlm.figures import measured_curves
 from paperlm.figures.base import write_figure
 from paperlm.figures.options import check_options
 from paperlm.plan.project import Project
@@ -59,6 +62,20 @@ def test_a_point_is_gibibytes_of_bfloat16_a_second_over_the_bytes_of_the_matrix(
     assert lossless["bytes"].is_monotonic_increasing
     assert (lossless["bytes"].min(), lossless["bytes"].max()) == (100_000, 100_000_000)
     assert lossless["GiB/s of bfloat16"].tolist() == pytest.approx([900e9 / 2**30] * 13)
+
+
+def test_no_line_is_drawn_across_sizes_that_were_not_measured(tmp_path):
+    (path,) = written(tmp_path)
+    some = {f"figure4_{n:02d}" for n in (0, 1, 2, 7, 12)}
+    lines = [line for line in path.read_text().splitlines() if any(f'"{case}"' in line for case in some)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    drawn = measured_curves.draw(ON_A_CARD, "neuzip_figure4", [path])
+    for axis in drawn.figure.axes:
+        assert len(axis.lines) == len(SPEED)
+        for line in axis.lines:
+            there = [not math.isnan(x) and not math.isnan(y) for x, y in zip(*line.get_data(), strict=True)]
+            assert there == [n in (0, 1, 2, 7, 12) for n in range(13)]
+    assert len(drawn.numbers) == 2 * len(some) * len(SPEED), "the numbers are those that there are"
 
 
 def test_claims_about_speeds_hold_where_they_are_as_the_paper_says_and_fail_where_the_host_is_fast(tmp_path):

@@ -46,6 +46,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """Bars are means over seeds, a dot is one seed's number."""
     import matplotlib.pyplot as plt
     import pandas as pd
+    from matplotlib.ticker import MaxNLocator
 
     _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
@@ -78,6 +79,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             axis.axhline(0, color="0.4", linewidth=0.8)
         axis.set(title=row, ylabel="" if place % across else options["label"])
         axis.set_xlabel("block (from 0, as in print)" if place + across >= count else "")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(visible=False, axis="x")
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")

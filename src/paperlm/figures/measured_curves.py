@@ -33,8 +33,8 @@ class Options(FigureOptions):
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """A line for each row of the table over the bytes of the tensor, both axes by powers of ten. Claims read the
-    table's columns as they are."""
+    """A line for each row of the table over the bytes of the tensor, both axes by powers of ten, broken at sizes that
+    were not measured. Claims read the table's columns as they are."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
@@ -42,22 +42,28 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     _, table = project.table(spec.table)
     options, records = options_of(project, name), list(records)
     panels = options["panels"]
+    measured = [
+        (title, *point)
+        for title, column in panels.items()
+        for point in points(project, name, records)
+        if point[0].column == column
+    ]
     found = pd.DataFrame(
         [
             [title, place.row.removeprefix(f"{paper.cases[place.case].model}: "), size, value, device]
-            for title, column in panels.items()
-            for place, size, value, device in points(project, name, records)
-            if place.column == column
+            for title, place, size, value, device in measured
         ],
         columns=["panel", "row", "bytes", options["y"], "device"],
     )
+    case_of = pd.Series([place.case for _, place, *_ in measured], dtype=object)
     styles = dict(zip(table.rows, zip(itertools.cycle(palette()), itertools.cycle(DASHES), strict=False), strict=False))
     figure, axes = plt.subplots(1, len(panels), figsize=(3.7 * len(panels) + 0.4, 3.4), squeeze=False, sharey=True)
     for axis, title in zip(axes[0], panels, strict=True):
         here = found[found["panel"] == title]
         for row, points_of_row in here.groupby("row", sort=False):
             color, dash = styles[row]
-            curve = points_of_row.sort_values("bytes")
+            # a place for each case, so that a line is broken where nothing was measured
+            curve = points_of_row.set_index(case_of[points_of_row.index]).reindex(table.cases)
             axis.plot(
                 curve["bytes"], curve[options["y"]], color=color, linestyle=dash, marker="o", markersize=3, label=row
             )
