@@ -88,6 +88,14 @@ MIXLN = [
         lambda p: p["deviations"][0].update(scales=["tinny"]),
         "deviations.scales: unknown scale 'tinny'; did you mean 'tiny'",
     ),
+    (
+        lambda p: claim(p, 2, -1).update(only_at={"scales": ["gpuu"], "why": "a reason"}),
+        r"MIX-T2-\w+\.only_at: unknown scale 'gpuu'; did you mean 'gpu'",
+    ),
+    (
+        lambda p: claim(p, 2, -1).update(only_at={"scales": [], "why": "a reason"}),
+        "only_at.scales: List should have at least 1 item",
+    ),
     (lambda p: p["deviations"][0].update(touches=[]), "deviations.0.touches: "),
     (
         lambda p: p["scales"]["tiny"]["except"].update({"MIX-T1-99": "a reason"}),

@@ -284,6 +284,16 @@ def test_a_job_that_contradicts_its_committed_record_is_an_error_and_its_record_
     assert places.is_file(places.made(model()))
 
 
+def test_a_record_that_was_rejected_is_taken_once_the_committed_one_is_deleted(tmp_path, monkeypatch):
+    path = commit(tmp_path, model())
+    monkeypatch.setenv("TOY_ERROR", "1")
+    with pytest.raises(RecordError, match="delete the committed record and run the job again"):
+        maker(tmp_path).make(model())
+    path.unlink()
+    maker(tmp_path).make(model())
+    assert made(tmp_path, model()).metrics["count"] == 4
+
+
 def test_a_committed_record_of_earlier_rules_is_not_compared(tmp_path, monkeypatch):
     commit(tmp_path, model(), behaviour={"toy_model": 0})
     monkeypatch.setenv("TOY_ERROR", "5")

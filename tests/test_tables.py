@@ -264,6 +264,19 @@ def test_the_smoke_scale_judges_nothing(tmp_path):
     assert {r["verdict"] for r in rows} == {"not tested"} and all("smoke" in r["reason"] for r in rows)
 
 
+@pytest.mark.parametrize("scale", ["tiny", "gpu"])
+def test_a_claim_of_some_scales_is_judged_there_and_elsewhere_says_why_not(tmp_path, scale):
+    """DeepNorm's published constants are a row of its own where the table's DeepNorm has the authors'."""
+    project = Project({"scale": scale})
+    contents = table_contents(project, TABLE, write_records(project, tmp_path, lambda r, c, s: printed(r, c)))
+    rows = {(row["claim"], row["part"]): row for row in claim_rows(project, TABLE, contents)}
+    row = rows["MIX-T1-1d", "LLaMA-130M"]
+    if scale == "gpu":
+        assert row["verdict"] != "not tested" and "DeepNorm (as defined)" in row["expression"]
+    else:
+        assert row["verdict"] == "not tested" and "the row DeepNorm itself has the published constants" in row["reason"]
+
+
 def test_a_damaged_record_is_named(tmp_path):
     project = Project({"scale": "tiny"})
     path = write_records(project, tmp_path, lambda r, c, s: printed(r, c))[0]

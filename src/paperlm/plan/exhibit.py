@@ -30,6 +30,13 @@ class Condition(Frozen):
     why: str
 
 
+class OnlyAt(Frozen):
+    """Scales at which a claim is judged: those where its rows or its models are."""
+
+    scales: list[str] = Field(min_length=1)
+    why: str = Field(min_length=3)
+
+
 class ClaimSpec(Frozen):
     """A statement about an exhibit, as an expression over its cells (paperlm.tables.claims)."""
 
@@ -42,6 +49,8 @@ class ClaimSpec(Frozen):
     "where the print says it with other rows than those that say the same here"
     of_print: str = ""
     "why it is about the print alone, so that nothing that is made here can test it"
+    only_at: OnlyAt | None = None
+    "scales that can judge it, and why no other can; a paper's `except` names scales that cannot"
     published: bool | None
     "whether the printed numbers satisfy it; False documents a contradiction inside the paper; null: they do not say"
     given: Condition | None = None

@@ -171,6 +171,8 @@ class PaperSpec(Frozen):
             yield from (("deviations.scales", scale) for scale in deviation.scales)
         for name, exhibit in self.exhibits().items():
             yield from ((f"{name}.incomparable_at", scale) for scale in getattr(exhibit, "incomparable_at", ()))
+            for claim in exhibit.claims:
+                yield from ((f"{claim.id}.only_at", scale) for scale in (claim.only_at.scales if claim.only_at else ()))
             for part, label, spec in parts(exhibit):
                 yield from ((f"{name}.{part}.{label}.scales", scale) for scale in spec.scales)
             if isinstance(exhibit, JobCells):

@@ -117,6 +117,8 @@ def judged(reading: Reading, paper: PaperSpec, claim: ClaimSpec) -> Verdict:
     if contents.depends_on_scale:
         if rule.judge == "none":
             return not_tested(f"scale {project.scale.scale}: {rule.why}")
+        if claim.only_at and project.scale.scale not in claim.only_at.scales:
+            return not_tested(f"scale {project.scale.scale}: {claim.only_at.why}")
         if claim.id in exceptions:
             return not_tested(f"scale {project.scale.scale}: {exceptions[claim.id]}")
     if claim.given is not None:
