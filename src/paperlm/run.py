@@ -206,8 +206,8 @@ class Maker:
             raise RecordError(
                 f"{job.job_id}: made again, and it contradicts {path}: {'; '.join(wrong)}. The new record is "
                 f"{rejected}; python -m paperlm why tells what changed; if it is meant, raise the kind's `behaviour`. "
-                "To go on with this one instead, delete the committed record and run the job again: work that is kept in "
-                "checkpoints is not done anew, and tables then show this machine's number"
+                "To go on with this one instead, delete the committed record and run the job again: what its "
+                "checkpoints hold is not done anew, and tables then show this machine's number"
             )
 
 

@@ -103,10 +103,12 @@ def write_picture(figure: Figure, lines: list[str], out: Path) -> None:
 
 
 def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str, ...]:
-    """Proxies, and labels of the records behind a figure of jobs."""
-    results = collect(project, name, records)
-    found = [f"{row}: {label}" for (row, _), cell in results.cells.items() if cell.records for label in labels(cell)]
-    return (*proxies(project, name), *dict.fromkeys(found))
+    """Models whose training collapsed, proxies, and labels of the records behind a figure of jobs: the picture has room
+    for the first."""
+    cells = [(row, cell) for (row, _), cell in collect(project, name, records).cells.items() if cell.records]
+    collapsed = [f"{row}: {said}" for row, cell in cells for said in cell.collapsed]
+    found = [f"{row}: {label}" for row, cell in cells for label in labels(cell)]
+    return tuple(dict.fromkeys([*collapsed, *proxies(project, name), *found]))
 
 
 def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffRow]:
@@ -144,19 +146,17 @@ def notes(project: Project, name: str, drawing: Drawing) -> list[str]:
     return [*incomparable(project, name), *drawing.labels, *spec.notes, *departures]
 
 
-LINES = 3
-"Lines of notes in the picture; the rest stands in the report and beside the CSV."
+NOTES, LINES = 3, 3
+"Notes in the picture, and lines that each may take; the rest stands in the report and beside the CSV."
 
 
 def _write_notes(figure: Figure, lines: list[str]) -> None:
-    """Below everything else that is drawn, each in one line."""
+    """Below everything else that is drawn."""
     width = int(figure.get_figwidth() * 17)
-    shown = [textwrap.shorten(line, width, placeholder=" ...") for line in lines[:LINES]]
-    if len(lines) > LINES:
-        shown[-1] = (
-            textwrap.shorten(lines[LINES - 1], width - 34, placeholder=" ...")
-            + f" ({len(lines) - LINES} more beside the CSV)"
-        )
+    wrapped = [textwrap.wrap(line, width, max_lines=LINES, placeholder=" ...") for line in lines[:NOTES]]
+    shown = [part for parts in wrapped for part in parts]
+    if len(lines) > NOTES:
+        shown.append(f"({len(lines) - NOTES} more beside the CSV)")
     figure.draw_without_rendering()  # places the legend
     bottom = figure.get_tightbbox().y0 / figure.get_figheight()
     figure.text(0.01, bottom - 0.015, "\n".join(shown), ha="left", va="top", fontsize=7.5, color="0.35")

@@ -157,12 +157,13 @@ def _outcomes(
 
 
 def labels(result: CellResult) -> list[str]:
-    """What has to stand beside a cell's number: its records' labels, seeds without one, earlier rules.
+    """What has to stand beside a cell's number: its records' labels, a model whose training collapsed, seeds
+    without a record, earlier rules.
 
     Of the labels `task: ...` of a record with several tasks, those of the cell's own ones.
     """
     own = {name.partition("/")[0] for name in result.metrics or (result.cell.metric,) if name}
-    found = set()
+    found = set(result.collapsed)
     for record in result.records:
         others = {name.partition("/")[0] for name in record.metrics if "/" in name} - own if own else set()
         found |= {label for label in record.labels if label.partition(":")[0] not in others}
