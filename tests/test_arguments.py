@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -78,20 +79,29 @@ def test_the_version_is_that_of_the_package(capsys):
 
 
 @pytest.mark.parametrize("numbers", [10, 100_000])
-@pytest.mark.parametrize("library", ["safetensors", "torch"])
+@pytest.mark.parametrize("library", ["safetensors", "torch", "datasets"])
 def test_a_full_disk_inside_a_library_is_a_sentence(library, numbers, tmp_path, capsys, monkeypatch):
     import resource
     import signal
 
+    import datasets
     import torch
     from safetensors.torch import save_file
+
+    items = tmp_path / "items.jsonl"
+    items.write_text('{"x": "0123456789"}\n' * numbers)
+
+    def load(tensors: dict, path: Path) -> None:
+        datasets.load_dataset("json", data_files=str(items), cache_dir=str(path))
 
     def save(options: object) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
         try:
-            {"safetensors": save_file, "torch": torch.save}[library]({"x": torch.zeros(numbers)}, tmp_path / "x")
+            {"safetensors": save_file, "torch": torch.save, "datasets": load}[library](
+                {"x": torch.zeros(numbers)}, tmp_path / "x"
+            )
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, before)

@@ -27,8 +27,8 @@ from paperlm.figures.style import METHODS, legend_below, row_styles
 from paperlm.norms import norm_methods
 from paperlm.plan.project import Project
 from paperlm.record.record import read_record, write_record
+from paperlm.result import UNIGRAM
 from paperlm.tables.build import table_contents
-from paperlm.tables.results import UNIGRAM
 
 plt.switch_backend("Agg")
 SCALE = "tiny"

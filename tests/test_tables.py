@@ -74,6 +74,17 @@ def test_the_seed_noise_of_the_gpu_scale_is_that_of_its_committed_records():
     )
 
 
+def test_the_seed_noise_of_bitnet_on_a_card_is_that_of_the_runs_that_vary_most_there():
+    """Four losses of GPT-2's shape, of three seeds each."""
+    values: dict[str, list[float]] = {}
+    for path in sorted((ROOT / "paper_tables/records/gpu/pretrain").glob("llama_gpt2-*.json")):
+        values.setdefault(path.stem.split("-s")[0], []).append(read_record(path).metrics["ppl_true"])
+    shares = [statistics.stdev(seeds) / statistics.fmean(seeds) for seeds in values.values()]
+    assert len(shares) == 4 and {len(seeds) for seeds in values.values()} == {3}
+    noise = Project({"scale": "gpu"}).seed_noise("bitnet_table1").value
+    assert noise == pytest.approx(math.sqrt(statistics.fmean(share**2 for share in shares)), abs=5e-5)
+
+
 # -- a whole table ----
 
 

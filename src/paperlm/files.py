@@ -32,7 +32,10 @@ SHORT_FILE = re.compile(
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error says that no space is left: by its number or, of a library that passes none on, in words."""
+    """Whether an error, or its cause, says that no space is left: by its number or, of a library that passes
+    none on, in words."""
+    if error.__cause__ is not None and is_full_disk(error.__cause__):
+        return True
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL_DISK
     if isinstance(error, RuntimeError) and SHORT_FILE.search(str(error)):

@@ -21,6 +21,10 @@ NO_MODEL = ("not_finite", "out_of_memory", "blocked")
 "Outcomes that leave nothing a child could work on."
 
 
+UNIGRAM = "unigram_perplexity"
+"Metric of a training: the perplexity of one that knows how frequent each token is and nothing more."
+
+
 class Series(Frozen):
     """Numbers in rows, e.g. a training curve."""
 

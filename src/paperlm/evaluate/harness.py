@@ -146,16 +146,14 @@ def evaluate(
     batch_size: int,
     limit: int | None = None,
     few_shot_seed: int = FEW_SHOT_SEED,
-    work: Path | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Accuracies of a causal model of transformers on `tasks`.
 
-    `items`: task -> manifest of its prepared items; `limit`: see `load_items`; `work`: see `evaluate_lm`. Raises what
-    `load_items` raises.
+    `items`: task -> manifest of its prepared items; `limit`: see `load_items`. Raises what `load_items` raises.
     """
     lm = CountingLM(model, tokenizer, max_length=max_length, batch_size=batch_size, progress=progress)
-    found = evaluate_lm(lm, tasks, items, few_shot=few_shot, limit=limit, few_shot_seed=few_shot_seed, work=work)
+    found = evaluate_lm(lm, tasks, items, few_shot=few_shot, limit=limit, few_shot_seed=few_shot_seed)
     return dataclasses.replace(
         found,
         cut=_share(lm.cut, lm, tasks),
@@ -172,13 +170,10 @@ def evaluate_lm(
     few_shot: int,
     limit: int | None = None,
     few_shot_seed: int = FEW_SHOT_SEED,
-    work: Path | None = None,
 ) -> Evaluation:
-    """As `evaluate`, of any model that the harness knows how to ask. Items are written for the harness, and its copies
-    of them, in a folder that is removed afterwards: in `work`, with what else a kill leaves of a job, or in the
-    system's for temporary files."""
+    """As `evaluate`, of any model that the harness knows how to ask."""
     loaded = load_items(tasks, items, few_shot=few_shot, limit=limit)
-    with tempfile.TemporaryDirectory(prefix="paperlm-lm-eval-", dir=work) as name:
+    with tempfile.TemporaryDirectory(prefix="paperlm-lm-eval-") as name:
         folder = Path(name)
         for task in tasks:
             _define(task, loaded[task], few_shot, folder)

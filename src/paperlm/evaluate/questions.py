@@ -97,7 +97,6 @@ def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[
         batch_size=at_once(machine, job.max_length),
         limit=job.items,
         few_shot_seed=job.few_shot_seed,
-        work=inputs.work,
         progress=machine.progress,
     )
     labels = [

@@ -18,7 +18,7 @@ from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.tables.build import sibling, table_contents, write_claims, write_diff
 from paperlm.tables.claims import CellSamples
-from paperlm.tables.contents import Contents, DiffRow, Key
+from paperlm.tables.contents import ITEMS_ONLY, Contents, DiffRow, Key
 from paperlm.tables.jobs import incomparable, labels, proxies
 from paperlm.tables.results import collect
 from paperlm.tables.verdicts import claim_rows
@@ -40,6 +40,8 @@ class Drawing:
     samples: Mapping[Key, CellSamples] = field(default_factory=dict)
     untested: str = ""
     "why no claim can be judged; empty: they are judged"
+    one_sample: str = ITEMS_ONLY
+    "what a verdict says that rests on one seed"
     labels: tuple[str, ...] = ()
     "what has to stand beside its numbers: a proxy, earlier rules, seeds without a record"
 
@@ -83,7 +85,7 @@ def exhibit_contents(project: Project, name: str, records: Iterable[Path]) -> Co
 
 def _contents(project: Project, name: str, drawing: Drawing) -> Contents:
     diff = statistics_rows(project, name, drawing)
-    return Contents(diff=diff, samples=drawing.samples, untested=drawing.untested)
+    return Contents(diff=diff, samples=drawing.samples, untested=drawing.untested, one_sample=drawing.one_sample)
 
 
 def _close(drawing: Drawing) -> None:
@@ -106,7 +108,7 @@ def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str
     """Models whose training collapsed, proxies, and labels of the records behind a figure of jobs: the picture has room
     for the first."""
     cells = [(row, cell) for (row, _), cell in collect(project, name, records).cells.items() if cell.records]
-    collapsed = [f"{row}: {said}" for row, cell in cells for said in cell.collapsed]
+    collapsed = [f"{row}: {said}" for row, cell in cells if (said := cell.collapsed)]
     found = [f"{row}: {label}" for row, cell in cells for label in labels(cell)]
     return tuple(dict.fromkeys([*collapsed, *proxies(project, name), *found]))
 

@@ -11,8 +11,9 @@ from paperlm.figures.base import labels_of, write_picture
 from paperlm.figures.style import legend_below, row_styles
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
+from paperlm.result import UNIGRAM
 from paperlm.tables.jobs import incomparable
-from paperlm.tables.results import UNIGRAM, collect, seed_of
+from paperlm.tables.results import collect, seed_of
 
 
 def draw_curves(project: Project, table_name: str, records: Iterable[Path], out: Path) -> None:

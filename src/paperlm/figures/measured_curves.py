@@ -85,7 +85,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     figure.tight_layout()
     contents = table_contents(project, spec.table, records)
     untested = contents.untested if not found.empty else "nothing has been measured"
-    return Drawing(figure, found, contents.samples, untested)
+    return Drawing(figure, found, contents.samples, untested, one_sample=contents.one_sample)
 
 
 def points(project: Project, name: str, records: Iterable[Path]) -> Iterable[tuple]:

@@ -22,9 +22,10 @@ from paperlm.figures.paired import band, smoothed
 from paperlm.figures.style import legend_below, row_styles
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
+from paperlm.result import UNIGRAM
 from paperlm.tables.claims import CellSamples
-from paperlm.tables.contents import Key
-from paperlm.tables.results import UNIGRAM, collect, seed_of
+from paperlm.tables.contents import Key, one_seed
+from paperlm.tables.results import collect, seed_of
 
 FEW = 40
 "Points of a curve up to which each is marked."
@@ -113,9 +114,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     else:
         axis.text(0.5, 0.5, "no job has a record yet", ha="center", va="center", transform=axis.transAxes)
     untested = "" if found else "no job has a record"
-    samples = curve_samples(found, options, project.scale.seed_noise.value) if options["reference"] else {}
+    noise = project.seed_noise(name)
+    samples = curve_samples(found, options, noise.value) if options["reference"] else {}
     labels = (*labels_of(project, name, records), *_rises(found, options))
-    return Drawing(figure, frame, samples, untested, labels=labels)
+    return Drawing(figure, frame, samples, untested, labels=labels, one_sample=one_seed(noise))
 
 
 def plateaus(found: Mapping[str, tuple[Record, ...]], y: str) -> list[float]:

@@ -202,6 +202,14 @@ class Job(Frozen):
             yield parent
             yield from parent.ancestors()
 
+    def worked_on(self) -> Iterator[Job]:
+        """The jobs whose end it works on by its field `of`, nearest first: none behind one that is taken in its
+        middle."""
+        parent = self.parents().get("of")
+        if parent is not None and self.snapshot("of") is None:
+            yield parent
+            yield from parent.worked_on()
+
 
 def packed_bytes() -> dict[str, int]:
     """Behaviour of a job whose record counts the bytes of packed weights."""

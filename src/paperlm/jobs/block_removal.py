@@ -234,7 +234,6 @@ def _accuracy(job: BlockRemoval, inputs: Inputs, machine: Machine) -> Any:
             max_length=job.max_length,
             batch_size=at_once(machine, job.max_length),
             limit=job.items,
-            work=inputs.work,
             progress=False,
         )
         key = f"{job.task}/{METRIC}"

@@ -64,8 +64,8 @@ class ClaimSpec(Frozen):
         for name, values in value.items():
             if not name.isidentifier():
                 raise ValueError(f"for_each: {name!r} is no name of a variable")
-            if not values or len(set(map(str, values))) != len(values):
-                raise ValueError(f"for_each.{name}: give different values, at least one")
+            if not values or len(set(map(str, values))) != len(values) or "" in values:
+                raise ValueError(f"for_each.{name}: give different values, at least one; parts are called by them")
         return value
 
     @property

@@ -13,7 +13,7 @@ from paperlm.jobs import kind_of
 from paperlm.jobs.base import parent_kinds
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Settings, parts
 from paperlm.plan.paper_names import check_names
-from paperlm.plan.scale import Changes, known_settings
+from paperlm.plan.scale import Changes, SeedNoise, known_settings
 from paperlm.plan.table import CaseSpec, ModelSpec, TableSpec
 
 Reason = Annotated[str, Field(min_length=3)]
@@ -109,6 +109,8 @@ class ScaleChanges(Frozen):
     "exhibit -> name of a job -> the one in its place, as a row or column may say it at every scale"
     diverged: DivergedRule | None = None
     "in place of that of each table which has one"
+    seed_noise: SeedNoise | None = None
+    "of this paper's trainings, in place of the scale's; of a perplexity with a standard error of its own beside that"
     except_: dict[str, Reason] = Field({}, alias="except")
     "claim id -> why this scale cannot judge it"
 

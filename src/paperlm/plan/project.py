@@ -21,7 +21,7 @@ from paperlm.load import load, parse, read_yaml
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting
 from paperlm.plan.paper import Deviation, PaperSpec, ScaleChanges
 from paperlm.plan.resolve import Context, Resolver
-from paperlm.plan.scale import ScaleSpec
+from paperlm.plan.scale import ScaleSpec, SeedNoise
 from paperlm.plan.table import TableSpec
 from paperlm.record.places import Places
 
@@ -208,6 +208,10 @@ class Project:
         if getattr(table, "diverged", None) is None:
             return None
         return self.changes(paper).diverged or table.diverged
+
+    def seed_noise(self, name: str) -> SeedNoise:
+        """How much a perplexity of an exhibit varies between seeds of training at this scale."""
+        return self.changes(self.exhibit(name)[0]).seed_noise or self.scale.seed_noise
 
     def edition(self, table: str) -> str:
         """The edition whose printed numbers a table is compared with; empty if there is only one."""

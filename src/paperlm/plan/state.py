@@ -18,6 +18,7 @@ from paperlm.kept import kept
 from paperlm.plan.project import Project
 from paperlm.record.model_store import has_model
 from paperlm.record.record import drift
+from paperlm.result import UNIGRAM
 from paperlm.train.gpu_lock import visible_gpus
 
 
@@ -84,16 +85,29 @@ class State:
     def records(self, name: str, together: Collection[str] = ()) -> list[str]:
         """Records that an exhibit is built from, in order, without those that are absent and will not be made.
 
-        A claim that reads another exhibit is judged on what is at hand of it or is made in the same call, `together`
-        (job ids): nothing is made for a claim alone.
+        Those of trainings that its jobs work on the end of are among them: whether one collapsed is said beside numbers
+        of its model. A claim that reads another exhibit is judged on what is at hand of it or is made in the same call,
+        `together` (job ids): nothing is made for a claim alone.
         """
-        found = [self.record(job) for job in self.project.jobs_of(name)]
+        jobs = self.project.jobs_of(name)
+        found = [self.record(job) for job in jobs]
+        found += [self._of_training(name, one) for job in jobs for one in job.worked_on()]
         for job in (job for other in self.project.reads(name)[1:] for job in self.project.jobs_of(other)):
             if job.job_id in together:
                 found.append(self.record(job))
             elif stored := self.stored(job):
                 found.append(stored.path)
         return list(dict.fromkeys(filter(None, found)))
+
+    def _of_training(self, name: str, job: Job) -> str | None:
+        """Record of a job that an exhibit does not show, if it measures what a collapse is seen by; None: there is
+        none, and none is made for this exhibit."""
+        if UNIGRAM not in (job.metrics() or ()):
+            return None
+        stored = self.stored(job)
+        if job.job_id in self.todo(name) and (stored is None or stored.drifted):
+            return self.places.made(job)
+        return stored.path if stored else None
 
     @kept
     def todo(self, *names: str) -> Mapping[str, Job]:

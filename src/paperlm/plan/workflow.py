@@ -164,7 +164,7 @@ class Workflow:
                     scale.summary,
                     scale.comparable,
                     scale.claims.model_dump(),
-                    scale.seed_noise.model_dump(),
+                    self.project.seed_noise(name).model_dump(),
                 ],
                 "rule": own.diverged.model_dump() if own.diverged else None,
                 "except": {c.id: own.except_[c.id] for c in exhibit.claims if c.id in own.except_},

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from paperlm.errors import RecordError, SpecError, did_you_mean
+from paperlm.plan.scale import SeedNoise
 from paperlm.plan.table import Printed
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.published import PublishedTable, read_cells
@@ -15,6 +16,13 @@ from paperlm.tables.vocabulary import NOT_FOUND, NOT_PRINTED
 
 Key = tuple[str, str]
 "Row and column label."
+
+ITEMS_ONLY = "one seed; standard errors are of the items, seeds of training are not in them"
+
+
+def one_seed(noise: SeedNoise) -> str:
+    """What a verdict says that rests on one seed and on a seed noise from elsewhere."""
+    return f"one seed; seed noise {noise.value:.1%} ({noise.source})"
 
 
 @dataclass(frozen=True)

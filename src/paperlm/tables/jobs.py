@@ -11,7 +11,17 @@ from paperlm.plan.exhibit import DivergedRule, JobCells
 from paperlm.plan.project import Project
 from paperlm.plan.table import JobsTable
 from paperlm.tables.claims import CellSamples, PrintedCell
-from paperlm.tables.contents import Contents, DiffRow, Key, check_labels, format_count, format_value, relative
+from paperlm.tables.contents import (
+    ITEMS_ONLY,
+    Contents,
+    DiffRow,
+    Key,
+    check_labels,
+    format_count,
+    format_value,
+    one_seed,
+    relative,
+)
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 from paperlm.tables.results import CellResult, Results, collect
 from paperlm.tables.vocabulary import EARLIER_RULES, NOT_COMPARABLE, NOT_PRINTED, NOT_RUN, OUT_OF_MEMORY
@@ -24,25 +34,29 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         rows, columns = ({k: v.printed for k, v in part.items()} for part in (table.rows, table.columns))
         check_labels(name, rows, columns, published)
     results = collect(project, name, records)
-    noise, samples = project.scale.seed_noise, cell_samples(project, table, results)
-    one_seed = f"one seed; seed noise {noise.value:.1%} ({noise.source})"
-    if any(result.standard_error(result.cell.metric) for result in results.cells.values()):
-        one_seed = "one seed; standard errors are of the items, seeds of training are not in them"
+    noise, samples = project.seed_noise(name), cell_samples(project, table, results)
+    errors = any(result.standard_error(result.cell.metric) for result in results.cells.values())
     return Contents(
         diff=[_diff_row(project, table, results, result, published) for result in results.cells.values()],
         samples=samples,
         printed=published_cells(table, published),
         print_noise=table.print_noise.value if table.print_noise else 0.0,
-        one_sample=one_seed,
+        one_sample=ITEMS_ONLY if errors else one_seed(noise),
         drifted_cells=frozenset(key for key, result in results.cells.items() if result.drifted),
         notes=(*incomparable(project, name), *proxies(project, name)),
     )
 
 
+PERPLEXITIES = ("perplexity", "ppl_true")
+"Metrics that seeds of training change by the measured share."
+
+
 def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Key, CellSamples]:
     """Judge's view of the finished cells: a run varies by at least the measurement's own standard error, or else the
-    scale's measured seed noise. Seeds are pooled over the cells of a metric."""
-    samples = {}
+    measured seed noise; by both, if it is a perplexity and the paper has a seed noise of its own. Seeds are pooled over
+    the cells of a metric."""
+    samples, noise = {}, project.seed_noise(results.exhibit).value
+    own = project.changes(project.exhibit(results.exhibit)[0]).seed_noise
     for key, result in results.cells.items():
         if result.cell.sum_of_column or not result.usable or result.out_of_memory:
             continue
@@ -51,10 +65,12 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
         if (error := result.standard_error(metric)) is not None:
             # In the number's own unit: a reward or a gain may be near 0.
             scores = result.scores(metric)
+            if own and metric in PERPLEXITIES and math.isfinite(mean := result.mean(metric)):
+                error = math.hypot(error, own.value * mean)
             samples[key] = CellSamples(values, diverged, seeds, error, pool=metric, scores=scores)
             continue
         mean = result.mean(metric)
-        deviation = project.scale.seed_noise.value * abs(mean) if math.isfinite(mean) else 0.0
+        deviation = noise * abs(mean) if math.isfinite(mean) else 0.0
         samples[key] = CellSamples(values, diverged, seeds, deviation, pool=metric)
     return samples
 
@@ -123,7 +139,7 @@ def _diff_row(
     if not project.scale.comparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE)
     shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
-    noise = result.noise(metric, project.scale.seed_noise.value) * abs(value)
+    noise = result.noise(metric, project.seed_noise(cell.exhibit).value) * abs(value)
     verdict = "match" if abs(difference) <= half_a_digit(printed) else "differs"
     if verdict == "differs" and abs(difference) <= 2 * noise:
         verdict = "within seeds"
@@ -163,7 +179,7 @@ def labels(result: CellResult) -> list[str]:
     Of the labels `task: ...` of a record with several tasks, those of the cell's own ones.
     """
     own = {name.partition("/")[0] for name in result.metrics or (result.cell.metric,) if name}
-    found = set(result.collapsed)
+    found = {result.collapsed} - {""}
     for record in result.records:
         others = {name.partition("/")[0] for name in record.metrics if "/" in name} - own if own else set()
         found |= {label for label in record.labels if label.partition(":")[0] not in others}

@@ -13,9 +13,8 @@ from paperlm.frozen import digest
 from paperlm.jobs import Job
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
+from paperlm.result import UNIGRAM
 from paperlm.tables.claims.paired import ItemSet, Scores
-
-UNIGRAM = "unigram_perplexity"
 
 
 def _ppl_paper(metrics: Mapping[str, Any], values: Mapping[str, Any]) -> float | None:

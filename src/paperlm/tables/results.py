@@ -13,10 +13,10 @@ from paperlm.errors import RecordError, SpecError
 from paperlm.jobs import Job
 from paperlm.plan.exhibit import DivergedRule
 from paperlm.plan.project import Cell, Project
-from paperlm.plan.state import State
 from paperlm.record.record import Record, drift, read_record
+from paperlm.result import UNIGRAM
 from paperlm.tables.claims.paired import Scores
-from paperlm.tables.metrics import UNIGRAM, metric_of, scores_of
+from paperlm.tables.metrics import metric_of, scores_of
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class CellResult:
     "metrics that the cell averages; empty: it has one"
     drifted: tuple[str, ...] = ()
     "what has changed since the records were made"
-    collapsed: tuple[str, ...] = ()
-    "what has to be said of models that the jobs work on and whose training collapsed"
+    collapsed: str = ""
+    "what has to be said of trainings that collapsed and whose models the jobs work on"
 
     @property
     def usable(self) -> tuple[Record, ...]:
@@ -152,7 +152,7 @@ def read_records(paths: Iterable[Path]) -> dict[str, Record]:
 
 def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
     """Match records with the exhibit's cells. SpecError for a mean of columns that are not of one job."""
-    by_job, ancestors = read_records(records), Ancestors(project)
+    by_job = read_records(records)
     _, exhibit = project.exhibit(name)
     rule, factor = project.diverged_rule(name), getattr(exhibit, "factor", 1.0)
     cells = {}
@@ -167,44 +167,35 @@ def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
             cell.factor or factor,
             names,
             tuple(dict.fromkeys(d for r, job in _pairs(found, cell) for d in drift(job, r.behaviour, r.ancestors))),
-            tuple(dict.fromkeys(said for _, job in _pairs(found, cell) for said in ancestors.collapsed(job))),
+            _said_of([job for _, job in _pairs(found, cell)], by_job),
         )
     return Results(name, cells)
 
 
 PLATEAU = 0.9
-"Share of the unigram distribution's perplexity from which a model has learned no more than how frequent tokens are."
+"Share of the unigram distribution's perplexity from which a training has ended no better than that."
 
 
-class Ancestors:
-    """Records of the trainings that an exhibit's jobs work on the results of."""
+def _collapsed(job: Job, by_job: Mapping[str, Record]) -> tuple[float, float] | None:
+    """Perplexity, and that of the unigrams, of a training that a job works on the end of and that ended no better."""
+    for one in job.worked_on():
+        metrics = by_job[one.job_id].metrics if one.job_id in by_job else {}
+        value, unigram = metrics.get("ppl_true"), metrics.get(UNIGRAM)
+        if value is not None and unigram is not None and value > PLATEAU * unigram:
+            return value, unigram
+    return None
 
-    def __init__(self, project: Project) -> None:
-        self._state = State(project)
-        self._said: dict[str, str] = {}
 
-    def collapsed(self, job: Job) -> list[str]:
-        """What is to be said beside the number of a job that works on the end of a training which collapsed, itself or
-        through its parents. Of a state in the middle of a training nothing is said."""
-        found = []
-        for field_name, parent in job.parents().items():
-            if job.snapshot(field_name) is None:
-                found += [self._of(parent), *self.collapsed(parent)]
-        return list(filter(None, found))
-
-    def _of(self, job: Job) -> str:
-        if job.job_id not in self._said:
-            stored = self._state.stored(job)
-            metrics = read_record(self._state.places.root / stored.path, job.job_id).metrics if stored else {}
-            value, unigram = metrics.get("ppl_true"), metrics.get(UNIGRAM)
-            known = value is not None and unigram is not None and value > PLATEAU * unigram
-            self._said[job.job_id] = (
-                f"of a model that learned how frequent tokens are and no more (perplexity {value:.5g}, unigrams' "
-                f"{unigram:.5g})"
-                if known
-                else ""
-            )
-        return self._said[job.job_id]
+def _said_of(jobs: list[Job], by_job: Mapping[str, Record]) -> str:
+    """What is to be said beside a number of these jobs, one a seed, of trainings that collapsed; empty: of none."""
+    found = list(filter(None, (_collapsed(job, by_job) for job in jobs)))
+    if not found:
+        return ""
+    seeds = f" in {len(found)} of {len(jobs)} seeds" if len(jobs) > 1 else ""
+    values = ", ".join(f"{value:.5g}" for value, _ in found)
+    return (
+        f"pre-training ended no better than token frequencies{seeds} (perplexity {values}, unigrams {found[0][1]:.5g})"
+    )
 
 
 def _averaged(project: Project, name: str, cell: Cell) -> tuple[str, ...]:

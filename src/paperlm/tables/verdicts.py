@@ -91,7 +91,7 @@ def claim_rows(project: Project, name: str, contents: Contents, others: Others |
                     "hardest": verdict.hardest,
                     "comparisons": verdict.comparisons or "",
                     "true_in_seeds": f"{sum(verdict.per_seed)} of {len(verdict.per_seed)}" if verdict.per_seed else "",
-                    "reason": _reason(reading, claim, verdict, names),
+                    "reason": _reason(reading, claim, verdict, names, whole),
                     "would_decide": evidence.sentence(reading.exhibits, verdict),
                     "holds_in_print": _word(holds_in_print(reading, claim, names)),
                     "print_within_evaluation_noise": _word(fragile_in_print(reading, claim, names)),
@@ -128,24 +128,35 @@ def judged(reading: Reading, paper: PaperSpec, claim: ClaimSpec) -> Verdict:
     return judge(claim.expression, reading.cells, reading.tables, claim.for_each, seed=claim.id)
 
 
-def _reason(reading: Reading, claim: ClaimSpec, verdict: Verdict, names: Mapping[str, Any]) -> str:
-    """Why it is open, what one seed rests on, earlier rules, numbers that a figure's claim reads, the claim's note."""
+def _reason(reading: Reading, claim: ClaimSpec, verdict: Verdict, names: Mapping[str, Any], whole: Verdict) -> str:
+    """Why it is open, that it rests on one seed or on runs that diverged, earlier rules, numbers that a figure's claim
+    reads, the claim's note. What the whole says its parts do not repeat."""
     formula = _formula(reading, claim, names)
     paired = [] if verdict.parts or claim.of_print else _paired(reading, formula)
     if verdict.verdict == NOT_TESTED:
         return "; ".join(filter(None, [verdict.reason, *paired]))
     keys = sorted(key for key in formula.cells if key in reading.cells)
     said = [verdict.reason, *paired]
-    if not verdict.part and any(
-        len(reading.cells[key].values) == 1 and not reading.cells[key].constant for key in keys
-    ):
-        said.append(reading.own.one_sample)
+    if not verdict.part or whole.verdict == NOT_TESTED:
+        said += _rests_on({key: reading.cells[key] for key in keys}, reading.own, "div(" in claim.expression)
     drifted = {row for row, _ in reading.own.drifted_cells} & {key[1][0] for key in keys if isinstance(key[1], tuple)}
     if drifted:
         said.append(f"rests on records of earlier rules: {', '.join(sorted(drifted))}")
     if reading.name in reading.project.figures and not verdict.parts:
         said.append("; ".join(f"{_cell_of(key)}: {statistics.fmean(reading.cells[key].values):.4g}" for key in keys))
     return "; ".join(filter(None, [*said, "" if verdict.part else claim.note]))
+
+
+def _rests_on(cells: Mapping[Key, CellSamples], contents: Contents, of_outcomes: bool) -> list[str]:
+    """What a verdict on these cells rests on: one run a cell, and, unless it is about outcomes, runs that diverged."""
+    said = []
+    if any(len(cell.values) == 1 and not cell.constant and cell.measured for cell in cells.values()):
+        said.append(contents.one_sample)
+    diverged = {_cell_of(key): cell.diverged for key, cell in cells.items() if any(cell.diverged)}
+    if diverged and not of_outcomes:
+        counts = [f"{cell} ({sum(runs)} of {len(runs)})" for cell, runs in diverged.items()]
+        said.append(f"diverged: {', '.join(counts)}")
+    return said
 
 
 MOST_PAIRED = 3
