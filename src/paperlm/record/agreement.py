@@ -33,7 +33,7 @@ def disagreements(committed: Record, made: Record) -> list[str]:
       another one the median deviation over the rows is within 5 % of the row's value, or within the noise from row to
       row, the median second difference. Its last row is no test of its own: in a curve of training that is a single
       batch, and what a job ends in are its metrics. A perplexity beside its loss is that loss once more, and the loss
-      is what is compared, as among the metrics: measured before a fine-tuning whose model was made again on another
+      is what is compared (of metrics each is): measured before a fine-tuning whose model was made again on another
       card, losses are 2.4 % apart, which is 12 % in perplexity, and after it 0.06 % and 0.1 %;
     - answers are to the same items in the same order; how many are right is a metric.
     """
