@@ -8,6 +8,9 @@ import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import within_block
 from paperlm_kernels.neuzip.kernel_encode import as_stored, bit_of_step, either, load_octet
+from paperlm_kernels.neuzip.sample import SPREAD as _SPREAD
+
+SPREAD = tl.constexpr(_SPREAD)
 
 
 @triton.jit
@@ -32,12 +35,12 @@ def more_counted(
         tl.atomic_add(counts + exponent, one, mask=other & (outside > 1), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["numel", "blocks", "programs"])
+@triton.jit(do_not_specialize=["numel", "runs", "run", "programs"])
 def count_kernel(
-    weights, norm, counts, numel, blocks, programs,
+    weights, norm, counts, numel, runs, run, programs,
     OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """How often each exponent but 0 occurs (256, int64, zeros before): 0 is what remains.
+    """How often each exponent but 0 occurs (256, int64, zeros before) in a block of each run: 0 is what remains.
 
     Nearly all exponents of a tensor are among 15 neighbours: these have counters in a thread's registers, of four bits
     for a step of eight weights, added up in eight bits, then in sixteen; so a program counts at most 8,184 steps. A
@@ -55,7 +58,8 @@ def count_kernel(
     lowest = tl.minimum(tl.maximum(lowest, 1), 241)
     a0 = tl.zeros([LANES], dtype=tl.int64)
     a1, a2, a3 = a0, a0, a0
-    for block in range(tl.program_id(0), blocks, programs):
+    for number in range(tl.program_id(0), runs, programs):
+        block = number * run + ((number * SPREAD) & 0xFFFF) % run
         mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, BLOCK, LOG_NORM)
         n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
         others = tl.zeros([LANES], dtype=tl.int32)  # steps that have several exponents without a counter

@@ -1,4 +1,4 @@
-"""Triton kernels that encode: normalizers, sizes of the lanes, where blocks begin, then streams, planes and patches.
+"""Triton kernels that encode: normalizers, sizes of the lanes and planes, where blocks begin, then streams and patches.
 
 What a lane writes begins and ends on a unit of its own, so that nothing is shared and the bytes are the same each time.
 A step asks for the weights of the next one before its own are looked at: memory answers late.
@@ -138,12 +138,12 @@ def normalizer_kernel(weights, norm, numel, N: tl.constexpr, FIRST_WARP: tl.cons
 
 @triton.jit(do_not_specialize=["numel"])
 def size_kernel(
-    weights, norm, stored, pairs, units, words, most, patch_counts, escaping, sums, numel,
+    weights, norm, stored, pairs, units, words, most, patch_counts, escaping, sums, plane, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PALETTE: tl.constexpr, WHOLE: tl.constexpr,
     K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Units of each lane; words, largest units, patches and sum of each block, and which of its steps have patches
-    (`bit_of_step`)."""
+    (`bit_of_step`). And the plane: here memory has time for it, where streams are written threads have none."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     pad = padding(stored)
@@ -151,12 +151,13 @@ def size_kernel(
     both = tl.zeros([LANES], dtype=tl.uint32)  # bits, below 2^14, and 2^14 times the escapes
     total = tl.zeros([LANES], dtype=tl.uint32)
     steps = tl.zeros([LANES], dtype=tl.int32)
-    mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
+    mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
     n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
     for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
         w0, w1, w2, w3, scale = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
         n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
+        store_plane(items, octet, octet * 8 < count, w0, w1, w2, w3, K)
         flags = tl.zeros([LANES], dtype=tl.uint32)
         for j in tl.static_range(4):
             word = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
@@ -212,11 +213,11 @@ def store_bytes(stream8, word, bits, first, end):
 
 @triton.jit
 def write_block(
-    block, blocks, weights, norm, stored, pairs, units, directory, payload, plane, numel,
+    block, blocks, weights, norm, stored, pairs, units, directory, payload, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
     WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Streams and plane. A lane writes whole words, the first one too, of which its neighbours own the lowest bytes;
+    """Streams. A lane writes whole words, the first one too, of which its neighbours own the lowest bytes;
     they write theirs after all of that. The last block writes the guard of zeros behind the payload."""
     lane = tl.arange(0, LANES)
     pad = padding(stored)
@@ -232,13 +233,12 @@ def write_block(
     word = head
     filled = (start & 31).to(tl.uint32)
     window = tl.zeros([LANES], dtype=tl.uint64)
-    mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
+    mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
     n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE, pad)
-    for t in tl.range(0, OCTETS, loop_unroll_factor=2):
+    for t in tl.range(0, OCTETS, loop_unroll_factor=2 if K == 7 else 1):
         octet = t * LANES + lane
         w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
         n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE, pad)
-        store_plane(items, octet, octet * 8 < count, w0, w1, w2, w3, K)
         if not WHOLE:
             w0, w1 = padded(w0, octet * 8, count, pad, WHOLE), padded(w1, octet * 8 + 2, count, pad, WHOLE)
             w2, w3 = padded(w2, octet * 8 + 4, count, pad, WHOLE), padded(w3, octet * 8 + 6, count, pad, WHOLE)
@@ -367,8 +367,7 @@ def patch_kernel(
 
 @triton.jit(do_not_specialize=["each", "numel"])
 def write_kernel(
-    weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, plane, patches, each,
-    numel,
+    weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, patches, each, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
     WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
@@ -377,7 +376,7 @@ def write_kernel(
     block = tl.program_id(0) // each
     if tl.program_id(0) % each == 0:
         write_block(
-            block, tl.num_programs(0) // each, weights, norm, stored, pairs, units, directory, payload, plane, numel,
+            block, tl.num_programs(0) // each, weights, norm, stored, pairs, units, directory, payload, numel,
             OCTETS, LANES, UNIT, GUARD, PALETTE, WHOLE, K, LOG_NORM,
         )  # fmt: skip
     else:

@@ -22,6 +22,7 @@ from paperlm_kernels.neuzip.header import Codec, Header, Section
 from paperlm_kernels.neuzip.launch import is_whole, log_of, octets_of
 from paperlm_kernels.neuzip.launcher import Launcher, on_device
 from paperlm_kernels.neuzip.read_back import ReadBack
+from paperlm_kernels.neuzip.sample import counted_weights, runs_of
 from paperlm_kernels.neuzip.streams import TooLongError
 
 _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
@@ -105,7 +106,9 @@ def _job(t: Tensor, header: Header) -> _Job:
     return _Job(weights, norm, header, constants)
 
 
-def begin_encode(t: Tensor, header: Header, book: Codebook | None) -> Callable[[], Encoded]:
+def begin_encode(
+    t: Tensor, header: Header, book: Codebook | None, *, all_counted: bool = False
+) -> Callable[[], Encoded]:
     """Begins what `reference.encode` does, of a contiguous bfloat16 tensor with at least one element, on its device.
 
     What is returned ends it; `t` must not change before. It waits until the device has got as far as this, for lengths
@@ -113,7 +116,8 @@ def begin_encode(t: Tensor, header: Header, book: Codebook | None) -> Callable[[
     """
     with on_device(t):
         job = _job(t, header)
-        finish = _fix4(job) if header.codec == Codec.FIX4 else _pfx(job, book)
+        runs = (header.blocks, 1) if all_counted else runs_of(header)
+        finish = _fix4(job, runs) if header.codec == Codec.FIX4 else _pfx(job, book, runs)
 
     def finish_there() -> Encoded:
         with on_device(t):
@@ -138,15 +142,14 @@ def _at_once(device: torch.device) -> int:
     return COUNTING * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _counts(job: _Job) -> Tensor:
-    """How often each exponent but 0 occurs, on the device."""
+def _counts(job: _Job, runs: tuple[int, int]) -> tuple[Tensor, int]:
+    """How often each exponent but 0 occurs in a block of each run, on the device; and of how many weights that is."""
     header, g = job.header, job.header.geometry
     counts = torch.zeros(256, dtype=torch.int64, device=job.device)
     each = MOST_STEPS // g.octets  # blocks, whole ones
-    programs = max(min(header.blocks, _at_once(job.device)), -(-header.blocks // each))
-    numbers = (header.numel, header.blocks, programs)
-    _COUNT(programs, (job.weights, job.norm, counts), numbers, job.constants)
-    return counts
+    programs = max(min(runs[0], _at_once(job.device)), -(-runs[0] // each))
+    _COUNT(programs, (job.weights, job.norm, counts), (header.numel, *runs, programs), job.constants)
+    return counts, counted_weights(header, *runs)
 
 
 def codebook_tables(counts: Tensor, numel: int, limit: int, stored: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -197,12 +200,12 @@ def _note(device: torch.device, behind: int) -> Tensor:
     return torch.empty((TOTALS + aligned(behind)) // 4, dtype=torch.int32, device=device)
 
 
-def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
+def _pfx(job: _Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[], Encoded]:
     header, g, blocks, device = job.header, job.header.geometry, job.header.blocks, job.device
     note, left = _note(device, STORED if book is None else 0), None
     if book is None:
         stored = note.view(torch.uint8)[TOTALS : TOTALS + STORED]
-        tables, left = codebook_tables(_counts(job), header.numel, g.limit, stored)
+        tables, left = codebook_tables(*_counts(job, runs), g.limit, stored)
     else:
         tables = {which: book.table(device, which) for which in ("stored", "index", "packing")}
     stored, index, packing = tables["stored"], tables["index"], tables["packing"]
@@ -211,11 +214,11 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
     most, escaping = job.scratch(blocks), job.scratch(blocks)
     pairs = job.scratch(EXPONENTS * EXPONENTS)
     _PAIRS(EXPONENTS * EXPONENTS // TOLD, (stored, index, packing, pairs), (), {"PALETTE": PALETTE, "PART": TOLD})
-    common = (stored, pairs)
-    job.run(_SIZE, *common, units, directory, most, patch_directory, escaping, sums)
-    read_back = _scan(job, note, patch_directory, directory, most)
     plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
     octets = octets_of(plane, header.mant_bits)
+    common = (stored, pairs)
+    job.run(_SIZE, *common, units, directory, most, patch_directory, escaping, sums, octets)
+    read_back = _scan(job, note, patch_directory, directory, most)
 
     def finish() -> Encoded:
         total, count, largest, in_bytes = _totals(read_back)
@@ -223,7 +226,7 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
             raise TooLongError
         payload, patches, each = job.new(total + g.guard), job.new(count), 2 if count else 1
         job.run(
-            _WRITE, *common, index, units, escaping, directory, patch_directory, payload, octets, patches,
+            _WRITE, *common, index, units, escaping, directory, patch_directory, payload, patches,
             numbers=(each,), each=each,
         )  # fmt: skip
         sections = {
@@ -240,11 +243,11 @@ def _pfx(job: _Job, book: Codebook | None) -> Callable[[], Encoded]:
     return finish
 
 
-def _fix4(job: _Job) -> Callable[[], Encoded]:
+def _fix4(job: _Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
     header, blocks = job.header, job.header.blocks
     note = _note(job.device, 1)
     lowest = note.view(torch.uint8)[TOTALS : TOTALS + 1]
-    index = lowest_of(_counts(job), header.numel, lowest)
+    index = lowest_of(*_counts(job, runs), lowest)
     payload, sums = job.new(-(-header.numel // OCTET)), job.new(blocks)
     plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
     patch_directory, escaping = job.new(blocks + 1), job.scratch(blocks)

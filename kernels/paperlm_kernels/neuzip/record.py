@@ -15,7 +15,8 @@ from torch import Tensor
 from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.neuzip import decode_errors, fields, reference
 from paperlm_kernels.neuzip.codebook import Codebook
-from paperlm_kernels.neuzip.container import WORDS, Arrays, aligned, read_container, write_container
+from paperlm_kernels.neuzip.coding import MOST_ESCAPES, begin_coding, bits_of, owned
+from paperlm_kernels.neuzip.container import WORDS, aligned, read_container, write_container
 from paperlm_kernels.neuzip.errors import BlockSumError
 from paperlm_kernels.neuzip.geometry import profile_of
 from paperlm_kernels.neuzip.header import DTYPES, MOST, Codec, Header, Section
@@ -28,8 +29,6 @@ FEWEST_BLOCKS = 2
 "Below, a tensor is kept as it is: its codebook and padding would eat what is saved."
 REBUILD = 64
 "Updates after which the codebook is made anew."
-MOST_ESCAPES = 1e-3
-"Share of patched weights above which it is made anew at once."
 
 
 def pack(
@@ -87,7 +86,7 @@ def from_bytes(data: bytes | bytearray | memoryview, check: str = "full") -> Pac
     book = None
     if header.codec == Codec.PFX:
         book = Codebook.from_bytes(arrays[Section.CODEBOOK], header.geometry.limit)
-    return Packed(header, _owned(arrays, torch.device("cpu")), book)
+    return Packed(header, owned(arrays, torch.device("cpu")), book)
 
 
 class Packed:
@@ -216,7 +215,7 @@ class Packed:
         if self.device == device:
             return self
         arrays = {section: _array(tensor, section) for section, tensor in self.sections.items()}
-        moved = Packed(self.header, _owned(arrays, device), self.book)
+        moved = Packed(self.header, owned(arrays, device), self.book)
         moved._updates, moved._template, moved._raw, moved._nonfinite = (
             self._updates, self._template, self._raw, self._nonfinite
         )  # fmt: skip
@@ -263,7 +262,7 @@ class Packed:
         else:
             arrays = {section: _array(tensor, section) for section, tensor in self.sections.items()}
             on_cpu = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
-            reference.decode(self.header, arrays, self.book, _bits(on_cpu))
+            reference.decode(self.header, arrays, self.book, bits_of(on_cpu))
             if on_cpu is not target:
                 target.copy_(on_cpu)
 
@@ -314,21 +313,13 @@ def _begun(
         _refuse_nonfinite(t, nonfinite)
     may_be_raw = raw == "auto" or t.numel() == 0
     coded = header.codec != Codec.RAW and not (may_be_raw and header.blocks < FEWEST_BLOCKS)
-    begun = None
-    if coded and chosen_backend(backend, t, torch.int32) == "triton":
-        from paperlm_kernels.neuzip.launch_encode import begin_encode
-
-        begun = begin_encode(t, header, book)
+    begun = begin_coding(t, header, book, chosen_backend(backend, t, torch.int32)) if coded else None
 
     def finish() -> Packed:
         made = None
-        if coded:
+        if begun is not None:
             try:
-                if begun is not None:
-                    made = Packed(*begun())
-                else:
-                    found, arrays, own = reference.encode(_bits(t.cpu()), header, book)
-                    made = Packed(found, _owned(arrays, t.device), own)
+                made = Packed(*begun())
             except TooLongError as reason:
                 if not may_be_raw:
                     raise ValueError("the codes of a lane exceed what a byte can say; use raw='auto'") from reason
@@ -343,7 +334,7 @@ def _begun(
 def _kept(t: Tensor, header: Header) -> Packed:
     """A tensor as it is; rounded, where `header` rounds: what is unpacked does not depend on whether it was coded."""
     if header.lossy and t.numel():
-        values = reference.round_trip(_bits(t.cpu()), header)
+        values = reference.round_trip(bits_of(t.cpu()), header)
         t = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(t.device)
     kept = dataclasses.replace(header, codec=Codec.RAW, geometry=None, mant_bits=7, block_norm=None,
                                norm_semantics="true_max")  # fmt: skip
@@ -359,23 +350,6 @@ def _refuse_nonfinite(t: Tensor, nonfinite: str) -> None:
         )
 
 
-def _bits(t: Tensor) -> np.ndarray:
-    """Patterns of a contiguous bfloat16 tensor on the CPU, flat; the same memory."""
-    return t.detach().view(torch.int16).reshape(-1).numpy().view(np.uint16)
-
-
 def _array(tensor: Tensor, section: Section) -> np.ndarray:
     array = tensor.cpu().numpy()
     return array.view(np.uint32) if section in WORDS and tensor.dtype == torch.int32 else array
-
-
-def _owned(arrays: Arrays, device: torch.device) -> dict[Section, Tensor]:
-    """Tensors with zeros up to a multiple of 64 bytes behind them, so that a kernel can read whole words."""
-    found = {}
-    for section, array in arrays.items():
-        data = np.ascontiguousarray(array).view(np.uint8)
-        whole = np.zeros(aligned(max(1, data.size)), np.uint8)
-        whole[: data.size] = data
-        tensor = torch.from_numpy(whole).to(device)[: data.size]
-        found[section] = tensor.view(torch.int32) if section in WORDS else tensor
-    return found

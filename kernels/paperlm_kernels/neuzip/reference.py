@@ -15,6 +15,7 @@ from paperlm_kernels.neuzip.codebook import Codebook
 from paperlm_kernels.neuzip.container import Arrays
 from paperlm_kernels.neuzip.errors import BlockSumError
 from paperlm_kernels.neuzip.header import Codec, Header, Section
+from paperlm_kernels.neuzip.sample import counted_of, runs_of
 from paperlm_kernels.neuzip.streams import Encoder, Streams, apply_patches, chunks, decode_blocks
 
 
@@ -41,14 +42,18 @@ def round_trip(bits: NDArray[np.uint16], header: Header) -> NDArray[np.uint16]:
     return fields.lossy_merge(exponents, items, header.mant_bits, norm, header.block_norm)
 
 
-def encode(bits: NDArray[np.uint16], header: Header, book: Codebook | None) -> tuple[Header, Arrays, Codebook | None]:
+def encode(
+    bits: NDArray[np.uint16], header: Header, book: Codebook | None, *, all_counted: bool = False
+) -> tuple[Header, Arrays, Codebook | None]:
     """Header (with the number of patches), sections and codebook of flat patterns (uint16). book: one that is there,
-    which codes any tensor without loss; None makes the best. Raises streams.TooLongError: store them RAW."""
+    which codes any tensor without loss; None makes the best, of counts of some blocks (`sample`) or of all.
+
+    Raises streams.TooLongError: store them RAW.
+    """
     g, k = header.geometry, header.mant_bits
     count, blocks = len(bits), header.blocks
     exponents = np.empty(blocks * g.block, np.uint8)
     items = np.empty(count, np.uint8)
-    counts = np.zeros(256, np.int64)
     sums, norms = [], []
     for first, last in chunks(blocks, g):
         span = slice(first * g.block, min(last * g.block, count))
@@ -60,12 +65,13 @@ def encode(bits: NDArray[np.uint16], header: Header, book: Codebook | None) -> t
             part = fields.lossy_merge(exponents[span], items[span], k, norm, header.block_norm)
         else:
             exponents[span], items[span] = fields.split(part)
-        if book is None or header.codec == Codec.FIX4:
-            counts += count_exponents(exponents[span])
         sums.append(block_sums(_whole(part, (last - first) * g.block).reshape(last - first, -1)))
     sections: Arrays = {Section.PLANE: fields.pack_plane(items, k), Section.BLOCK_SUM: np.concatenate(sums)}
     if header.block_norm:
         sections[Section.NORM] = np.concatenate(norms)
+    if book is None:
+        runs = (blocks, 1) if all_counted else runs_of(header)
+        counts = count_exponents(counted_of(exponents[:count], header, *runs))
     if header.codec == Codec.FIX4:
         lowest = fix4.lowest_exponent(counts)
         payload, patches, directory = fix4.encode(exponents[:count], lowest, g.block)

@@ -33,9 +33,9 @@ class Case:
         row = {16: 2 * D, 4: D // 2 + 2, 3: D // 4 + -(-D // 8) + 2}[bits]
         return 2 * self.heads * row
 
-    def floor(self, bits: int) -> float:
-        """Microseconds of reading the cache at BANDWIDTH."""
-        return 1e6 * self.batch * self.context * self.token_bytes(bits) / BANDWIDTH
+    def floor(self, bits: int, bandwidth: float = BANDWIDTH) -> float:
+        """Microseconds of reading the cache at a bandwidth."""
+        return 1e6 * self.batch * self.context * self.token_bytes(bits) / bandwidth
 
     def small(self) -> Case:
         """An eighth of the context: to try out the benchmark, not to report."""

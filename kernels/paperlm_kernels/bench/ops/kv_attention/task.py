@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from paperlm_kernels.bench import clocks
+from paperlm_kernels.bench.cards import bandwidth_of
 from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.kv_attention.declared import sized
+from paperlm_kernels.bench.ops.kv_attention.declared import BANDWIDTH, sized
 from paperlm_kernels.bench.ops.kv_attention.methods import METHODS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
@@ -49,7 +50,8 @@ def _time(operation: Operation, task: Task, contender: Contender, part: str, nam
     graph = device.type == "cuda"
     taken = cold_times(calls, device, graph=graph, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds)
     extra: dict[str, Any] = {"measure": part, "copies": len(calls), "graph": graph, "bits": contender.bits}
-    if device.type == "cuda" and part == "decode":
-        floor = case.floor(contender.bits)
+    bandwidth = bandwidth_of(name, BANDWIDTH) if device.type == "cuda" else None
+    if bandwidth and part == "decode":
+        floor = case.floor(contender.bits, bandwidth)
         extra |= {"floor_us": short(floor), "over_floor": short(percentiles(taken)[0] / floor)}
     return operation.row(task, name, "time", "us", taken, **extra)

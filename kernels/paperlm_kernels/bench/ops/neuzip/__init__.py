@@ -33,7 +33,7 @@ class NeuZip(Declared):
 
         return {
             name: f"{case.about}: {case.weights:,} weights; decoding takes at least {case.floor(10.69):.3g} us from "
-            f"10.69 bits, {case.floor(12):.3g} from 12"
+            f"10.69 bits, {case.floor(12):.3g} from 12 (H200)"
             for name, case in CASES.items()
         }
 

@@ -18,9 +18,9 @@ class Case:
     about: str
     weights: int
 
-    def floor(self, bits: float) -> float:
-        """Microseconds that no decoding from so many bits a weight undercuts on an H200: what is read and written."""
-        return 1e6 * self.weights * (bits / 8 + 2) / BANDWIDTH
+    def floor(self, bits: float, bandwidth: float = BANDWIDTH) -> float:
+        """Microseconds that no decoding from so many bits a weight undercuts: what is read and written."""
+        return 1e6 * self.weights * (bits / 8 + 2) / bandwidth
 
     def small(self) -> Case:
         """An eighth: to try out the benchmark, not to report."""

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from paperlm_kernels.bench import clocks
+from paperlm_kernels.bench.cards import bandwidth_of
 from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.operation import Operation, Row, Task
 from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Coder, Inputs
-from paperlm_kernels.bench.ops.neuzip.declared import sized
+from paperlm_kernels.bench.ops.neuzip.declared import BANDWIDTH, sized
 from paperlm_kernels.bench.ops.neuzip.methods import METHODS
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
@@ -77,7 +78,9 @@ def _time(operation: Operation, task: Task, coder: Coder, part: str, bits: float
         "measure": part, "copies": len(calls), "bits": short(bits), "gb_per_s": short(2e-3 * case.weights / median)
     }  # fmt: skip
     if device.type == "cuda":
-        extra |= {"floor_us": short(case.floor(bits)), "over_floor": short(median / case.floor(bits))}
+        if bandwidth := bandwidth_of(name, BANDWIDTH):
+            floor = case.floor(bits, bandwidth)
+            extra |= {"floor_us": short(floor), "over_floor": short(median / floor)}
         if before and (after := clocks.clock_and_power()):
             extra["sm_clock_mhz"], extra["power_w"] = zip(before, after, strict=True)
     return operation.row(task, name, "time", "us", taken, **extra)

@@ -25,12 +25,12 @@ class Case:
     rows: int
     columns: int
 
-    def floor(self, bits: float) -> float:
+    def floor(self, bits: float, bandwidth: float = BANDWIDTH) -> float:
         """Microseconds that no product with weights of so many bits undercuts: the bytes of weights, input and bfloat16
-        output at BANDWIDTH, or the operations. 16: bfloat16 input; less: input in a byte, products of bytes."""
+        output at a bandwidth, or the operations. 16: bfloat16 input; less: input in a byte, products of bytes."""
         M, N, K = self.tokens, self.rows, self.columns
         moved = N * K * bits / 8 + M * K * (2 if bits == 16 else 1) + 2 * M * N
-        return 1e6 * max(moved / BANDWIDTH, 2 * M * N * K / (BF16 if bits == 16 else INT8))
+        return 1e6 * max(moved / bandwidth, 2 * M * N * K / (BF16 if bits == 16 else INT8))
 
     def small(self) -> Case:
         """An eighth of each size: to try out the benchmark, not to report."""

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from paperlm_kernels.bench import clocks
+from paperlm_kernels.bench.cards import bandwidth_of
 from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.ternary_linear.declared import sized
+from paperlm_kernels.bench.ops.ternary_linear.declared import BANDWIDTH, sized
 from paperlm_kernels.bench.ops.ternary_linear.methods import METHODS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
@@ -60,8 +61,9 @@ def _time(operation: Operation, task: Task, contender: Contender, part: str, nam
     )  # fmt: skip
     extra: dict[str, Any] = {"measure": part, "copies": len(calls), "graph": graph, "bits": contender.bits}
     if device.type == "cuda":
-        floor = case.floor(contender.bits)
-        extra |= {"floor_us": short(floor), "over_floor": short(percentiles(taken)[0] / floor)}
+        if bandwidth := bandwidth_of(name, BANDWIDTH):
+            floor = case.floor(contender.bits, bandwidth)
+            extra |= {"floor_us": short(floor), "over_floor": short(percentiles(taken)[0] / floor)}
         if before and (after := clocks.clock_and_power()):
             extra["sm_clock_mhz"], extra["power_w"] = zip(before, after, strict=True)
     return operation.row(task, name, "time", "us", taken, **extra)
