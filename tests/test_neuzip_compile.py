@@ -24,7 +24,7 @@ from paperlm_kernels.neuzip.codebook import PALETTE  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
 from paperlm_kernels.neuzip.launch import WIDTH  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
-from paperlm_kernels.neuzip.product import GEMV_REGISTERS, REGISTERS  # noqa: E402
+from paperlm_kernels.neuzip.product import REGISTERS, gemv_registers  # noqa: E402
 from support_compile import compile_for, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
@@ -132,7 +132,8 @@ def test_the_product_on_tensor_cores_compiles_and_spills_nothing(architecture, w
     constants = {"W": warps, "NT": more, "EVEN": even, "BLOCK": PROFILES["fix4"].block}
     types = {**POINTERS, "x": "*i32", "plane": "*u8", "y": "*i16"}
     kernel = compile_for(
-        kernel_gemv.fix4_gemv_kernel, types, constants, set(), architecture, warps, 3, maxnreg=GEMV_REGISTERS
+        kernel_gemv.fix4_gemv_kernel, types, constants, set(), architecture, warps, 3,
+        maxnreg=gemv_registers(constants),
     )  # fmt: skip
     ptx = kernel.asm["ptx"]
     # by 16 bytes are loaded weights, the next ones and values; nothing but the last sum crosses threads

@@ -51,7 +51,9 @@ def test_every_form_of_tiles_gives_the_references_bits_shared_and_alone(tiles, t
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("rows,columns", [(4096, 11008), (22016, 4096), (3200, 8640), (1000, 200), (7, 5460)])
+@pytest.mark.parametrize(
+    "rows,columns", [(4096, 11008), (22016, 4096), (3200, 8640), (10920, 2048), (1000, 200), (7, 5460)]
+)
 def test_what_is_chosen_gives_the_references_bits(rows, columns, dtype):
     for tokens in (5, 16, 17, 33, 64, 65, 256, 500, 1025):
         p = Problem(tokens, rows, columns, dtype)

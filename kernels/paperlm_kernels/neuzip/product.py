@@ -33,8 +33,6 @@ TILE = 16
 "of so many rows,"
 MOST_COLUMNS = 2**26
 "of fewer columns than that: places in a tile are numbers of 32 bits."
-GEMV_REGISTERS = 128
-"Of a thread: with no limit the next weights are not asked for early enough."
 
 
 def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -98,12 +96,18 @@ def warps_of(rows: int, columns: int) -> int:
     return 8 if tiles >= 256 else 16
 
 
+def gemv_registers(constants: dict[str, int]) -> int:
+    """Of a thread: with no limit the next weights are not asked for early enough. A rest of columns and two tiles of
+    tokens need more, or are spilled by Triton 3.6; of 16 warps a multiprocessor has not more."""
+    return 144 if constants["NT"] == 2 and not constants["EVEN"] and constants["W"] <= 8 else 128
+
+
 @functools.cache
-def _gemv_launcher(warps: int) -> Launcher:
+def _gemv_launcher(warps: int, registers: int) -> Launcher:
     from paperlm_kernels.neuzip.kernel_gemv import fix4_gemv_kernel
     from paperlm_kernels.neuzip.launcher import Launcher
 
-    return Launcher(fix4_gemv_kernel, warps, maxnreg=GEMV_REGISTERS)
+    return Launcher(fix4_gemv_kernel, warps, maxnreg=registers)
 
 
 def _gemv(x: Tensor, packed: Packed) -> Tensor:
@@ -122,7 +126,8 @@ def _gemv(x: Tensor, packed: Packed) -> Tensor:
         y.view(torch.int16),
     )  # fmt: skip
     with on_device(x):
-        _gemv_launcher(warps)(-(-rows // TILE), tensors, (tokens, rows, columns, packed.lowest), constants)
+        launcher = _gemv_launcher(warps, gemv_registers(constants))
+        launcher(-(-rows // TILE), tensors, (tokens, rows, columns, packed.lowest), constants)
     return y
 
 

@@ -61,8 +61,8 @@ def most_splits(tiles: StreamTiles) -> int:
     return min(8, 128 * 32 * tiles.warps // (tiles.rows * tiles.tokens))
 
 
-def constants_of(tiles: StreamTiles, gated: bool = False) -> dict[str, int]:
-    """What the kernel is compiled for.
+def constants_of(tiles: StreamTiles, gated: bool = False, eight: bool = True) -> dict[str, int]:
+    """What the kernel is compiled for. eight: there are a multiple of 8 rows of weights.
 
     HALF: a gate's row and its row of up have to be sums of one thread, and wgmma gives a thread rows that are 8 apart
     in each 64, and those 64 apart. Raises ValueError for more programs a tile than can share one.
@@ -72,7 +72,7 @@ def constants_of(tiles: StreamTiles, gated: bool = False) -> dict[str, int]:
     return {
         "BM": tiles.tokens, "BN": tiles.rows, "C": tiles.chunks, "STAGES": tiles.stages, "GROUP": tiles.group,
         "PARTS": most_splits(tiles) if tiles.splits > 1 else 0,
-        "HALF": 0 if not gated else 8 if tiles.rows == 64 else 64,
+        "HALF": 0 if not gated else 8 if tiles.rows == 64 else 64, "EIGHT": eight,
     }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def run_stream(
 
     M, K = codes.shape
     m_tiles, n_tiles = triton.cdiv(M, tiles.tokens), triton.cdiv(N, tiles.rows)
-    constants, columns = constants_of(tiles, gated), 32 * tiles.chunks
+    constants, columns = constants_of(tiles, gated, N % 8 == 0), 32 * tiles.chunks
     box = [constants["HALF"] or tiles.rows, columns]
     parts = arrived = None
     with torch.cuda.device_of(codes):

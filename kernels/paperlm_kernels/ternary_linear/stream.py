@@ -63,7 +63,7 @@ def copy_codes(x_desc, buffers, bar, slot, m0, step, C: gl.constexpr, pred):
 def stream_kernel(
     x_desc, w_desc, scale, rowsum, alpha, y, parts, arrived, M, N, steps, splits, m_tiles, n_tiles, early,
     BM: gl.constexpr, BN: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    PARTS: gl.constexpr, HALF: gl.constexpr,
+    PARTS: gl.constexpr, HALF: gl.constexpr, EIGHT: gl.constexpr,
 ):  # fmt: skip
     """y (M, N). A step takes C chunks of 128 columns; what lies beyond the matrices is zeros, which add nothing.
 
@@ -73,7 +73,10 @@ def stream_kernel(
 
     PARTS: up to so many programs, `splits`, share a tile; each stores its sum in `parts`, who comes
     last stores y, and leaves the tile's number in `arrived` at 0, as it was. HALF: y is (M, N / 2), up * relu(gate)^2.
+    EIGHT: N is a multiple of 8, so that eight rows are stored at once; Triton itself looks for multiples of 16 alone.
     """
+    if EIGHT:
+        N = N // 8 * 8
     W: gl.constexpr = gl.num_warps()
     tile = gl.program_id(0)
     # GROUP tiles of tokens go through all weights together, which then stay in L2
