@@ -13,7 +13,7 @@ from paperlm_kernels.bench import cold, ops, rows
 from paperlm_kernels.bench.command import main
 from paperlm_kernels.bench.ops.kv_attention import declared as kv
 from paperlm_kernels.bench.ops.kv_attention.methods import METHODS as KV_METHODS
-from paperlm_kernels.bench.ops.ternary_linear import declared, methods
+from paperlm_kernels.bench.ops.ternary_linear import OPERATION, declared, methods
 
 CPU = torch.device("cpu")
 
@@ -202,3 +202,49 @@ def test_the_rows_of_a_case_whose_process_dies_are_kept():
         {"tiles": "bf16", "us": 8.0}, {"tiles": "chosen", "us": 4.0, "case": "7b_o_m16"}
     ]  # fmt: skip
     assert "before the chosen tiles were timed" in sweep.summary(case, [])
+
+
+def product(case, method, value, device="card", commit="a" * 40, **more):
+    tokens, rows, columns = 1, 64, 32
+    return {
+        "op": "ternary_linear", "case": case, "method": method, "name": method, "metric": "time", "unit": "us",
+        "value": value, "low": value, "high": value, "device": device, "order": "natural", "scale": "full",
+        "versions": {"torch": "2"}, "date": "2026-01-01", "commit": commit, "measure": "product", "floor_us": 2.5,
+        "shape": {"tokens": tokens, "rows": rows, "columns": columns},
+    } | more  # fmt: skip
+
+
+def test_products_are_one_table_a_card_with_the_ratio_to_cublas():
+    rows = [product("a", "ours", 4.0), product("a", "torch", 10.0), product("b", "ours", 3.0, "other")]
+    rows += [product("b", "torch", 30.0), product("b", "ours", 5.0)]
+    first, second = OPERATION.tables(rows).split("**other**")
+    lines = first.splitlines()
+    assert lines[0] == "**card**: microseconds of a product, torch 2, 2026-01-01, commit aaaaaaa."
+    assert lines[2] == "| case | tokens | matrix | floor in 2 bits | ours | torch | torch / ours |"
+    assert lines[4:6] == ["| a | 1 | 64 x 32 | 2.5 | 4 | 10 | 2.50 |", "| b | 1 | 64 x 32 | 2.5 | 5 | 30 | 6.00 |"]
+    assert "| b | 1 | 64 x 32 | 2.5 | 3 |" in second  # without a peer there is no ratio
+
+
+def test_a_table_of_rows_of_several_commits_says_of_which_each_is():
+    rows = [product("a", "ours", 4.0), product("b", "ours", 4.0, commit="b" * 40), product("b", "torch", 2.0)]
+    table = OPERATION.tables(rows)
+    assert table.splitlines()[4].endswith("| aaaaaaa |") and table.splitlines()[5].endswith("| 0.50 | bbbbbbb |")
+
+
+def test_what_is_no_product_and_what_was_not_measured_stand_below():
+    rows = [product("a", "ours", 4.0), product("a", "ours", 9.0, measure="layer")]
+    rows.append(product("a", "bitblas", 0, metric="outcome", outcome="absent: it is not installed", measure=""))
+    table = OPERATION.tables(rows)
+    assert "| a | 1 | 64 x 32 | 2.5 | 4 |" in table and "time (layer), us" in table and "| ours | 9 |" in table
+    assert "a: Not measured: bitblas (absent: it is not installed)." in table
+
+
+@pytest.mark.parametrize("card,right", [("NVIDIA H200", 1.0), ("NVIDIA H100 80GB HBM3", 2.97 / 4.26), ("a CPU", None)])
+def test_floors_are_of_the_card_that_ran_and_there_is_none_of_a_card_whose_copy_was_not_timed(card, right):
+    from paperlm_kernels.bench.cards import bandwidth_of
+
+    found = bandwidth_of(card, 4.3e12)
+    assert found is None if right is None else found == pytest.approx(4.3e12 * right)
+    case = declared.CASES["7b_down_m1"]
+    if right:
+        assert case.floor(2, found) == pytest.approx(case.floor(2) / right)

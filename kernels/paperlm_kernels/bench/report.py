@@ -48,7 +48,7 @@ def _case(case: tuple, methods: dict[str, Cells]) -> str:
     lines = []
     for cells in methods.values():
         lost = {part: row["outcome"] for (metric, part), row in cells.items() if metric == "outcome"}
-        values = [_value(cells[key]) if key in cells else lost.get(key[1], "") for key in columns]
+        values = [value_of(cells[key]) if key in cells else lost.get(key[1], "") for key in columns]
         if any(values):
             lines.append([title(cells), *values])
     return "\n\n".join(filter(None, [caption, markdown(["method", *heads], lines), not_measured(methods)]))
@@ -87,6 +87,7 @@ def markdown(heads: list[str], lines: list[list[str]]) -> str:
     return "\n".join([form(heads), "|" + "---|" * len(kept), *map(form, lines)])
 
 
-def _value(row: Row) -> str:
+def value_of(row: Row) -> str:
+    """A median, and behind it the 20th and 80th percentile."""
     spread = f" ({row['low']:.4g}-{row['high']:.4g})" if row["low"] != row["high"] else ""
     return f"{row['value']:.4g}{spread}"

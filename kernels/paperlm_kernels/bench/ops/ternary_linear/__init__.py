@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paperlm_kernels.bench.declared import Declared
-from paperlm_kernels.bench.operation import Defaults, Task
+from paperlm_kernels.bench.operation import Defaults, Row, Task
 
 
 class TernaryLinear(Declared):
@@ -46,6 +46,11 @@ class TernaryLinear(Declared):
         case = sized(task)
         shape = {name: getattr(case, name) for name in ("tokens", "rows", "columns")}
         return {"shape": shape, "source": "synthetic", "behaviour": BITNET["ternary_linear"]}
+
+    def tables(self, found: Iterable[Row]) -> str:
+        from paperlm_kernels.bench.ops.ternary_linear.report import tables
+
+        return tables(found)
 
 
 OPERATION = TernaryLinear()
