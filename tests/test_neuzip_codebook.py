@@ -32,7 +32,9 @@ def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit
     given = counts.copy()
     given[0] = 0  # what the counting leaves out
     stored = torch.zeros(STORED, dtype=torch.uint8, device=spot.device)
-    found, left = codebook_tables(torch.from_numpy(given).to(spot.device), int(counts.sum()), limit, stored)
+    escaping = torch.zeros(1, dtype=torch.int32, device=spot.device)
+    found, left = codebook_tables(torch.from_numpy(given).to(spot.device), int(counts.sum()), limit, stored, escaping)
+    assert int(escaping) == min(counts[~np.isin(np.arange(256), right.palette)].sum(), 2**31 - 1)
     found["decoding"] = decoding_table(left, limit)
     for which, table in found.items():
         wanted = getattr(right, which)
@@ -47,9 +49,11 @@ def test_the_lowest_of_fifteen_exponents_is_the_definitions(spot, name):
     counts = COUNTS[name].astype(np.int64)
     given = np.where(np.arange(256) == 0, 0, counts)
     lowest = torch.zeros(1, dtype=torch.uint8, device=spot.device)
-    index = lowest_of(torch.from_numpy(given).to(spot.device), int(counts.sum()), lowest).cpu()
+    escaping = torch.zeros(1, dtype=torch.int32, device=spot.device)
+    index = lowest_of(torch.from_numpy(given).to(spot.device), int(counts.sum()), lowest, escaping).cpu()
     right = fix4.lowest_exponent(counts)
     assert int(lowest) == right
+    assert int(escaping) == min(counts[~fix4.window(right)].sum(), 2**31 - 1)
     assert index.tolist() == [0 if right <= e < right + fix4.WIDE else 15 for e in range(256)]
 
 

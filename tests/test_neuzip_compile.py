@@ -111,6 +111,7 @@ def test_odd_sizes_and_normalizers_compile(architecture):
     for k in (7, 3, 1, 0):
         compiled(kernel_decode.decode_kernel, architecture, k, 0, whole=False)
         compiled(kernel_encode.write_kernel, architecture, k, 0, whole=False)
+        compiled(kernel_encode.size_kernel, architecture, k, 0, whole=False)
     compiled(kernel_encode.normalizer_kernel, architecture, 3, 0)
 
 

@@ -10,6 +10,7 @@ from paperlm_kernels.neuzip import pack, sample
 from paperlm_kernels.neuzip.codebook import Codebook
 from paperlm_kernels.neuzip.geometry import PROFILES
 from paperlm_kernels.neuzip.header import Codec, Header, Section
+from paperlm_kernels.neuzip.reference import count_exponents
 from support_neuzip import bits_of, compiled_or_interpreted, gaussian, same_bits
 
 SIZE = PROFILES["fast"].block
@@ -33,7 +34,7 @@ def test_all_weights_of_a_small_tensor_are_counted(numel):
     assert sample.runs_of(header_of(numel)) == (-(-numel // SIZE), 1)
 
 
-@pytest.mark.parametrize("numel", [2 * sample.COUNTED, 2**27, 2**29 + 5, 3 * 10**9, 2**40])
+@pytest.mark.parametrize("numel", [2 * sample.COUNTED, 2**27, 2**29 + 5, 3 * 10**9, 2**38])
 @pytest.mark.parametrize("profile", ["default", "dense", "fast"])
 def test_about_as_many_weights_of_every_large_tensor_are_counted(numel, profile):
     header = header_of(numel, profile)
@@ -53,20 +54,47 @@ def test_one_block_of_each_run_is_counted_and_of_each_run_another(monkeypatch):
     assert len(set((which % run).tolist())) >= 12  # of 15 places
 
 
-def test_what_repeats_with_the_runs_is_met_at_all_its_places(monkeypatch):
-    monkeypatch.setattr(sample, "COUNTED", 16 * SIZE)
-    which, _ = blocks_counted(header_of(256 * SIZE + 1))  # runs of 16 blocks, as heads of 16 blocks would be
-    assert sorted((which % 16).tolist()) == list(range(16))
+@pytest.mark.parametrize("period", [2, 3, 4, 8, 16, 32])
+@pytest.mark.parametrize("run", [2, 3, 4, 16, 64, 1000])
+def test_what_repeats_every_few_blocks_is_met_at_all_its_places_about_as_often(run, period):
+    """Heads of an attention are a few blocks each, and their rows differ."""
+    met = np.bincount(sample.counted_blocks(512, run) % period, minlength=period) / 512
+    assert 0.5 / period < met.min() and met.max() < 1.6 / period
+
+
+def test_blocks_of_the_longest_runs_are_numbered_in_32_bits():
+    numel = 2**40
+    runs, run = sample.runs_of(header_of(numel))
+    assert run == sample.LONGEST and 0xFFFF * run < 2**31 and runs * sample.SPREAD < 2**31
+    blocks = sample.counted_blocks(runs, run)
+    assert (blocks // run == np.arange(runs)).all() and blocks[-1] < header_of(numel).blocks - 1
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("run", [2, 4, 7])
+@pytest.mark.parametrize("rest", [0, 8, 30])
+def test_the_kernel_counts_the_blocks_that_the_definition_counts(spot, run, rest):
+    from paperlm_kernels.neuzip.launch_encode import _counts, _job
+
+    t = gaussian(40 * SIZE + rest).view(-1)
+    for block in range(40):  # of each block the exponents tell which one it is
+        t[block * SIZE : (block + 1) * SIZE] *= 2.0 ** (3 * block - 60)
+    header = header_of(t.numel())
+    runs = ((header.blocks - 1) // run, run)
+    assert len(set((sample.counted_blocks(*runs) % run).tolist())) > 1
+    counts, numel = _counts(_job(t.to(spot.device), header), runs)
+    right = count_exponents(sample.counted_of((bits_of(t) >> 7 & 0xFF).astype(np.uint8), header, *runs))
+    assert numel == right.sum() and counts.cpu().tolist()[1:] == right.tolist()[1:]
 
 
 @compiled_or_interpreted
 @pytest.mark.parametrize("profile", ["fast", "fix4", "default"])
 @pytest.mark.parametrize("k", [7, 3])
-def test_the_kernels_count_the_same_blocks_as_the_definition(spot, monkeypatch, profile, k):
+def test_the_bytes_are_those_of_the_definition(spot, monkeypatch, profile, k):
     size = PROFILES[profile].block
     monkeypatch.setattr(sample, "COUNTED", 2 * size)
     t = gaussian(7 * size + 30)
-    for block in (0, 3 + sample.SPREAD % 3):  # what is counted has another code than what is not
+    for block in sample.counted_blocks(2, 3):  # what is counted has another code than what is not
         t[block * size : (block + 1) * size] *= 0.8
     of_some = pack(t, profile=profile, mant_bits=k, raw="never", backend="reference")
     found = pack(t.to(spot.device), profile=profile, mant_bits=k, raw="never", backend=spot.backend)
@@ -86,7 +114,7 @@ def test_the_codebook_is_the_best_for_what_was_counted(monkeypatch):
     runs, run = sample.runs_of(packed.header)
     assert (runs, run) == (2, 4)
     exponents = (bits_of(t) >> 7 & 0xFF).reshape(-1, SIZE)
-    counted = [0, 4 + sample.SPREAD % 4]
+    counted = sample.counted_blocks(runs, run)
     right = Codebook.of_counts(np.bincount(exponents[counted].reshape(-1), minlength=256), PROFILES["fast"].limit)
     assert np.array_equal(packed.sections[Section.CODEBOOK].numpy(), right.to_bytes())
 
@@ -103,8 +131,7 @@ def test_where_what_was_counted_does_not_tell_of_the_rest_all_is_counted(spot, m
         runs, run = sample.runs_of(header)
         if right is None:
             t[: 7 * size] *= 2.0**40
-            first, second = 0, 4 + sample.SPREAD % 4
-            for block in (first, second):
+            for block in sample.counted_blocks(2, 4):
                 t[block * size : (block + 1) * size] = gaussian(size)
             right = pack(t, profile=profile, raw="never", backend="reference").to_bytes()
             continue
@@ -118,8 +145,7 @@ def test_lanes_that_are_too_long_in_a_code_of_some_blocks_get_one_of_all(monkeyp
     size = PROFILES["dense"].block
     monkeypatch.setattr(sample, "COUNTED", 3 * size)
     t = torch.full((7, size), 2.0**30, dtype=torch.bfloat16)
-    counted = [number * 2 + number * sample.SPREAD % 2 for number in range(3)]
-    t[counted] = 1.0
+    t[sample.counted_blocks(3, 2)] = 1.0
     short = pack(t, profile="dense", raw="never")  # what is not counted has the longest code, and is in most lanes
     monkeypatch.undo()
     assert short.to_bytes() == pack(t, profile="dense", raw="never").to_bytes()
@@ -137,3 +163,21 @@ def test_an_update_of_a_large_tensor_keeps_its_code_and_loses_nothing(monkeypatc
     packed.update_(other)
     assert not torch.equal(packed.sections[Section.CODEBOOK], before) and same_bits(packed.unpack(), other)
     assert packed.header.patches <= 1e-3 * packed.header.numel
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("profile", ["fast", "fix4"])
+def test_a_tensor_of_which_much_escapes_any_code_is_not_coded_twice_for_it(spot, monkeypatch, profile):
+    from paperlm_kernels.neuzip import coding
+
+    size, tried = PROFILES[profile].block, []
+    for name in ("_on_device", "_on_host"):
+        begin = getattr(coding, name)
+        monkeypatch.setattr(coding, name, lambda *given, begin=begin: (tried.append(given[3]), begin(*given))[1])
+    t = gaussian(9 * size)
+    t[::50] = 2.0**-110
+    t[1::50] = 2.0 ** (torch.arange(len(t[1::50])) % 60 - 100.0).bfloat16()
+    monkeypatch.setattr(sample, "COUNTED", 2 * size)
+    packed = pack(t.to(spot.device), profile=profile, raw="never", backend=spot.backend)
+    assert packed.header.patches > 5e-3 * packed.header.numel and tried == [False]
+    assert same_bits(packed.unpack(backend=spot.backend).cpu(), t)

@@ -35,11 +35,12 @@ CROSS_ENTROPY = {
 kept logits."""
 
 BITNET = {"rmsnorm_quantize": 1, "ternary_linear": 1, "kv_attention": 1}
-"""Operation for models in few bits -> its behaviour. 1: nothing of it has been recorded from a card yet."""
+"""Operation for models in few bits -> its behaviour. 1: it has given the same numbers since the first record."""
 
-NEUZIP = {"codec": 1, "nbytes": 2}
-"""Packed weights -> their behaviour. codec: that of the bytes and of the rounding; 1: nothing recorded yet. nbytes:
-what is counted as theirs; 2: a codebook's tables on every device, not on a GPU alone."""
+NEUZIP = {"codec": 2, "nbytes": 2}
+"""Packed weights -> their behaviour. codec: that of the bytes and of the rounding; 2: the code of 2^24 weights and more
+is made of counts of some blocks, so that their bytes may be others than before; what they decode to is the same.
+nbytes: what is counted as theirs; 2: a codebook's tables on every device, not on a GPU alone."""
 
 
 def loss_behaviour(variant: str) -> int:

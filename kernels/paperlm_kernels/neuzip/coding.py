@@ -12,11 +12,8 @@ from paperlm_kernels.neuzip import reference
 from paperlm_kernels.neuzip.codebook import Codebook
 from paperlm_kernels.neuzip.container import WORDS, Arrays, aligned
 from paperlm_kernels.neuzip.header import Header, Section
-from paperlm_kernels.neuzip.sample import runs_of
+from paperlm_kernels.neuzip.sample import UnlikeError, runs_of
 from paperlm_kernels.neuzip.streams import TooLongError
-
-MOST_ESCAPES = 1e-3
-"Share of patched weights above which a code is made anew: an old one, or one of counts of some blocks."
 
 Coded = tuple[Header, dict[Section, Tensor], Codebook | None, int | None]
 "Header, sections, codebook, and of FIX4 the lowest exponent where it is known."
@@ -30,17 +27,14 @@ def begin_coding(t: Tensor, header: Header, book: Codebook | None, backend: str)
     """
     begin = _on_device if backend == "triton" else _on_host
     in_part = book is None and runs_of(header)[1] > 1
-    begun = begin(t, header, book, not in_part)
+    held = [begin(t, header, book, not in_part)]
 
     def finish() -> Coded:
         try:
-            found = begun()
-        except TooLongError:
+            return held.pop()()  # so that nothing of it is kept while all is done again
+        except (TooLongError, UnlikeError):
             if not in_part:
                 raise
-        else:
-            if not in_part or found[0].patches <= MOST_ESCAPES * header.numel:
-                return found
         return begin(t, header, None, True)()
 
     return finish

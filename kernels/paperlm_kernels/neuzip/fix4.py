@@ -17,6 +17,11 @@ def lowest_exponent(counts: NDArray[np.int64]) -> int:
     return int(np.convolve(counts, np.ones(WIDE, np.int64), mode="valid").argmax())
 
 
+def window(lowest: int) -> NDArray[np.bool_]:
+    """Which of the 256 exponents have a code."""
+    return (np.arange(256) >= lowest) & (np.arange(256) < lowest + WIDE)
+
+
 def encode(exponents: NDArray[np.uint8], lowest: int, block: int) -> tuple[NDArray, NDArray, NDArray]:
     """Words of eight codes (code j in bits 4j), patches and their directory. Code 0 is patched, c is lowest + c - 1."""
     codes = np.zeros(-(-len(exponents) // 8) * 8, np.uint8)

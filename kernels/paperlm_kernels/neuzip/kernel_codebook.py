@@ -59,7 +59,7 @@ def count_kernel(
     a0 = tl.zeros([LANES], dtype=tl.int64)
     a1, a2, a3 = a0, a0, a0
     for number in range(tl.program_id(0), runs, programs):
-        block = number * run + ((number * SPREAD) & 0xFFFF) % run
+        block = number * run + (((number * SPREAD) & 0xFFFF) * run >> 16)
         mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, BLOCK, LOG_NORM)
         n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
         others = tl.zeros([LANES], dtype=tl.int32)  # steps that have several exponents without a counter
@@ -170,12 +170,12 @@ def reversed_bits(code, length, limit):
 
 
 @triton.jit(do_not_specialize=["numel", "limit", "log"])
-def codebook_kernel(counts, stored, index, packing, scratch, numel, limit, log):
+def codebook_kernel(counts, stored, index, packing, scratch, escaping, numel, limit, log):
     """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index` and `packing`.
 
-    scratch: 1,024 int32, of which `decoding_kernel` makes the last table: packing need not wait for it. limit, and log,
-    which is 8, are no constants: with all loops unrolled, it would take longer to fetch the instructions than to
-    execute them.
+    escaping: how many of the counted have no index, an int32. scratch: 1,024 int32, of which `decoding_kernel` makes
+    the last table: packing need not wait for it. limit, and log, which is 8, are no constants: with all loops unrolled,
+    it would take longer to fetch the instructions than to execute them.
     """
     place = tl.arange(0, 256)
     count = all_counts(counts, numel)
@@ -187,7 +187,9 @@ def codebook_kernel(counts, stored, index, packing, scratch, numel, limit, log):
     tl.store(stored + place, exponent.to(tl.uint8), mask=place < 15)
     tl.store(scratch + place, tl.where(place < 15, exponent, 0))
     known = tl.where(place < 15, ranked, 0)
-    ranked = tl.where(place == 15, tl.sum(count, 0) - tl.sum(known, 0), known)
+    escaped = tl.sum(count, 0) - tl.sum(known, 0)
+    tl.store(escaping, tl.minimum(escaped, 0x7FFFFFFF).to(tl.int32))
+    ranked = tl.where(place == 15, escaped, known)
     share = tl.maximum((ranked << 20) // total, 1)
     weight = tl.gather(share, place >> 4, 0) * tl.gather(share, place & 15, 0)
     # lightest first, of equals the higher pair
@@ -235,13 +237,16 @@ def decoding_kernel(decoding, scratch, limit, PART: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["numel"])
-def lowest_kernel(counts, lowest, index, numel):
-    """`fix4.lowest_exponent` of `all_counts`, and an index that says 15 of all other exponents than its 15."""
+def lowest_kernel(counts, lowest, index, escaping, numel):
+    """`fix4.lowest_exponent` of `all_counts`, and an index that says 15 of all other exponents than its
+    15. escaping: how many of the counted have none of these, an int32."""
     place = tl.arange(0, 256)
     count = all_counts(counts, numel)
     upto = tl.cumsum(count, 0)
     covered = tl.gather(upto, tl.minimum(place + 14, 255), 0) - upto + count
     key = tl.where(place <= 241, covered << 8 | (255 - place), 0)
-    best = 255 - (tl.max(key, 0) & 255).to(tl.int32)
+    most = tl.max(key, 0)
+    best = 255 - (most & 255).to(tl.int32)
+    tl.store(escaping, tl.minimum(tl.sum(count, 0) - (most >> 8), 0x7FFFFFFF).to(tl.int32))
     tl.store(lowest, best.to(tl.uint8))
     tl.store(index + place, tl.where((place >= best) & (place < best + 15), 0, 15).to(tl.uint8))

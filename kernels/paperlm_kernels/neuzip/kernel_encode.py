@@ -1,4 +1,4 @@
-"""Triton kernels that encode: normalizers, sizes of the lanes and planes, where blocks begin, then streams and patches.
+"""Triton kernels that encode: normalizers, planes and sizes of the lanes, where blocks begin, then streams and patches.
 
 What a lane writes begins and ends on a unit of its own, so that nothing is shared and the bytes are the same each time.
 A step asks for the weights of the next one before its own are looked at: memory answers late.

@@ -1,4 +1,5 @@
-"""Host side of encoding, in two parts: lengths are counted and sent to the host, and then known, and all is written.
+"""Host side of encoding, in two parts: planes are written, lengths counted and sent to the host; then all the rest is
+written.
 
 What is sent is one small buffer: lengths of streams, number of patches, and the codebook.
 """
@@ -22,7 +23,7 @@ from paperlm_kernels.neuzip.header import Codec, Header, Section
 from paperlm_kernels.neuzip.launch import is_whole, log_of, octets_of
 from paperlm_kernels.neuzip.launcher import Launcher, on_device
 from paperlm_kernels.neuzip.read_back import ReadBack
-from paperlm_kernels.neuzip.sample import counted_weights, runs_of
+from paperlm_kernels.neuzip.sample import check_patches, counted_weights, runs_of
 from paperlm_kernels.neuzip.streams import TooLongError
 
 _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
@@ -51,7 +52,7 @@ SCANNED = 4096
 EXPECTED = 4096
 "Weights that have one patch, at least, in codes of four bits: Gaussian ones have one of 6,500."
 TOTALS = 64
-"Bytes in front of the codebook, in the buffer that is read back: words, patches, the largest lane."
+"Bytes in front of the codebook, in the buffer that is read back: words, patches, the largest lane, escaping ones."
 
 
 def _new(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -112,7 +113,7 @@ def begin_encode(
     """Begins what `reference.encode` does, of a contiguous bfloat16 tensor with at least one element, on its device.
 
     What is returned ends it; `t` must not change before. It waits until the device has got as far as this, for lengths
-    must be known, and raises TooLongError.
+    must be known, and raises TooLongError and UnlikeError.
     """
     with on_device(t):
         job = _job(t, header)
@@ -152,16 +153,18 @@ def _counts(job: _Job, runs: tuple[int, int]) -> tuple[Tensor, int]:
     return counts, counted_weights(header, *runs)
 
 
-def codebook_tables(counts: Tensor, numel: int, limit: int, stored: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def codebook_tables(
+    counts: Tensor, numel: int, limit: int, stored: Tensor, escaping: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
     """`Codebook.of_counts` on the device, as its tables by name, and what `decoding_table` makes the last one of.
     counts: of the exponents of so many weights but of 0, which is what remains (256, int64). `stored` is written, the
-    other tables are made."""
+    other tables are made. escaping: how many of these weights have no index (one int32), written."""
     device = counts.device
     tables = {
         "stored": stored, "index": _new(256, torch.uint8, device), "packing": _new(SYMBOLS, torch.int32, device),
     }  # fmt: skip
     scratch = torch.empty(1024, dtype=torch.int32, device=device)
-    _CODEBOOK(1, (counts, *tables.values(), scratch), (numel, limit, 8), {})
+    _CODEBOOK(1, (counts, *tables.values(), scratch, escaping), (numel, limit, 8), {})
     return tables, scratch
 
 
@@ -172,11 +175,12 @@ def decoding_table(scratch: Tensor, limit: int) -> Tensor:
     return table
 
 
-def lowest_of(counts: Tensor, numel: int, lowest: Tensor) -> Tensor:
+def lowest_of(counts: Tensor, numel: int, lowest: Tensor, escaping: Tensor) -> Tensor:
     """`fix4.lowest_exponent` on the device, of counts as `codebook_tables` takes them: written into `lowest` (one
-    uint8). Returns the index of the exponents (256, uint8), 15 for those that are patched."""
+    uint8), and how many have no code into `escaping` (one int32). Returns the index of the exponents (256, uint8), 15
+    for those that are patched."""
     index = _new(256, torch.uint8, counts.device)
-    _LOWEST(1, (counts, lowest, index), (numel,), {})
+    _LOWEST(1, (counts, lowest, index, escaping), (numel,), {})
     return index
 
 
@@ -188,11 +192,12 @@ def _scan(job: _Job, note: Tensor, patch_directory: Tensor, directory: Tensor | 
     return ReadBack(note)
 
 
-def _totals(read_back: ReadBack) -> tuple[int, int, int, np.ndarray]:
-    """Words, patches, units of the largest lane; and the bytes behind. The one place that waits."""
+def _totals(read_back: ReadBack) -> tuple[int, int, int, int, np.ndarray]:
+    """Words, patches, units of the largest lane, counted weights that escape; and the bytes behind. The one place that
+    waits."""
     found = read_back.wait()
-    words, patches, largest = found[:3].tolist()
-    return words, patches, largest, found.view(np.uint8)[TOTALS:]
+    words, patches, largest, escaping = found[:4].tolist()
+    return words, patches, largest, escaping, found.view(np.uint8)[TOTALS:]
 
 
 def _note(device: torch.device, behind: int) -> Tensor:
@@ -205,7 +210,7 @@ def _pfx(job: _Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[]
     note, left = _note(device, STORED if book is None else 0), None
     if book is None:
         stored = note.view(torch.uint8)[TOTALS : TOTALS + STORED]
-        tables, left = codebook_tables(*_counts(job, runs), g.limit, stored)
+        tables, left = codebook_tables(*_counts(job, runs), g.limit, stored, note[3:4])
     else:
         tables = {which: book.table(device, which) for which in ("stored", "index", "packing")}
     stored, index, packing = tables["stored"], tables["index"], tables["packing"]
@@ -221,9 +226,11 @@ def _pfx(job: _Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[]
     read_back = _scan(job, note, patch_directory, directory, most)
 
     def finish() -> Encoded:
-        total, count, largest, in_bytes = _totals(read_back)
+        total, count, largest, escaping_some, in_bytes = _totals(read_back)
         if largest > MOST_UNITS:
             raise TooLongError
+        if book is None:
+            check_patches(count, escaping_some, header, *runs)
         payload, patches, each = job.new(total + g.guard), job.new(count), 2 if count else 1
         job.run(
             _WRITE, *common, index, units, escaping, directory, patch_directory, payload, patches,
@@ -247,7 +254,7 @@ def _fix4(job: _Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
     header, blocks = job.header, job.header.blocks
     note = _note(job.device, 1)
     lowest = note.view(torch.uint8)[TOTALS : TOTALS + 1]
-    index = lowest_of(*_counts(job, runs), lowest)
+    index = lowest_of(*_counts(job, runs), lowest, note[3:4])
     payload, sums = job.new(-(-header.numel // OCTET)), job.new(blocks)
     plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
     patch_directory, escaping = job.new(blocks + 1), job.scratch(blocks)
@@ -262,7 +269,8 @@ def _fix4(job: _Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
     write(some)
 
     def finish() -> Encoded:
-        _, count, _, in_bytes = _totals(read_back)
+        _, count, _, escaping_some, in_bytes = _totals(read_back)
+        check_patches(count, escaping_some, header, *runs)
         if count <= some.numel():
             patches = some[:count].clone()  # what is kept has no spare room
         else:

@@ -15,11 +15,12 @@ from torch import Tensor
 from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.neuzip import decode_errors, fields, reference
 from paperlm_kernels.neuzip.codebook import Codebook
-from paperlm_kernels.neuzip.coding import MOST_ESCAPES, begin_coding, bits_of, owned
+from paperlm_kernels.neuzip.coding import begin_coding, bits_of, owned
 from paperlm_kernels.neuzip.container import WORDS, aligned, read_container, write_container
 from paperlm_kernels.neuzip.errors import BlockSumError
 from paperlm_kernels.neuzip.geometry import profile_of
 from paperlm_kernels.neuzip.header import DTYPES, MOST, Codec, Header, Section
+from paperlm_kernels.neuzip.sample import MOST_ESCAPES
 from paperlm_kernels.neuzip.streams import TooLongError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from paperlm_kernels.neuzip.codebook import Codebook
 from paperlm_kernels.neuzip.container import Arrays
 from paperlm_kernels.neuzip.errors import BlockSumError
 from paperlm_kernels.neuzip.header import Codec, Header, Section
-from paperlm_kernels.neuzip.sample import counted_of, runs_of
+from paperlm_kernels.neuzip.sample import check_patches, counted_of, runs_of
 from paperlm_kernels.neuzip.streams import Encoder, Streams, apply_patches, chunks, decode_blocks
 
 
@@ -46,9 +46,8 @@ def encode(
     bits: NDArray[np.uint16], header: Header, book: Codebook | None, *, all_counted: bool = False
 ) -> tuple[Header, Arrays, Codebook | None]:
     """Header (with the number of patches), sections and codebook of flat patterns (uint16). book: one that is there,
-    which codes any tensor without loss; None makes the best, of counts of some blocks (`sample`) or of all.
-
-    Raises streams.TooLongError: store them RAW.
+    which codes any tensor without loss; None makes the best for what is counted: some blocks
+    (`sample`), or all. Raises streams.TooLongError: store them RAW; sample.UnlikeError: count all.
     """
     g, k = header.geometry, header.mant_bits
     count, blocks = len(bits), header.blocks
@@ -69,7 +68,8 @@ def encode(
     sections: Arrays = {Section.PLANE: fields.pack_plane(items, k), Section.BLOCK_SUM: np.concatenate(sums)}
     if header.block_norm:
         sections[Section.NORM] = np.concatenate(norms)
-    if book is None:
+    counts, fresh = None, book is None
+    if fresh:
         runs = (blocks, 1) if all_counted else runs_of(header)
         counts = count_exponents(counted_of(exponents[:count], header, *runs))
     if header.codec == Codec.FIX4:
@@ -88,6 +88,9 @@ def encode(
             Section.CODEBOOK: book.to_bytes(), Section.BLOCK_DIR: made.directory,
             Section.LANE_UNITS: made.units.reshape(-1), Section.PAYLOAD: made.payload,
         }  # fmt: skip
+    if fresh:
+        known = np.isin(np.arange(256), book.palette) if book else fix4.window(lowest)
+        check_patches(len(patches), int(counts[~known].sum()), header, *runs)
     sections |= {Section.PATCH_DIR: directory, Section.PATCH: patches}
     return dataclasses.replace(header, patches=len(patches)), sections, book
 

@@ -28,7 +28,7 @@ class KVAttention(Declared):
 
         return {
             name: f"{case.about}: {case.batch} x {case.context} positions, {case.heads} heads of {case.head_dim}; at "
-            f"least {case.floor(3):.3g} us in 3 bits, {case.floor(4):.3g} in 4, {case.floor(16):.3g} in 16"
+            f"least {case.floor(3):.3g} us in 3 bits, {case.floor(4):.3g} in 4, {case.floor(16):.3g} in 16 (H200)"
             for name, case in CASES.items()
         }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paperlm_kernels.bench import report
+from paperlm_kernels.bench.cards import bandwidth_of
+from paperlm_kernels.bench.ops.ternary_linear.declared import BANDWIDTH, Case
 from paperlm_kernels.bench.report import Cells, Row
 
 PRODUCT = ("time", "product")
@@ -24,7 +26,7 @@ def tables(found: Iterable[Row]) -> str:
 def _products(cases: dict[str, dict[str, Cells]], order: str, scale: str, device: str) -> str:
     """One card's: microseconds of each method, the floor of two bits a weight, and the ratio to bfloat16 by cuBLAS."""
     methods = list(dict.fromkeys(report.title(cells) for found in cases.values() for cells in found.values()))
-    lines, shown = [], []
+    lines, shown, bandwidth = [], [], bandwidth_of(device, BANDWIDTH)
     for case, found in cases.items():
         times = {report.title(cells): cells[PRODUCT] for cells in found.values() if PRODUCT in cells}
         if not times:
@@ -35,19 +37,19 @@ def _products(cases: dict[str, dict[str, Cells]], order: str, scale: str, device
         lines.append(
             [
                 case, str(shape["tokens"]), f"{shape['rows']} x {shape['columns']}",
-                f"{ours['floor_us']:.3g}" if ours and "floor_us" in ours else "",
+                f"{Case(case, '', **shape).floor(2, bandwidth):.3g}" if bandwidth else "",
                 *(report.value_of(times[method]) if method in times else "" for method in methods),
                 f"{theirs['value'] / ours['value']:.2f}" if ours and theirs else "",
-                ours["commit"][:7] if ours and ours.get("commit") else "",
+                " ".join(dict.fromkeys(row.get("commit", "")[:7] for row in times.values())),
             ]
         )  # fmt: skip
+    lost = [f"{case}: {said}" for case, found in cases.items() if (said := report.not_measured(found))]
     if not lines:
-        return ""
+        return "\n\n".join(lost)
     small = " (small, to try the benchmark)" if scale == "small" else ""
     caption = f"**{device}**{small}: microseconds of a product, {', '.join(report.circumstances(shown)[1:])}."
     commits = [line.pop() for line in lines]
     if len(set(commits)) > 1:  # one that all have stands above
         lines = [[*line, commit] for line, commit in zip(lines, commits, strict=True)]
-    heads = ["case", "tokens", "matrix", "floor in 2 bits", *methods, "torch / ours", "commit of ours"][: len(lines[0])]
-    lost = [f"{case}: {said}" for case, found in cases.items() if (said := report.not_measured(found))]
+    heads = ["case", "tokens", "matrix", "floor in 2 bits", *methods, "torch / ours", "commit"][: len(lines[0])]
     return "\n\n".join([caption, report.markdown(heads, lines), *lost])
