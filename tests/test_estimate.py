@@ -350,6 +350,14 @@ def test_a_size_without_a_record_takes_time_in_proportion_to_its_operations():
     assert seconds["LLaMA-1B"] == pytest.approx(ratio * seconds["LLaMA-130M"], rel=0.3) and ratio > 4
 
 
+def test_runs_that_shared_a_card_with_others_do_not_make_the_estimate_longer(root):
+    plan = plan_of(root)
+    job = next(job for job in plan.project.jobs.values() if job.kind == "pretrain")
+    for seed, seconds in enumerate((10.0, 11.0, 20.0, 21.0, 30.0)):
+        record(root, f"llama_9m-x-s{seed}-0000000{seed}", "pretrain", seconds, flops=job.flops())
+    assert Costs(plan.project, "none").of_job(job) == pytest.approx(11.0)
+
+
 def test_a_branch_without_a_record_of_its_name_goes_at_the_pace_of_pre_training(root):
     """Its own updates are too few to tell a pace by."""
     plan = plan_of(root)

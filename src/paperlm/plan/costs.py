@@ -71,12 +71,12 @@ class Costs:
         name, flops = like(job.job_id), job.flops()
         known = any(name in costs.get(job.kind, {}) for costs in (self._there, self._here))
         if flops and not known and (paces := _of_kind(self._paces, job)):
-            return flops * statistics.median(pace.rate for pace in _nearest(paces, flops))
+            return flops * _usual(_nearest(paces, flops))
         found = self._of(job.kind, name)
         if found is None and flops and (paces := _of_kind(self._elsewhere, job)):
             near = _nearest(paces, flops)
             self._other_scales |= {pace.scale for pace in near}
-            return flops * statistics.median(pace.rate for pace in near)
+            return flops * _usual(near)
         return found
 
     def of_measurement(self, op: str, case: str) -> float | None:
@@ -268,6 +268,12 @@ def _nearest(paces: list[_Pace], flops: float) -> list[_Pace]:
     distance = [abs(math.log(pace.flops / flops)) for pace in paces]
     limit = min(distance) + math.log(2)
     return [pace for pace, one in zip(paces, distance, strict=True) if one <= limit]
+
+
+def _usual(paces: list[_Pace]) -> float:
+    """The rate that a quarter of them reached or beat: others may have shared their card, of which no record tells."""
+    rates = sorted(pace.rate for pace in paces)
+    return rates[(len(rates) - 1) // 4]
 
 
 def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:
