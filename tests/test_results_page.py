@@ -32,6 +32,12 @@ def test_what_failed_stands_before_what_held_and_every_proxy_is_named():
     assert "a proxy of phi3.5-mini: the shape of gpt2" in text
 
 
+def test_no_proxy_is_named_twice_beside_an_exhibit():
+    for section in page(Project(), SCALES).split("\n### "):
+        named = [line.split(" (")[0] for line in section.splitlines() if line.startswith("- a proxy of ")]
+        assert len(named) == len(set(named)), section[:80]
+
+
 def test_a_part_that_fails_is_listed_though_the_whole_claim_does_not_fail(root):
     """A claim of which one size was run can fail there and be not tested as a whole."""
     project = Project({"scale": "gpu", "run_missing": "no"}, root)

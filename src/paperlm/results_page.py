@@ -191,7 +191,8 @@ def _exhibit(project: Project, folder: Path, name: str) -> Iterator[str]:
     labels = Counter(label for row in diff for label in row["labels"].split("; ") if label)
     for label, count in labels.items():
         yield f"- {label}" + (f" ({count} cells)" if count > 1 else "")
-    said = [*proxies(project, name), *exhibit.notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))]
+    models = [line for line in proxies(project, name) if line not in labels]
+    said = [*models, *exhibit.notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))]
     yield from (f"- {line}" for line in said)
     words = Counter(row["verdict"] for row in diff)
     yield "- cells: " + ", ".join(f"{count} {word}" for word, count in words.items())

@@ -78,7 +78,7 @@ class Contents:
     drifted_cells: frozenset[Key] = frozenset()
     "cells whose records are of earlier rules: claims on them say so"
     proxies: Mapping[str, str] = field(default_factory=dict)
-    "row -> what was measured in place of the paper's inputs; stands beside the scale in the table"
+    "row -> what stands in place of the paper's inputs or models; beside the scale in the table"
     notes: tuple[str, ...] = ()
     "what holds for the whole table or a whole column of it: said once, not in each cell"
 

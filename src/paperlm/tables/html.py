@@ -17,7 +17,7 @@ def write_page(path: Path, project: Project, name: str, contents: Contents, clai
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     paper, table = project.table(name)
-    shared = shared_labels(contents)
+    said = list(dict.fromkeys([*contents.notes, *shared_labels(contents)]))
     kinds = {job.kind for job in project.jobs_of(name)} | {
         a.kind for job in project.jobs_of(name) for a in job.ancestors()
     }
@@ -33,9 +33,9 @@ def write_page(path: Path, project: Project, name: str, contents: Contents, clai
         scale=project.scale,
         mood=mood,
         why=why,
-        said=[*contents.notes, *shared],
+        said=said,
         said_once=(NOT_COMPARABLE,) if contents.notes else (),
-        own_labels=lambda cell: [label for label in _labels(cell) if label not in shared],
+        own_labels=lambda cell: [label for label in _labels(cell) if label not in said],
         methods=table.rows if table.kind == "measurements" else {},
         claims=claims,
         notes=[*table.notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))],

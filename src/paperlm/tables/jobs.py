@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.plan.exhibit import DivergedRule, JobCells
-from paperlm.plan.project import Project
+from paperlm.plan.project import Cell, Project
 from paperlm.plan.table import JobsTable
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import (
@@ -43,6 +43,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         print_noise=table.print_noise.value if table.print_noise else 0.0,
         one_sample=ITEMS_ONLY if errors else one_seed(noise),
         drifted_cells=frozenset(key for key, result in results.cells.items() if result.drifted),
+        proxies=_proxies_by_row(project, results),
         notes=(*incomparable(project, name), *proxies(project, name)),
     )
 
@@ -102,7 +103,7 @@ def _diff_row(
     if not result.finished:
         reason = why_not_run(project)
         return DiffRow(**common, regenerated=NOT_RUN, verdict=NOT_RUN, reason=reason)
-    common["labels"] = "; ".join(labels(result))
+    common["labels"] = "; ".join([*_proxies_behind(project, results, [result]), *labels(result)])
     if result.out_of_memory:
         verdict, reason = _out_of_memory(printed, number(printed))
         return DiffRow(**common, regenerated="out of memory", verdict=verdict, reason=reason)
@@ -204,17 +205,37 @@ def proxy_of(project: Project, paper_id: str, job: str, size: str) -> str:
 
 def proxies(project: Project, name: str) -> list[str]:
     """The proxies that an exhibit's jobs are made of, one line a size."""
-    paper, exhibit = project.exhibit(name)
+    _, exhibit = project.exhibit(name)
     if getattr(exhibit, "table", "") and not project.cells(name):
         return proxies(project, exhibit.table)
+    return _proxies_of(project, name, project.cells(name))
+
+
+def _proxies_of(project: Project, name: str, cells: Iterable[Cell]) -> list[str]:
+    paper, _ = project.exhibit(name)
     pairs = {
         (chain, cell.size)
-        for cell in project.cells(name)
+        for cell in cells
         for chain, settings in cell.sources.items()
         if cell.size and "hidden_size" in settings
     }
     lines = [proxy_of(project, paper.paper.id, job, size) for job, size in sorted(pairs)]
     return list(dict.fromkeys(filter(None, lines)))
+
+
+def _proxies_behind(project: Project, results: Results, shown: Iterable[CellResult]) -> list[str]:
+    """The proxies that numbers come from: a count's are those of its column, a cell without a record has none."""
+    counted = [c for one in shown for c in (results.column(one.cell.column) if one.cell.sum_of_column else [one])]
+    return _proxies_of(project, results.exhibit, [one.cell for one in counted if one.finished])
+
+
+def _proxies_by_row(project: Project, results: Results) -> dict[str, str]:
+    """Row -> every proxy that a number of it comes from: where sizes are columns, these are several."""
+    rows: dict[str, list[CellResult]] = {}
+    for (row, _), result in results.cells.items():
+        rows.setdefault(row, []).append(result)
+    found = {row: "; ".join(_proxies_behind(project, results, shown)) for row, shown in rows.items()}
+    return {row: said for row, said in found.items() if said}
 
 
 def incomparable(project: Project, name: str) -> list[str]:
@@ -233,6 +254,7 @@ def _count_row(project: Project, results: Results, result: CellResult, printed: 
     }  # fmt: skip
     if not counts:
         return DiffRow(**common, regenerated=NOT_RUN, verdict=NOT_RUN, reason="no job of this column has a record")
+    common["labels"] = "; ".join(_proxies_behind(project, results, [result]))
     value = statistics.fmean(counts)
     if number(printed) is None:
         verdict = NOT_PRINTED

@@ -53,11 +53,12 @@ def _print_cells(console: Console, table_csv: Path, diff: list[dict[str, str]]) 
     counts: dict[str, int] = {}
     for d in diff:
         counts[d["verdict"]] = counts.get(d["verdict"], 0) + 1
+    labels = Counter(label for d in diff for label in d["labels"].split("; ") if label)
     for scale in dict.fromkeys(row.get("scale", "") for row in read_built(table_csv)):
-        if scale not in ("", diff[0]["scale"]):
+        _, _, proxies = scale.partition(": ")
+        if proxies and not {*proxies.split("; ")} <= {*labels}:  # of jobs the labels say it
             console.print(f"a proxy at scale {scale}")
-    labels = [label for d in diff for label in d["labels"].split("; ") if label]
-    for label, count in Counter(labels).items():
+    for label, count in labels.items():
         console.print(escape(label) + (f" ({count} cells)" if count > 1 else ""))
     console.print("cells: " + ", ".join(f"{n} {painted(v)}" for v, n in counts.items()))
 
