@@ -117,7 +117,7 @@ def begin_encode(
     """
     with on_device(t):
         job = _job(t, header)
-        runs = (header.blocks, 1) if all_counted else runs_of(header)
+        runs = runs_of(header, all_counted)
         finish = _fix4(job, runs) if header.codec == Codec.FIX4 else _pfx(job, book, runs)
 
     def finish_there() -> Encoded:

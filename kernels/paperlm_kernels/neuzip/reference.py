@@ -70,7 +70,7 @@ def encode(
         sections[Section.NORM] = np.concatenate(norms)
     counts, fresh = None, book is None
     if fresh:
-        runs = (blocks, 1) if all_counted else runs_of(header)
+        runs = runs_of(header, all_counted)
         counts = count_exponents(counted_of(exponents[:count], header, *runs))
     if header.codec == Codec.FIX4:
         lowest = fix4.lowest_exponent(counts)

@@ -26,10 +26,11 @@ class UnlikeError(Exception):
     """More weights escape a code than those that were counted say: it has to be made of all."""
 
 
-def runs_of(header: Header) -> tuple[int, int]:
-    """How many blocks are counted, and out of how many each: (all, 1), or whole blocks of runs of so many."""
+def runs_of(header: Header, all_counted: bool = False) -> tuple[int, int]:
+    """How many blocks are counted, and out of how many each: (all, 1), or whole blocks of runs of so many. All, where
+    a tensor is small or is asked for so."""
     run = min(header.numel // COUNTED, LONGEST)
-    return (header.blocks, 1) if run < 2 else ((header.blocks - 1) // run, run)
+    return (header.blocks, 1) if all_counted or run < 2 else ((header.blocks - 1) // run, run)
 
 
 def counted_weights(header: Header, runs: int, run: int) -> int:
