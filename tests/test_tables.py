@@ -62,17 +62,23 @@ def test_claims_inside_evaluation_noise_are_flagged_as_in_the_specification():
 
 
 def test_the_seed_noise_of_the_gpu_scale_is_that_of_its_committed_records():
-    logs: dict[str, list[float]] = {}
-    rule = Project({"scale": "gpu"}).diverged_rule(TABLE)
-    for path in sorted((ROOT / "paper_tables/records/gpu/pretrain").glob("llama_71m-*.json")):
-        record = read_record(path)
-        if record.metrics["ppl_true"] < rule.threshold(record.metrics["unigram_perplexity"]):
-            logs.setdefault(path.stem.split("-s")[0], []).append(math.log(record.metrics["ppl_true"]))
-    variances = [statistics.variance(values) for values in logs.values() if len(values) > 1]
-    assert len(variances) == 4
-    assert Project({"scale": "gpu"}).scale.seed_noise.value == pytest.approx(
-        statistics.mean(variances) ** 0.5, abs=5e-5
-    )
+    noise, rule = Project({"scale": "gpu"}).scale.seed_noise, Project({"scale": "gpu"}).diverged_rule(TABLE)
+
+    def variances(size: str) -> dict[str, float]:
+        logs: dict[str, list[float]] = {}
+        for path in sorted((ROOT / "paper_tables/records/gpu/pretrain").glob(f"llama_{size}-*.json")):
+            record = read_record(path)
+            if record.metrics["ppl_true"] < rule.threshold(record.metrics["unigram_perplexity"]):
+                of = f"{path.stem.split('-s')[0]}, {record.metrics['updates']:g} updates"
+                logs.setdefault(of, []).append(math.log(record.metrics["ppl_true"]))
+        return {method: statistics.variance(values) for method, values in logs.items() if len(values) > 1}
+
+    trained = [*variances("71m").values()]
+    assert len(trained) == 4
+    assert noise.value == pytest.approx(statistics.mean(trained) ** 0.5, abs=5e-5)
+    larger = variances("130m")
+    named = [larger[f"llama_130m-{method}, 3500 updates"] for method in ("pre_ln", "mix_ln", "deep_norm")]
+    assert noise.source.endswith(f"{statistics.mean(named) ** 0.5:.4f}")
 
 
 def test_the_seed_noise_of_bitnet_on_a_card_is_that_of_the_runs_that_vary_most_there():
