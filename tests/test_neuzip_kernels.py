@@ -148,6 +148,31 @@ def test_a_view_that_begins_at_any_element_is_coded_and_decoded_into(spot, start
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("k,norm", [(7, None), (3, 512), (1, None), (0, 32)])
+@pytest.mark.parametrize(
+    "profile,count",
+    [("fast", n) for n in (1, 7, 9, B - 1, B + 1, 2 * B + 5)]
+    + [("fix4", n) for n in (1, 7, 9, 2 * B - 1, 2 * B + 3)]
+    + [("default", 2 * B + 1029)],
+)
+def test_the_last_few_weights_are_coded_and_decoded_beside_any_others(spot, profile, count, k, norm):
+    """Those that do not fill eight are read and written by themselves, and nothing around them."""
+    options = {"mant_bits": k, "block_norm": norm, "profile": profile, "raw": "never"}
+    for start in (16, 17):
+        whole = odd_weights(count + 40, seed=count, finite=k != 7)
+        whole[start + count - 3 : start + count + 3] = 2.0**90  # of another size than nearly all: these are patched
+        t = whole[start : start + count]
+        right = pack(t, backend="reference", **options)
+        packed = pack(whole.to(spot.device)[start : start + count], backend=spot.backend, **options)
+        assert packed.to_bytes() == right.to_bytes()
+        room = torch.full((count + 40,), 1.5, dtype=torch.bfloat16, device=spot.device)
+        packed.unpack(room[start : start + count], backend=spot.backend)
+        assert same_bits(room[start : start + count].cpu(), right.unpack(backend="reference"))
+        assert (room[:start] == 1.5).all() and (room[start + count :] == 1.5).all()
+    raise_decode_errors(spot.device)
+
+
+@compiled_or_interpreted
 def test_an_update_with_an_old_codebook_gives_the_definitions_bytes(spot):
     t, changed = gaussian(2 * B), odd_weights(2 * B, seed=1, finite=False)
     changed[1000:] = gaussian(2 * B)[1000:]

@@ -20,14 +20,16 @@ from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.fields import SCAN, WARP, plane_bytes
 from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
-from paperlm_kernels.neuzip.launch import is_whole, log_of, octets_of
+from paperlm_kernels.neuzip.launch import is_aligned, log_of, octets_of
 from paperlm_kernels.neuzip.launcher import Launcher, on_device
 from paperlm_kernels.neuzip.read_back import ReadBack
 from paperlm_kernels.neuzip.sample import check_patches, counted_weights, runs_of
 from paperlm_kernels.neuzip.streams import TooLongError
 
+REGISTERS = 64
+"Of a thread that counts: with more, fewer programs than COUNTING run at once."
 _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
-_COUNT = Launcher(kernel_codebook.count_kernel)
+_COUNT = Launcher(kernel_codebook.count_kernel, maxnreg=REGISTERS)
 _CODEBOOK = Launcher(kernel_codebook.codebook_kernel)
 _DECODING = Launcher(kernel_codebook.decoding_kernel)
 _LOWEST = Launcher(kernel_codebook.lowest_kernel)
@@ -101,7 +103,7 @@ def _job(t: Tensor, header: Header) -> _Job:
         _NORMALIZER(-(-count // SCAN), (weights, norm), (count,), {"N": n, "FIRST_WARP": first_warp, "STEP": SCAN})
     g = header.geometry
     constants = {
-        "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "WHOLE": is_whole(t, count),
+        "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "ALIGNED": is_aligned(t),
         "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n),
     }  # fmt: skip
     return _Job(weights, norm, header, constants)
