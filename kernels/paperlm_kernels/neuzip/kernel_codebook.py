@@ -8,6 +8,7 @@ import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import within_block
 from paperlm_kernels.neuzip.kernel_octets import as_stored, bit_of_step, either, load_last, load_octet
+from paperlm_kernels.neuzip.kernel_pairs import store_pairs, window_of
 from paperlm_kernels.neuzip.sample import SPREAD as _SPREAD
 
 SPREAD = tl.constexpr(_SPREAD)
@@ -189,8 +190,11 @@ def reversed_bits(code, length, limit):
 
 
 @triton.jit(do_not_specialize=["numel", "limit", "log"])
-def codebook_kernel(counts, stored, index, packing, scratch, escaping, numel, limit, log):
-    """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index` and `packing`.
+def codebook_kernel(
+    counts, stored, index, packing, scratch, escaping, pairs, numel, limit, log, PALETTE: tl.constexpr,
+    PART: tl.constexpr,
+):  # fmt: skip
+    """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index`, `packing`, and `pairs` of `window_of`.
 
     escaping: how many of the counted have no index, an int32. scratch: 1,024 int32, of which `decoding_kernel` makes
     the last table: packing need not wait for it. limit, and log, which is 8, are no constants: with all loops unrolled,
@@ -238,6 +242,10 @@ def codebook_kernel(counts, stored, index, packing, scratch, escaping, numel, li
     tl.store(packing + place, reversed_bits(code, length, limit) | length << 16 | escapes << 30)
     one, two = tl.load(scratch + (place >> 4)), tl.load(scratch + (place & 15))
     tl.store(scratch + 512 + rank, length | one << 7 | two << 23)
+    tl.debug_barrier()
+    lowest, width = window_of(stored, PALETTE)
+    for part in range(width * width // PART):  # one, of nearly all codebooks
+        store_pairs(index, packing, pairs, part, lowest, width, PART)
 
 
 @triton.jit(do_not_specialize=["limit"])
