@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from paperlm_kernels.neuzip import fix4, pack
-from paperlm_kernels.neuzip.codebook import STORED, Codebook
+from paperlm_kernels.neuzip.codebook import Codebook
+from paperlm_kernels.neuzip.container import aligned
 from support_neuzip import bits_of, compiled_or_interpreted, gaussian, patterns
 
 GAUSSIAN = np.bincount(bits_of(gaussian(2**20)) >> 7 & 0xFF, minlength=256)
@@ -25,35 +26,52 @@ COUNTS = {
 @pytest.mark.parametrize("limit", [11, 12])
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit):
-    from paperlm_kernels.neuzip.launch_encode import codebook_tables, decoding_table
+    from paperlm_kernels.neuzip.launch_encode import EXPONENTS, SCRATCH, codebook_tables, decoding_table
 
     counts = COUNTS[name].astype(np.int64)
     right = Codebook.of_counts(counts, limit)
     given = counts.copy()
     given[0] = 0  # what the counting leaves out
-    stored = torch.zeros(STORED, dtype=torch.uint8, device=spot.device)
-    escaping = torch.zeros(1, dtype=torch.int32, device=spot.device)
-    found, left = codebook_tables(torch.from_numpy(given).to(spot.device), int(counts.sum()), limit, stored, escaping)
-    assert int(escaping) == min(counts[~np.isin(np.arange(256), right.palette)].sum(), 2**31 - 1)
-    found["decoding"] = decoding_table(left, limit)
+    left = torch.zeros(SCRATCH, dtype=torch.int32, device=spot.device)
+    pairs = torch.zeros(EXPONENTS**2, dtype=torch.int32, device=spot.device)
+    given = torch.from_numpy(given).to(spot.device)
+    found, note = codebook_tables(given, int(counts.sum()), limit, left, pairs)
+    assert int(note[3]) == min(counts[~np.isin(np.arange(256), right.palette)].sum(), 2**31 - 1)
+    decoding_table(found["decoding"], left, limit)
+    assert sum(aligned(found[which].nbytes) for which in ("decoding", "packing", "index")) == right.table_bytes
     for which, table in found.items():
         wanted = getattr(right, which)
         assert np.array_equal(table.cpu().numpy().view(wanted.dtype), wanted), which
+    assert np.array_equal(looked_up(pairs.cpu().numpy().view(np.uint32), right), right.packing[pairs_of(right)])
+
+
+def pairs_of(book):
+    """Of every two exponents, the place among pairs of indices."""
+    return (16 * book.index.astype(np.int64)[:, None] + book.index[None, :]).reshape(-1)
+
+
+def looked_up(pairs, book):
+    """What the kernels find for every two exponents: of 32 neighbours, the last stands for all that have no index."""
+    lowest, highest = int(book.palette.min()), int(book.palette.max())
+    width, lowest = (32, lowest) if highest - lowest < 31 else (256, 0)
+    place = np.arange(256) - lowest
+    place = np.where((place >= 0) & (place < width), place, width - 1)
+    return pairs[(place[:, None] * width + place[None, :]).reshape(-1)]
 
 
 @compiled_or_interpreted
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_lowest_of_fifteen_exponents_is_the_definitions(spot, name):
-    from paperlm_kernels.neuzip.launch_encode import lowest_of
+    from paperlm_kernels.neuzip.launch_encode import _noted, lowest_of
 
     counts = COUNTS[name].astype(np.int64)
     given = np.where(np.arange(256) == 0, 0, counts)
-    lowest = torch.zeros(1, dtype=torch.uint8, device=spot.device)
-    escaping = torch.zeros(1, dtype=torch.int32, device=spot.device)
-    index = lowest_of(torch.from_numpy(given).to(spot.device), int(counts.sum()), lowest, escaping).cpu()
+    note = torch.zeros(_noted(1), dtype=torch.int32, device=spot.device)
+    index = torch.zeros(256, dtype=torch.uint8, device=spot.device)
+    lowest = lowest_of(torch.from_numpy(given).to(spot.device), int(counts.sum()), note, index)
     right = fix4.lowest_exponent(counts)
     assert int(lowest) == right
-    assert int(escaping) == min(counts[~fix4.window(right)].sum(), 2**31 - 1)
+    assert int(note[3]) == min(counts[~fix4.window(right)].sum(), 2**31 - 1)
     assert index.tolist() == [0 if right <= e < right + fix4.WIDE else 15 for e in range(256)]
 
 

@@ -12,6 +12,7 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
+import torch  # noqa: E402
 from paperlm_kernels.neuzip import (  # noqa: E402
     kernel_codebook,
     kernel_decode,
@@ -19,6 +20,9 @@ from paperlm_kernels.neuzip import (  # noqa: E402
     kernel_gemv,
     kernel_pairs,
     kernel_product,
+    launch,
+    launch_encode,
+    pack,
 )
 from paperlm_kernels.neuzip.codebook import PALETTE  # noqa: E402
 from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
@@ -37,18 +41,20 @@ POINTERS = dict.fromkeys(
 }  # fmt: skip
 
 
-def compiled(kernel, architecture, k, log_norm, profile="default", whole=True, warps=WARPS, **more):
+def compiled(kernel, architecture, k, log_norm, profile="default", aligned=True, warps=WARPS, maxnreg=None, **more):
     """Compiled as a launch compiles it: no number is known to be a multiple of anything."""
     g = PROFILES[profile]
     known = {
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
-        "LOG_NORM": log_norm, "WHOLE": whole, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True,
+        "LOG_NORM": log_norm, "ALIGNED": aligned, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True,
         "STREAMS": True, "PALETTE": PALETTE, "PART": 1024,
         "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
     types = {**POINTERS, "plane": OCTET[k], **more}
-    return compile_for(kernel, types, constants, set(), architecture, warps, 3)
+    return compile_for(
+        kernel, types, constants, set(), architecture, warps, 3, **({"maxnreg": maxnreg} if maxnreg else {})
+    )
 
 
 @both
@@ -87,7 +93,7 @@ def test_encoding_reads_16_bytes_a_lane_and_spills_nothing(architecture, name, k
 @both
 @pytest.mark.parametrize("k,log_norm", [(7, 0), (3, 9), (0, 0)])
 def test_counting_reads_16_bytes_a_lane_and_spills_nothing(architecture, k, log_norm, tmp_path):
-    kernel = compiled(kernel_codebook.count_kernel, architecture, k, log_norm)
+    kernel = compiled(kernel_codebook.count_kernel, architecture, k, log_norm, maxnreg=launch_encode.REGISTERS)
     assert re.search(r"ld\.global\.v4\.b32", kernel.asm["ptx"])
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
@@ -106,12 +112,48 @@ def test_what_one_program_does_for_all_compiles_and_spills_nothing(architecture,
         assert [spilled(kernel, tmp_path) for kernel in (scan, codebook, decoding, lowest, pairs)] == [0] * 5
 
 
+@pytest.mark.parametrize("count", [1032, 1031])
+@pytest.mark.parametrize("profile", ["default", "fix4"])
+def test_a_count_that_is_no_multiple_of_eight_is_stored_in_16_bytes_too(monkeypatch, profile, count):
+    launcher = "_FIX4" if profile == "fix4" else "_STREAMS"
+    kernel = getattr(launch, launcher).kernel
+    given = {}
+    monkeypatch.setattr(launch, launcher, lambda *launched: given.update(launched[3]))
+    packed = pack(torch.ones(count, dtype=torch.bfloat16), profile=profile, raw="never", backend="reference")
+    launch.run_decode(packed, torch.empty(count, dtype=torch.bfloat16), check=True)
+    types = {**POINTERS, "plane": OCTET[7]}
+    warps = WIDTH // 32 if profile == "fix4" else WARPS
+    constants = {name: value for name, value in given.items() if name in kernel.arg_names}
+    ptx = compile_for(kernel, types, constants, set(), 90, warps, 3).asm["ptx"]
+    assert_wide(ptx, "st", 2 if profile == "fix4" else 1)
+
+
+@pytest.mark.parametrize("count", [1032, 1031])
+@pytest.mark.parametrize("name,accesses", [("size", 3), ("write", 5), ("fix4", 3), ("count", 7)])
+def test_a_count_that_is_no_multiple_of_eight_is_loaded_in_16_bytes_too(name, accesses, count):
+    t = torch.ones(count, dtype=torch.bfloat16)
+    constants = launch_encode._job(t, pack(t, raw="never", backend="reference").header).constants
+    kernel = getattr(kernel_codebook if name == "count" else kernel_encode, f"{name}_kernel")
+    ptx = compiled(kernel, 90, 7, 0, aligned=constants["ALIGNED"], lowest="*u8").asm["ptx"]
+    assert_wide(ptx, "ld", accesses)
+
+
+def assert_wide(ptx, access, number):
+    """So many accesses of 16 bytes, and none of 2 in the blocks of code that have them: the last few weights, one by
+    one, are elsewhere."""
+    wide, found = rf"{access}\.global\S*\.v4\.b32", 0
+    for block in ptx.split("$L__BB"):
+        found += len(re.findall(wide, block))
+        assert not (re.search(wide, block) and re.search(rf"{access}\.global\S*\.b16", block))
+    assert found == number
+
+
 @both
-def test_odd_sizes_and_normalizers_compile(architecture):
+def test_views_that_begin_anywhere_and_normalizers_compile(architecture):
     for k in (7, 3, 1, 0):
-        compiled(kernel_decode.decode_kernel, architecture, k, 0, whole=False)
-        compiled(kernel_encode.write_kernel, architecture, k, 0, whole=False)
-        compiled(kernel_encode.size_kernel, architecture, k, 0, whole=False)
+        compiled(kernel_decode.decode_kernel, architecture, k, 0, aligned=False)
+        compiled(kernel_encode.write_kernel, architecture, k, 0, aligned=False)
+        compiled(kernel_encode.size_kernel, architecture, k, 0, aligned=False)
     compiled(kernel_encode.normalizer_kernel, architecture, 3, 0)
 
 

@@ -9,6 +9,7 @@ from paperlm_kernels.neuzip import pack, raise_decode_errors
 from paperlm_kernels.neuzip.errors import BlockSumError, StreamError
 from paperlm_kernels.neuzip.geometry import PROFILES
 from paperlm_kernels.neuzip.header import Section
+from paperlm_kernels.neuzip.record import Packed
 from support_neuzip import bits_of, compiled_or_interpreted, every_pattern, gaussian, patterns, same_bits
 
 B = PROFILES["fast"].block
@@ -148,6 +149,31 @@ def test_a_view_that_begins_at_any_element_is_coded_and_decoded_into(spot, start
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("k,norm", [(7, None), (3, 512), (1, None), (0, 32)])
+@pytest.mark.parametrize(
+    "profile,count",
+    [("fast", n) for n in (1, 7, 9, B - 1, B + 1, 2 * B + 5)]
+    + [("fix4", n) for n in (1, 7, 9, 2 * B - 1, 2 * B + 3)]
+    + [("default", 2 * B + 1029)],
+)
+def test_the_last_few_weights_are_coded_and_decoded_beside_any_others(spot, profile, count, k, norm):
+    """Those that do not fill eight are read and written by themselves, and nothing around them."""
+    options = {"mant_bits": k, "block_norm": norm, "profile": profile, "raw": "never"}
+    for start in (16, 17):
+        whole = odd_weights(count + 40, seed=count, finite=k != 7)
+        whole[start + count - 3 : start + count + 3] = 2.0**90  # of another size than nearly all: these are patched
+        t = whole[start : start + count]
+        right = pack(t, backend="reference", **options)
+        packed = pack(whole.to(spot.device)[start : start + count], backend=spot.backend, **options)
+        assert packed.to_bytes() == right.to_bytes()
+        room = torch.full((count + 40,), 1.5, dtype=torch.bfloat16, device=spot.device)
+        packed.unpack(room[start : start + count], backend=spot.backend)
+        assert same_bits(room[start : start + count].cpu(), right.unpack(backend="reference"))
+        assert (room[:start] == 1.5).all() and (room[start + count :] == 1.5).all()
+    raise_decode_errors(spot.device)
+
+
+@compiled_or_interpreted
 def test_an_update_with_an_old_codebook_gives_the_definitions_bytes(spot):
     t, changed = gaussian(2 * B), odd_weights(2 * B, seed=1, finite=False)
     changed[1000:] = gaussian(2 * B)[1000:]
@@ -173,6 +199,30 @@ def test_updates_that_were_begun_end_in_any_order_with_the_definitions_bytes(spo
         ends[n]()
         right = pack(gaussian(2 * B), backend="reference", **options).update_(others[n], backend="reference")
         assert many[n].to_bytes() == right.to_bytes()
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("profile", ["fast", "fix4"])
+def test_packings_that_were_begun_share_nothing_and_keep_no_room_that_was_for_their_kernels(spot, profile):
+    from paperlm_kernels.neuzip.launch_encode import begin_encode
+
+    many = [odd_weights(B + 3000, seed=n, finite=False) for n in range(3)]
+    right = [pack(t, profile=profile, raw="never", backend="reference") for t in many]
+    header = right[0].header.with_patches(0)
+    ends = [begin_encode(t.to(spot.device), header, None) for t in many]
+    packed = {n: Packed(*ends[n]()) for n in (2, 0, 1)}
+    buffers = []
+    for n, one in packed.items():
+        assert one.to_bytes() == right[n].to_bytes()
+        tables = [one.book.table(spot.device, which) for which in ("decoding", "packing", "index")] if one.book else []
+        rest = [one.sections[section] for section in one.sections if section != Section.CODEBOOK]
+        rooms = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in rest}
+        # updates keep a codebook: it must not keep the other sections of the tensor that it was made of
+        own = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tables}
+        assert not rooms.keys() & own.keys()
+        assert sum(rooms.values()) + sum(own.values()) <= one.nbytes + 128  # and the note that was read back
+        buffers += [*rooms, *own]
+    assert len(buffers) == len(set(buffers))
 
 
 @compiled_or_interpreted

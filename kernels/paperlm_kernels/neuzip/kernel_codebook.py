@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import within_block
-from paperlm_kernels.neuzip.kernel_encode import as_stored, bit_of_step, either, load_octet
+from paperlm_kernels.neuzip.kernel_octets import as_stored, bit_of_step, either, load_last, load_octet
+from paperlm_kernels.neuzip.kernel_pairs import store_pairs, window_of
 from paperlm_kernels.neuzip.sample import SPREAD as _SPREAD
 
 SPREAD = tl.constexpr(_SPREAD)
@@ -15,13 +16,13 @@ SPREAD = tl.constexpr(_SPREAD)
 
 @triton.jit
 def more_counted(
-    mine, scales, counts, t, lowest, count, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr,
+    mine, scales, counts, t, lowest, count, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr,
     LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Of a step, adds the exponents that have no counter, where there is more than one among a lane's eight."""
     octet = t * LANES + tl.arange(0, LANES)
     one = tl.full([LANES], 1, tl.int64)
-    w0, w1, w2, w3 = load_octet(mine, octet, count, LANES, WHOLE)
+    w0, w1, w2, w3 = load_octet(mine, octet, count, LANES, ALIGNED)
     w0, w1, w2, w3, _ = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
     outside = tl.zeros([LANES], dtype=tl.int32)
     for j in tl.static_range(8):
@@ -35,10 +36,27 @@ def more_counted(
         tl.atomic_add(counts + exponent, one, mask=other & (outside > 1), sem="relaxed")
 
 
+@triton.jit
+def last_counted(
+    weights, norm, counts, block, numel, BLOCK: tl.constexpr, LANES: tl.constexpr, K: tl.constexpr,
+    LOG_NORM: tl.constexpr,
+):  # fmt: skip
+    """Of a block's incomplete octet, adds the exponents but 0: behind the last weight are zeros."""
+    mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, BLOCK, LOG_NORM)
+    octet = count // (8 * LANES) * LANES + tl.arange(0, LANES)
+    one = tl.full([LANES], 1, tl.int64)
+    w0, w1, w2, w3 = load_last(mine, octet, count)
+    w0, w1, w2, w3, _ = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
+    for j in tl.static_range(8):
+        word = w0 if j < 2 else (w1 if j < 4 else (w2 if j < 6 else w3))
+        exponent = (word >> (7 + 16 * (j % 2))) & 0xFF
+        tl.atomic_add(counts + exponent, one, mask=exponent != 0, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["numel", "runs", "run", "programs"])
 def count_kernel(
     weights, norm, counts, numel, runs, run, programs,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """How often each exponent but 0 occurs (256, int64, zeros before) in a block of each run: 0 is what remains.
 
@@ -49,9 +67,11 @@ def count_kernel(
     lane = tl.arange(0, LANES)
     BLOCK: tl.constexpr = OCTETS * LANES * 8
     one = tl.full([LANES], 1, tl.int64)
+    if (tl.program_id(0) == 0) & (run == 1) & (numel % 8 != 0):  # in the last block, if that is counted
+        last_counted(weights, norm, counts, runs - 1, numel, BLOCK, LANES, K, LOG_NORM)
     # where the neighbours begin is guessed from a few weights; a bad guess costs time alone
     mine, _plane, scales, count = within_block(weights, norm, norm, tl.program_id(0), numel, BLOCK, LOG_NORM)
-    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, ALIGNED)
     w0, _w1, _w2, _w3, _ = as_stored(n0, n1, n2, n3, scales, lane, count, LANES, K, LOG_NORM)
     some = (w0 >> 7) & 0xFF
     lowest = tl.sum(some, 0) // tl.maximum(tl.sum((some > 0).to(tl.int32), 0), 1) - 11
@@ -61,7 +81,7 @@ def count_kernel(
     for number in range(tl.program_id(0), runs, programs):
         block = number * run + (((number * SPREAD) & 0xFFFF) * run >> 16)
         mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, BLOCK, LOG_NORM)
-        n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+        n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, ALIGNED)
         others = tl.zeros([LANES], dtype=tl.int32)  # steps that have several exponents without a counter
         for part in range(OCTETS // 8):
             even = tl.zeros([LANES], dtype=tl.int64)
@@ -69,7 +89,7 @@ def count_kernel(
             for t in tl.range(0, 8, loop_unroll_factor=4 if K == 7 else 1):
                 octet = (part * 8 + t) * LANES + lane
                 w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
-                n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
+                n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, ALIGNED)
                 low = tl.zeros([LANES], dtype=tl.int32)  # halves of what no sum carries from one to the other
                 high = tl.zeros([LANES], dtype=tl.int32)
                 most = tl.zeros([LANES], dtype=tl.uint32)
@@ -97,7 +117,7 @@ def count_kernel(
         if steps != 0:
             for t in range(OCTETS):
                 if ((steps >> bit_of_step(t, OCTETS)) & 1) != 0:
-                    more_counted(mine, scales, counts, t, lowest, count, LANES, WHOLE, K, LOG_NORM)
+                    more_counted(mine, scales, counts, t, lowest, count, LANES, ALIGNED, K, LOG_NORM)
     bins = tl.arange(0, 16)
     found = tl.zeros([16], dtype=tl.int64)
     for b in tl.static_range(15):
@@ -170,8 +190,11 @@ def reversed_bits(code, length, limit):
 
 
 @triton.jit(do_not_specialize=["numel", "limit", "log"])
-def codebook_kernel(counts, stored, index, packing, scratch, escaping, numel, limit, log):
-    """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index` and `packing`.
+def codebook_kernel(
+    counts, stored, index, packing, scratch, escaping, pairs, numel, limit, log, PALETTE: tl.constexpr,
+    PART: tl.constexpr,
+):  # fmt: skip
+    """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index`, `packing`, and `pairs` of `window_of`.
 
     escaping: how many of the counted have no index, an int32. scratch: 1,024 int32, of which `decoding_kernel` makes
     the last table: packing need not wait for it. limit, and log, which is 8, are no constants: with all loops unrolled,
@@ -219,6 +242,10 @@ def codebook_kernel(counts, stored, index, packing, scratch, escaping, numel, li
     tl.store(packing + place, reversed_bits(code, length, limit) | length << 16 | escapes << 30)
     one, two = tl.load(scratch + (place >> 4)), tl.load(scratch + (place & 15))
     tl.store(scratch + 512 + rank, length | one << 7 | two << 23)
+    tl.debug_barrier()
+    lowest, width = window_of(stored, PALETTE)
+    for part in range(width * width // PART):  # one, of nearly all codebooks
+        store_pairs(index, packing, pairs, part, lowest, width, PART)
 
 
 @triton.jit(do_not_specialize=["limit"])

@@ -62,30 +62,41 @@ def normed_word(word, scale):
 
 
 @triton.jit
-def store_octet(out, octet, inside, w0, w1, w2, w3, numel, LANES: tl.constexpr, WHOLE: tl.constexpr):
-    """Eight patterns of each lane. WHOLE: their number is a multiple of 8, so that words of 32 bits are stored."""
+def store_octet(out, octet, w0, w1, w2, w3, count, LANES: tl.constexpr, ALIGNED: tl.constexpr):
+    """The complete ones of the lanes' octets. ALIGNED: `out` is a multiple of 16 bytes, so that one is stored at once.
+
+    An octet that is not complete is a tensor's last: `store_last` is for it, behind the loop, where it takes no
+    registers that the loop needs."""
     rows = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [LANES, 4])
     words = octet[:, None] * 4 + tl.arange(0, 4)[None, :]
-    if WHOLE:
-        tl.store(out.to(tl.pointer_type(tl.int32)) + words, rows, mask=inside[:, None])
+    complete = (octet * 8 + 8 <= count)[:, None]
+    if ALIGNED:
+        tl.store(out.to(tl.pointer_type(tl.int32)) + words, rows, mask=complete)
     else:
-        tl.store(out + 2 * words, rows.to(tl.int16), mask=2 * words < numel)
-        tl.store(out + 2 * words + 1, (rows >> 16).to(tl.int16), mask=2 * words + 1 < numel)
+        tl.store(out + 2 * words, rows.to(tl.int16), mask=complete)
+        tl.store(out + 2 * words + 1, (rows >> 16).to(tl.int16), mask=complete)
 
 
 @triton.jit
-def store_decoded(
-    out, octet, inside, entries0, entries1, entries2, entries3, low, high, scales, count, LANES: tl.constexpr,
-    WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
-):  # fmt: skip
-    """Eight weights of each lane, of which the exponents stand in four words and the rest in items."""
+def store_last(out, octet, w0, w1, w2, w3, count):
+    """Of an incomplete octet among these, if there is one, what is there: one by one, which is little code."""
+    for j in range(count % 8):
+        word = tl.where(j < 4, tl.where(j < 2, w0, w1), tl.where(j < 6, w2, w3))
+        tl.store(out + octet * 8 + j, (word >> (16 * (j % 2))).to(tl.int16), mask=octet == count // 8)
+
+
+@triton.jit
+def decoded(
+    octet, inside, entries0, entries1, entries2, entries3, low, high, scales, K: tl.constexpr, LOG_NORM: tl.constexpr
+):
+    """Eight weights of each lane in four words, of which the exponents stand in entries and the rest in items."""
     w0, w1 = pair_word(entries0, low, 0, K), pair_word(entries1, low, 2, K)
     w2, w3 = pair_word(entries2, high, 0, K), pair_word(entries3, high, 2, K)
     if LOG_NORM > 0:
         scale = scale_of(scales, octet * 8, LOG_NORM, inside)
         w0, w1 = normed_word(w0, scale), normed_word(w1, scale)
         w2, w3 = normed_word(w2, scale), normed_word(w3, scale)
-    store_octet(out, octet, inside, w0, w1, w2, w3, count, LANES, WHOLE)
+    return w0, w1, w2, w3
 
 
 @triton.jit
@@ -125,6 +136,17 @@ def two_entries(table, window, LIMIT: tl.constexpr):
 
 
 @triton.jit
+def decoded_entries(stream, table, position, word, w_low, w_high, w_ahead, LIMIT: tl.constexpr):
+    """Of the next four code words: entries, and what `next_window` goes on with."""
+    window, word, w_low, w_high, w_ahead = next_window(stream, position, word, w_low, w_high, w_ahead)
+    entry0, entry1, bits = two_entries(table, window, LIMIT)
+    position += bits
+    window, word, w_low, w_high, w_ahead = next_window(stream, position, word, w_low, w_high, w_ahead)
+    entry2, entry3, bits = two_entries(table, window, LIMIT)
+    return entry0, entry1, entry2, entry3, position + bits, word, w_low, w_high, w_ahead
+
+
+@triton.jit
 def patches_of(items, scales, patches, index, inner, end, count, K: tl.constexpr, LOG_NORM: tl.constexpr):
     """Places and patterns of some of a block's patches, and which of them there are, in the part of the block that
     begins at `inner`."""
@@ -161,7 +183,7 @@ def store_patches(
 def decode_kernel(
     payload, directory, units, table, plane, plane8, norm, patches, patch_directory, found, out, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, LIMIT: tl.constexpr, UNIT: tl.constexpr, K: tl.constexpr,
-    LOG_NORM: tl.constexpr, WHOLE: tl.constexpr, CHECK: tl.constexpr,
+    LOG_NORM: tl.constexpr, ALIGNED: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
     """Prefix codes. payload, directory, patches int32 (bits of uint32); plane in integers of an octet's size."""
     block = tl.program_id(0)
@@ -178,21 +200,27 @@ def decode_kernel(
     start = (tl.cumsum(size, 0) - size) * UNIT
     position, word = start, start >> 5
     w_low, w_high, w_ahead = words_at(stream, word)
-    for t in range(OCTETS):
+    w0, w1, w2, w3 = lane, lane, lane, lane
+    steps = tl.cdiv(count, LANES * 8)
+    for t in range(steps):
         octet = t * LANES + lane
-        inside = octet * 8 < count
         after = octet + LANES
         low_after, high_after = load_items(items, after, after * 8 < count, K)
-        window, word, w_low, w_high, w_ahead = next_window(stream, position, word, w_low, w_high, w_ahead)
-        entry0, entry1, bits = two_entries(table, window, LIMIT)
-        position += bits
-        window, word, w_low, w_high, w_ahead = next_window(stream, position, word, w_low, w_high, w_ahead)
-        entry2, entry3, bits = two_entries(table, window, LIMIT)
-        position += bits
-        store_decoded(
-            mine, octet, inside, entry0, entry1, entry2, entry3, low, high, scales, count, LANES, WHOLE, K, LOG_NORM
+        entry0, entry1, entry2, entry3, position, word, w_low, w_high, w_ahead = decoded_entries(
+            stream, table, position, word, w_low, w_high, w_ahead, LIMIT
+        )
+        w0, w1, w2, w3 = decoded(
+            octet, octet * 8 < count, entry0, entry1, entry2, entry3, low, high, scales, K, LOG_NORM
         )  # fmt: skip
+        store_octet(mine, octet, w0, w1, w2, w3, count, LANES, ALIGNED)
         low, high = low_after, high_after
+    if count % 8 != 0:  # it is in the last step
+        store_last(mine, (steps - 1) * LANES + lane, w0, w1, w2, w3, count)
+    if CHECK:  # behind the last weight, streams go on
+        for _ in range(steps, OCTETS):
+            _e0, _e1, _e2, _e3, position, word, w_low, w_high, w_ahead = decoded_entries(
+                stream, table, position, word, w_low, w_high, w_ahead, LIMIT
+            )
     store_patches(
         mine, items8, scales, patches, place, pattern, patched, begin, end, count, K, LOG_NORM, LANES
     )  # fmt: skip
@@ -208,14 +236,11 @@ def fix4_entry(codes, lowest):
 
 
 @triton.jit
-def store_fix4(
-    out, octet, inside, codes, low, high, lowest, scales, count, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    K: tl.constexpr, LOG_NORM: tl.constexpr,
-):  # fmt: skip
-    """Eight weights of each lane."""
-    store_decoded(
-        out, octet, inside, fix4_entry(codes, lowest), fix4_entry(codes >> 8, lowest), fix4_entry(codes >> 16, lowest),
-        fix4_entry(codes >> 24, lowest), low, high, scales, count, WIDTH, WHOLE, K, LOG_NORM,
+def decoded_fix4(octet, inside, codes, low, high, lowest, scales, K: tl.constexpr, LOG_NORM: tl.constexpr):
+    """Eight weights of each lane in four words."""
+    return decoded(
+        octet, inside, fix4_entry(codes, lowest), fix4_entry(codes >> 8, lowest), fix4_entry(codes >> 16, lowest),
+        fix4_entry(codes >> 24, lowest), low, high, scales, K, LOG_NORM,
     )  # fmt: skip
 
 
@@ -223,7 +248,7 @@ def store_fix4(
 def decode_fix4_kernel(
     payload, plane, plane8, norm, patches, patch_directory, out, numel, lowest,
     OCTETS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
-    WHOLE: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Exponents in four bits: lowest + code - 1. A program decodes 2 * WIDTH octets, a part of a block: many that have
     all they read asked for at once use memory better than few that go on."""
@@ -239,10 +264,13 @@ def decode_fix4_kernel(
     codes = tl.load(words + lane, mask=inside, other=0)
     low_then, high_then = load_items(items, lane + WIDTH, then, K)
     codes_then = tl.load(words + lane + WIDTH, mask=then, other=0)
-    store_fix4(mine, lane, inside, codes, low, high, lowest, scales, count, WIDTH, WHOLE, K, LOG_NORM)
-    store_fix4(
-        mine, lane + WIDTH, then, codes_then, low_then, high_then, lowest, scales, count, WIDTH, WHOLE, K, LOG_NORM
-    )  # fmt: skip
+    w0, w1, w2, w3 = decoded_fix4(lane, inside, codes, low, high, lowest, scales, K, LOG_NORM)
+    store_octet(mine, lane, w0, w1, w2, w3, count, WIDTH, ALIGNED)
+    v0, v1, v2, v3 = decoded_fix4(lane + WIDTH, then, codes_then, low_then, high_then, lowest, scales, K, LOG_NORM)
+    store_octet(mine, lane + WIDTH, v0, v1, v2, v3, count, WIDTH, ALIGNED)
+    if count % 8 != 0:
+        store_last(mine, lane, w0, w1, w2, w3, count)
+        store_last(mine, lane + WIDTH, v0, v1, v2, v3, count)
     if end > begin:
         tl.debug_barrier()  # the same places were written with another exponent, by other threads
         items8 = plane8 + part.to(tl.int64) * (2 * WIDTH * (K + 1))

@@ -7,72 +7,9 @@ A step asks for the weights of the next one before its own are looked at: memory
 import triton
 import triton.language as tl
 
-from paperlm_kernels.neuzip.kernel_decode import bfloat16_of, normed_word, scale_of, within_block
+from paperlm_kernels.neuzip.kernel_decode import normed_word, within_block
+from paperlm_kernels.neuzip.kernel_octets import as_stored, bit_of_step, either, load_last, load_octet
 from paperlm_kernels.neuzip.kernel_pairs import entry_of, window_of
-
-
-@triton.jit
-def either(a, b):
-    """Bits of both."""
-    return a | b
-
-
-@triton.jit
-def bit_of_step(t, OCTETS: tl.constexpr):
-    """Where a word of 32 bits says something of a step; of more steps, several share a bit."""
-    return t // (OCTETS // 32) if OCTETS > 32 else t
-
-
-@triton.jit
-def load_octet(weights, octet, numel, LANES: tl.constexpr, WHOLE: tl.constexpr, behind=0):
-    """Eight patterns of each lane in four words. Behind the last are zeros, or words `behind` if WHOLE: words can be
-    loaded."""
-    words = octet[:, None] * 4 + tl.arange(0, 4)[None, :]
-    if WHOLE:
-        rows = tl.load(weights.to(tl.pointer_type(tl.int32)) + words, mask=(octet * 8 < numel)[:, None], other=behind)
-    else:
-        low = tl.load(weights + 2 * words, mask=2 * words < numel, other=0).to(tl.int32)
-        high = tl.load(weights + 2 * words + 1, mask=2 * words + 1 < numel, other=0).to(tl.int32)
-        rows = (low & 0xFFFF) | (high << 16)
-    even, odd = tl.split(tl.reshape(rows, [LANES, 2, 2]))
-    w0, w2 = tl.split(even)
-    w1, w3 = tl.split(odd)
-    return w0, w1, w2, w3
-
-
-@triton.jit
-def rounded_pattern(pattern, scale, K: tl.constexpr, NORMED: tl.constexpr):
-    """A pattern divided by its scale and rounded to K mantissa bits, as `fields.lossy_split` does."""
-    y = pattern
-    if NORMED:
-        y = bfloat16_of(tl.div_rn((pattern << 16).to(tl.float32, bitcast=True), scale))
-    code = ((y & 0x7FFF) >> (7 - K)) + ((y >> (6 - K)) & 1)
-    finite = (y & 0x7F80) != 0x7F80
-    code = tl.where(finite, tl.minimum(code, (255 << K) - 1), code)
-    if NORMED:
-        product = bfloat16_of(((code << (7 - K)) << 16).to(tl.float32, bitcast=True) * scale)
-        code -= (((product & 0x7F80) == 0x7F80) & ((code >> K) != 255)).to(tl.int32)
-    return (y & 0x8000) | code << (7 - K)
-
-
-@triton.jit
-def stored_word(word, scale, K: tl.constexpr, NORMED: tl.constexpr):
-    """Two patterns as they are stored, the mantissa's lowest 7 - K bits being zeros."""
-    if K == 7:
-        return word
-    first = rounded_pattern(word & 0xFFFF, scale, K, NORMED)
-    return first | rounded_pattern((word >> 16) & 0xFFFF, scale, K, NORMED) << 16
-
-
-@triton.jit
-def as_stored(w0, w1, w2, w3, norm, octet, numel, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr):
-    """What `load_octet` gave, as it is stored, and the scale."""
-    scale = tl.full([LANES], 1.0, tl.float32)
-    if LOG_NORM > 0:
-        scale = scale_of(norm, octet * 8, LOG_NORM, octet * 8 < numel)
-    w0, w1 = stored_word(w0, scale, K, LOG_NORM > 0), stored_word(w1, scale, K, LOG_NORM > 0)
-    w2, w3 = stored_word(w2, scale, K, LOG_NORM > 0), stored_word(w3, scale, K, LOG_NORM > 0)
-    return w0, w1, w2, w3, scale
 
 
 @triton.jit
@@ -81,6 +18,15 @@ def block_sum_of(word, index, scale, LOG_NORM: tl.constexpr):
     if LOG_NORM > 0:
         word = normed_word(word, scale)
     return word.to(tl.uint32, bitcast=True) * (2 * index + 1).to(tl.uint32)
+
+
+@triton.jit
+def octet_sum(w0, w1, w2, w3, octet, scale, LOG_NORM: tl.constexpr):
+    """`block_sum_of` of four words."""
+    return (
+        block_sum_of(w0, octet * 4, scale, LOG_NORM) + block_sum_of(w1, octet * 4 + 1, scale, LOG_NORM)
+        + block_sum_of(w2, octet * 4 + 2, scale, LOG_NORM) + block_sum_of(w3, octet * 4 + 3, scale, LOG_NORM)
+    )  # fmt: skip
 
 
 @triton.jit
@@ -107,11 +53,17 @@ def store_plane(plane, octet, inside, w0, w1, w2, w3, K: tl.constexpr):
 
 
 @triton.jit
-def padded(word, place, count, pad, WHOLE: tl.constexpr):
-    """A word of two patterns, with `pad` in place of those behind the last. WHOLE: both are there, or none."""
-    if WHOLE:
-        return tl.where(place < count, word, pad)
+def padded(word, place, count, pad):
+    """A word of two patterns, with `pad` in place of those behind the last."""
     return tl.where(place + 1 < count, word, tl.where(place < count, (word & 0xFFFF) | (pad & (-65536)), pad))
+
+
+@triton.jit
+def padded_octet(w0, w1, w2, w3, octet, count, pad):
+    """`padded` of four words."""
+    w0, w1 = padded(w0, octet * 8, count, pad), padded(w1, octet * 8 + 2, count, pad)
+    w2, w3 = padded(w2, octet * 8 + 4, count, pad), padded(w3, octet * 8 + 6, count, pad)
+    return w0, w1, w2, w3
 
 
 @triton.jit
@@ -136,10 +88,18 @@ def normalizer_kernel(weights, norm, numel, N: tl.constexpr, FIRST_WARP: tl.cons
     tl.store(norm + where, (top << 1).to(tl.uint8), mask=where * N < numel)
 
 
+@triton.jit
+def lengths_of(w0, w1, w2, w3, pairs, lowest, width):
+    """Of eight weights, bits and 2^14 times the escapes; and a number that is 2^30 or more if there are any."""
+    e0, e1 = entry_of(w0, pairs, lowest, width), entry_of(w1, pairs, lowest, width)
+    e2, e3 = entry_of(w2, pairs, lowest, width), entry_of(w3, pairs, lowest, width)
+    return (e0 >> 16) + (e1 >> 16) + (e2 >> 16) + (e3 >> 16), e0 | e1 | e2 | e3
+
+
 @triton.jit(do_not_specialize=["numel"])
 def size_kernel(
     weights, norm, stored, pairs, units, words, most, patch_counts, escaping, sums, plane, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PALETTE: tl.constexpr, WHOLE: tl.constexpr,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PALETTE: tl.constexpr, ALIGNED: tl.constexpr,
     K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Units of each lane; words, largest units, patches and sum of each block, and which of its steps have patches
@@ -152,20 +112,34 @@ def size_kernel(
     total = tl.zeros([LANES], dtype=tl.uint32)
     steps = tl.zeros([LANES], dtype=tl.int32)
     mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, ALIGNED)
     for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
         w0, w1, w2, w3, scale = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
-        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
-        store_plane(items, octet, octet * 8 < count, w0, w1, w2, w3, K)
-        flags = tl.zeros([LANES], dtype=tl.uint32)
-        for j in tl.static_range(4):
-            word = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
-            total += block_sum_of(word, octet * 4 + j, scale, LOG_NORM)
-            entry = entry_of(padded(word, octet * 8 + 2 * j, count, pad, WHOLE), pairs, lowest, width)
-            both += entry >> 16
-            flags |= entry
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, ALIGNED)
+        complete = octet * 8 + 8 <= count
+        store_plane(items, octet, complete, w0, w1, w2, w3, K)
+        total += octet_sum(w0, w1, w2, w3, octet, scale, LOG_NORM)
+        w0, w1, w2, w3 = (
+            tl.where(complete, w0, pad), tl.where(complete, w1, pad), tl.where(complete, w2, pad),
+            tl.where(complete, w3, pad),
+        )  # fmt: skip
+        more, flags = lengths_of(w0, w1, w2, w3, pairs, lowest, width)
+        both += more
         steps |= (flags >= 1 << 30).to(tl.int32) << bit_of_step(t, OCTETS)
+    if count % 8 != 0:  # an octet of padding was counted in place of the last one
+        octet = count // (8 * LANES) * LANES + lane
+        w0, w1, w2, w3 = load_last(mine, octet, count)
+        w0, w1, w2, w3, scale = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
+        begun = octet == count // 8
+        store_plane(items, octet, begun, w0, w1, w2, w3, K)
+        total += octet_sum(w0, w1, w2, w3, octet, scale, LOG_NORM)
+        w0, w1, w2, w3 = padded_octet(w0, w1, w2, w3, octet, count, pad)
+        more, flags = lengths_of(w0, w1, w2, w3, pairs, lowest, width)
+        empty = lane * 0 + pad
+        counted, _flags = lengths_of(empty, empty, empty, empty, pairs, lowest, width)
+        both += tl.where(begun, more - counted, 0)
+        steps |= (begun & (flags >= 1 << 30)).to(tl.int32) << bit_of_step(count // (8 * LANES), OCTETS)
     size = ((both & 0x3FFF).to(tl.int32) + (UNIT - 1)) // UNIT
     tl.store(units + block.to(tl.int64) * LANES + lane, size.to(tl.uint8))
     tl.store(words + block, (tl.sum(size, 0) * UNIT + 31) // 32)
@@ -212,10 +186,28 @@ def store_bytes(stream8, word, bits, first, end):
 
 
 @triton.jit
+def put_octet(stream, word, window, filled, w0, w1, w2, w3, pairs, lowest, width):
+    """Eight weights of each lane behind its window's bits; whole words go to its stream."""
+    for half in tl.static_range(2):
+        entry0 = entry_of(w0 if half == 0 else w2, pairs, lowest, width)
+        entry1 = entry_of(w1 if half == 0 else w3, pairs, lowest, width)
+        length = (entry0 >> 16) & 31
+        code = (entry0 & 0xFFFF) | (entry1 & 0xFFFF) << length
+        window = window | code.to(tl.uint64) << filled.to(tl.uint64)
+        filled += length + ((entry1 >> 16) & 31)
+        full = filled >= 32
+        tl.store(stream + word, window.to(tl.int32), mask=full)
+        window = tl.where(full, window >> 32, window)
+        filled = filled & 31
+        word += full.to(tl.int32)
+    return word, window, filled
+
+
+@triton.jit
 def write_block(
     block, blocks, weights, norm, stored, pairs, units, directory, payload, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
-    WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Streams. A lane writes whole words, the first one too, of which its neighbours own the lowest bytes;
     they write theirs after all of that. The last block writes the guard of zeros behind the payload."""
@@ -234,26 +226,28 @@ def write_block(
     filled = (start & 31).to(tl.uint32)
     window = tl.zeros([LANES], dtype=tl.uint64)
     mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE, pad)
-    for t in tl.range(0, OCTETS, loop_unroll_factor=2 if K == 7 else 1):
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, ALIGNED, pad)
+    last = count // (8 * LANES)  # the step of an incomplete octet, if there is one
+    steps = tl.where(count % 8 != 0, last, OCTETS)
+    for t in tl.range(0, steps, loop_unroll_factor=2 if K == 7 else 1):
         octet = t * LANES + lane
         w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
-        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE, pad)
-        if not WHOLE:
-            w0, w1 = padded(w0, octet * 8, count, pad, WHOLE), padded(w1, octet * 8 + 2, count, pad, WHOLE)
-            w2, w3 = padded(w2, octet * 8 + 4, count, pad, WHOLE), padded(w3, octet * 8 + 6, count, pad, WHOLE)
-        for half in tl.static_range(2):
-            entry0 = entry_of(w0 if half == 0 else w2, pairs, lowest, width)
-            entry1 = entry_of(w1 if half == 0 else w3, pairs, lowest, width)
-            length = (entry0 >> 16) & 31
-            code = (entry0 & 0xFFFF) | (entry1 & 0xFFFF) << length
-            window = window | code.to(tl.uint64) << filled.to(tl.uint64)
-            filled += length + ((entry1 >> 16) & 31)
-            full = filled >= 32
-            tl.store(stream + word, window.to(tl.int32), mask=full)
-            window = tl.where(full, window >> 32, window)
-            filled = filled & 31
-            word += full.to(tl.int32)
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, ALIGNED, pad)
+        word, window, filled = put_octet(stream, word, window, filled, w0, w1, w2, w3, pairs, lowest, width)
+    if count % 8 != 0:
+        octet = last * LANES + lane
+        w0, w1, w2, w3 = load_last(mine, octet, count)
+        begun = octet == count // 8
+        w0, w1 = tl.where(begun, w0, n0), tl.where(begun, w1, n1)
+        w2, w3 = tl.where(begun, w2, n2), tl.where(begun, w3, n3)
+        w0, w1, w2, w3, _ = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
+        w0, w1, w2, w3 = padded_octet(w0, w1, w2, w3, octet, count, pad)
+        word, window, filled = put_octet(stream, word, window, filled, w0, w1, w2, w3, pairs, lowest, width)
+        empty = lane * 0 + pad
+        for _ in range(last + 1, OCTETS):
+            word, window, filled = put_octet(
+                stream, word, window, filled, empty, empty, empty, empty, pairs, lowest, width
+            )
     first = tl.where(word == head, (start & 31) >> 3, 0)
     # a block ends on a word: what its last lane leaves of one is zeros
     left = filled.to(tl.int32)
@@ -280,10 +274,18 @@ def known_of(codes):
     return (some.to(tl.uint32, bitcast=True) * 0x11111111 >> 28).to(tl.int32)
 
 
+@triton.jit
+def octet_codes(w0, w1, w2, w3, offset):
+    """`two_codes` of four words."""
+    return (
+        two_codes(w0, offset) | two_codes(w1, offset) << 8 | two_codes(w2, offset) << 16 | two_codes(w3, offset) << 24
+    )
+
+
 @triton.jit(do_not_specialize=["numel"])
 def fix4_kernel(
     weights, norm, lowest, payload, plane, patch_counts, escaping, sums, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Codes of four bits (`fix4.encode`), plane, number of patches and sum of each block, and which of its steps have
     patches (`bit_of_step`)."""
@@ -294,24 +296,30 @@ def fix4_kernel(
     steps = tl.zeros([LANES], dtype=tl.int32)
     total = tl.zeros([LANES], dtype=tl.uint32)
     mine, items, scales, count = within_block(weights, plane, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
-    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, WHOLE)
+    n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, ALIGNED)
     for t in tl.range(0, OCTETS, loop_unroll_factor=2):
         octet = t * LANES + lane
-        inside = octet * 8 < count
+        complete = octet * 8 + 8 <= count
         w0, w1, w2, w3, scale = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
-        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, WHOLE)
-        store_plane(items, octet, inside, w0, w1, w2, w3, K)
-        codes = tl.zeros([LANES], dtype=tl.int32)
-        for j in tl.static_range(4):
-            word = w0 if j == 0 else (w1 if j == 1 else (w2 if j == 2 else w3))
-            total += block_sum_of(word, octet * 4 + j, scale, LOG_NORM)
-            codes |= two_codes(word, offset) << (8 * j)
-        there = tl.minimum(tl.maximum(count - octet * 8, 0), 8)
-        if not WHOLE:
-            codes &= ((tl.full([LANES], 1, tl.int64) << (4 * there)) - 1).to(tl.int32)
-        tl.store(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, codes, mask=inside)
-        here = tl.where(inside, there - known_of(codes), 0)  # behind the last weight, zeros may have a code
+        n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, ALIGNED)
+        store_plane(items, octet, complete, w0, w1, w2, w3, K)
+        total += octet_sum(w0, w1, w2, w3, octet, scale, LOG_NORM)
+        codes = octet_codes(w0, w1, w2, w3, offset)
+        tl.store(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, codes, mask=complete)
+        here = tl.where(complete, 8 - known_of(codes), 0)  # behind the last weight, zeros may have a code
         steps |= (here > 0).to(tl.int32) << bit_of_step(t, OCTETS)
+        escapes += here
+    if count % 8 != 0:
+        octet = count // (8 * LANES) * LANES + lane
+        w0, w1, w2, w3 = load_last(mine, octet, count)
+        w0, w1, w2, w3, scale = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
+        begun = octet == count // 8
+        store_plane(items, octet, begun, w0, w1, w2, w3, K)
+        total += octet_sum(w0, w1, w2, w3, octet, scale, LOG_NORM)
+        codes = octet_codes(w0, w1, w2, w3, offset) & ((1 << (4 * (count % 8))) - 1)
+        tl.store(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, codes, mask=begun)
+        here = tl.where(begun, count % 8 - known_of(codes), 0)
+        steps |= (here > 0).to(tl.int32) << bit_of_step(count // (8 * LANES), OCTETS)
         escapes += here
     tl.store(patch_counts + block, tl.sum(escapes, 0))
     tl.store(escaping + block, tl.reduce(steps, 0, either))
@@ -321,7 +329,7 @@ def fix4_kernel(
 @triton.jit
 def patch_block(
     block, weights, norm, index, escaping, patches, patch_directory, room, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Places and exponents of the weights of a block whose index is 15, in order; steps without any are not read. What
     has no room is not written."""
@@ -333,7 +341,10 @@ def patch_block(
         for t in range(OCTETS):
             if ((steps >> bit_of_step(t, OCTETS)) & 1) != 0:
                 octet = t * LANES + lane
-                w0, w1, w2, w3 = load_octet(mine, octet, count, LANES, WHOLE)
+                w0, w1, w2, w3 = load_octet(mine, octet, count, LANES, ALIGNED)
+                if count % 8 != 0:  # zeros are what both give elsewhere
+                    v0, v1, v2, v3 = load_last(mine, octet, count)
+                    w0, w1, w2, w3 = w0 | v0, w1 | v1, w2 | v2, w3 | v3
                 w0, w1, w2, w3, _ = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
                 escapes = tl.zeros([LANES], dtype=tl.int32)  # bit j: the weight j
                 number = tl.zeros([LANES], dtype=tl.int32)
@@ -356,11 +367,11 @@ def patch_block(
 @triton.jit(do_not_specialize=["room", "numel"])
 def patch_kernel(
     weights, norm, index, escaping, patches, patch_directory, room, numel,
-    OCTETS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    OCTETS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """`patch_block` of all blocks."""
     patch_block(
-        tl.program_id(0), weights, norm, index, escaping, patches, patch_directory, room, numel, OCTETS, LANES, WHOLE,
+        tl.program_id(0), weights, norm, index, escaping, patches, patch_directory, room, numel, OCTETS, LANES, ALIGNED,
         K, LOG_NORM,
     )  # fmt: skip
 
@@ -369,7 +380,7 @@ def patch_kernel(
 def write_kernel(
     weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, patches, each, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
-    WHOLE: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """`write_block` of all blocks by one program each; and by another, beside it, `patch_block`, if there are two
     (`each`): that one waits for memory most of the time, and what it reads was just read."""
@@ -377,10 +388,10 @@ def write_kernel(
     if tl.program_id(0) % each == 0:
         write_block(
             block, tl.num_programs(0) // each, weights, norm, stored, pairs, units, directory, payload, numel,
-            OCTETS, LANES, UNIT, GUARD, PALETTE, WHOLE, K, LOG_NORM,
+            OCTETS, LANES, UNIT, GUARD, PALETTE, ALIGNED, K, LOG_NORM,
         )  # fmt: skip
     else:
         patch_block(
-            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, WHOLE,
+            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, ALIGNED,
             K, LOG_NORM,
         )  # fmt: skip

@@ -21,17 +21,23 @@ def window_of(stored, PALETTE: tl.constexpr):
 
 
 @triton.jit
+def store_pairs(index, codes, pairs, part, lowest, width, PART: tl.constexpr):
+    """A part of the table of `window_of`: what two exponents become (`Codebook.packing`)."""
+    place = part * PART + tl.arange(0, PART)
+    first, second = place // width, place % width
+    beyond = (width < 256) & (first == width - 1)
+    i = tl.where(beyond, 15, tl.load(index + tl.minimum(lowest + first, 255)).to(tl.int32))
+    beyond = (width < 256) & (second == width - 1)
+    j = tl.where(beyond, 15, tl.load(index + tl.minimum(lowest + second, 255)).to(tl.int32))
+    tl.store(pairs + place, tl.load(codes + i * 16 + j))
+
+
+@triton.jit
 def pairs_kernel(stored, index, codes, pairs, PALETTE: tl.constexpr, PART: tl.constexpr):
-    """The table of `window_of`: what two exponents become (`Codebook.packing`); PART entries a program."""
+    """The table of a codebook that was there before; PART entries a program."""
     lowest, width = window_of(stored, PALETTE)
-    place = tl.program_id(0) * PART + tl.arange(0, PART)
     if tl.program_id(0) * PART < width * width:
-        first, second = place // width, place % width
-        beyond = (width < 256) & (first == width - 1)
-        i = tl.where(beyond, 15, tl.load(index + tl.minimum(lowest + first, 255)).to(tl.int32))
-        beyond = (width < 256) & (second == width - 1)
-        j = tl.where(beyond, 15, tl.load(index + tl.minimum(lowest + second, 255)).to(tl.int32))
-        tl.store(pairs + place, tl.load(codes + i * 16 + j))
+        store_pairs(index, codes, pairs, tl.program_id(0), lowest, width, PART)
 
 
 @triton.jit

@@ -34,9 +34,9 @@ def octets_of(plane: Tensor, k: int) -> Tensor:
     return whole.view(_OCTET[k])
 
 
-def is_whole(t: Tensor, numel: int) -> bool:
-    """Whether eight weights can be read and written as words: a view may begin at any element of its storage."""
-    return numel % OCTET == 0 and t.data_ptr() % 16 == 0
+def is_aligned(t: Tensor) -> bool:
+    """Whether eight weights can be read and written at once: a view may begin at any element of its storage."""
+    return t.data_ptr() % 16 == 0
 
 
 def log_of(block: int | None) -> int:
@@ -79,7 +79,7 @@ class Decoding:
 
     def __call__(self, target: Tensor, check: bool) -> None:
         """Decodes into a contiguous tensor."""
-        constants = self.constants | {"WHOLE": is_whole(target, self.header.numel)}
+        constants = self.constants | {"ALIGNED": is_aligned(target)}
         if self.launcher is _STREAMS:
             constants["CHECK"] = check
         with on_device(target):

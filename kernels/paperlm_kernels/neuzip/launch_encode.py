@@ -20,14 +20,16 @@ from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.fields import SCAN, WARP, plane_bytes
 from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
-from paperlm_kernels.neuzip.launch import is_whole, log_of, octets_of
+from paperlm_kernels.neuzip.launch import is_aligned, log_of, octets_of
 from paperlm_kernels.neuzip.launcher import Launcher, on_device
 from paperlm_kernels.neuzip.read_back import ReadBack
 from paperlm_kernels.neuzip.sample import check_patches, counted_weights, runs_of
 from paperlm_kernels.neuzip.streams import TooLongError
 
+REGISTERS = 64
+"Of a thread that counts: with more, fewer programs than COUNTING run at once."
 _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
-_COUNT = Launcher(kernel_codebook.count_kernel)
+_COUNT = Launcher(kernel_codebook.count_kernel, maxnreg=REGISTERS)
 _CODEBOOK = Launcher(kernel_codebook.codebook_kernel)
 _DECODING = Launcher(kernel_codebook.decoding_kernel)
 _LOWEST = Launcher(kernel_codebook.lowest_kernel)
@@ -44,13 +46,16 @@ MOST_STEPS = 8184
 "Steps that one of them can count."
 EXPONENTS = 256
 TOLD = 1024
-"Entries of a table of pairs of exponents that a program makes."
+"Entries of a table of pairs of exponents that are made at once."
+_PAIRED = {"PALETTE": PALETTE, "PART": TOLD}
 TOLD_OF_CODES = 256
 "And of a table of codes; one has 2^8 or more."
 SCANNED = 4096
 "Blocks whose sizes are added up at once."
 EXPECTED = 4096
 "Weights that have one patch, at least, in codes of four bits: Gaussian ones have one of 6,500."
+SCRATCH = 1024
+"Words that `kernel_codebook.codebook_kernel` writes for itself and for the table to decode with."
 TOTALS = 64
 "Bytes in front of the codebook, in the buffer that is read back: words, patches, the largest lane, escaping ones."
 
@@ -60,6 +65,13 @@ def _new(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     whole = max(64, -(-count * dtype.itemsize // 64) * 64) // dtype.itemsize
     room = torch.empty(whole, dtype=dtype, device=device)
     return room if whole == count else room[:count]
+
+
+def _together(device: torch.device, *counts: int) -> list[Tensor]:
+    """Buffers of so many int32, each in a multiple of 64 bytes, in one: to ask a device's allocator takes longer than
+    to part what it gives. The memory is free again when all of them are: they must be given up together."""
+    sizes = [size for count in counts for size in (count, -count % 16)]
+    return torch.empty(sum(sizes), dtype=torch.int32, device=device).split_with_sizes(sizes)[::2]
 
 
 @dataclasses.dataclass
@@ -75,12 +87,8 @@ class _Job:
     def device(self) -> torch.device:
         return self.weights.device
 
-    def new(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return _new(count, dtype, self.device)
-
-    def scratch(self, count: int) -> Tensor:
-        """Of int32, which nothing keeps."""
-        return torch.empty(count, dtype=torch.int32, device=self.device)
+    def plane(self) -> Tensor:
+        return _new(plane_bytes(self.header.numel, self.header.mant_bits), torch.uint8, self.device)
 
     def run(self, launcher: Launcher, *tensors: Tensor, numbers: tuple[int, ...] = (), each: int = 1) -> None:
         """A kernel with a program for each block, or so many, given some numbers and the number of weights."""
@@ -94,14 +102,15 @@ Encoded = tuple[Header, dict[Section, Tensor], Codebook | None, int]
 
 def _job(t: Tensor, header: Header) -> _Job:
     n, count = header.block_norm, header.numel
-    weights = t.view(torch.int16).view(-1)
-    norm = _new(-(-count // n) if n else 0, torch.uint8, t.device)
+    weights = t.view(torch.int16)
+    norm = weights  # without normalizers it is not read
     if n:
+        norm = _new(-(-count // n), torch.uint8, t.device)
         first_warp = header.norm_semantics == "authors_v1" and WARP < n < SCAN
         _NORMALIZER(-(-count // SCAN), (weights, norm), (count,), {"N": n, "FIRST_WARP": first_warp, "STEP": SCAN})
     g = header.geometry
     constants = {
-        "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "WHOLE": is_whole(t, count),
+        "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "ALIGNED": is_aligned(t),
         "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n),
     }  # fmt: skip
     return _Job(weights, norm, header, constants)
@@ -154,34 +163,31 @@ def _counts(job: _Job, runs: tuple[int, int]) -> tuple[Tensor, int]:
 
 
 def codebook_tables(
-    counts: Tensor, numel: int, limit: int, stored: Tensor, escaping: Tensor
+    counts: Tensor, numel: int, limit: int, scratch: Tensor, pairs: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """`Codebook.of_counts` on the device, as its tables by name, and what `decoding_table` makes the last one of.
-    counts: of the exponents of so many weights but of 0, which is what remains (256, int64). `stored` is written, the
-    other tables are made. escaping: how many of these weights have no index (one int32), written."""
-    device = counts.device
-    tables = {
-        "stored": stored, "index": _new(256, torch.uint8, device), "packing": _new(SYMBOLS, torch.int32, device),
-    }  # fmt: skip
-    scratch = torch.empty(1024, dtype=torch.int32, device=device)
-    _CODEBOOK(1, (counts, *tables.values(), scratch, escaping), (numel, limit, 8), {})
-    return tables, scratch
+    """`Codebook.of_counts` on the device, as its tables by name, but "decoding" with nothing in it yet; and a note
+    (`_noted`) with the stored one and how many of these weights have no index. counts: of the exponents of so many
+    weights but of 0, which is what remains (256, int64). scratch: SCRATCH int32, for `decoding_table`. pairs:
+    EXPONENTS^2 int32, of which the kernels read what they look up."""
+    # all of this is kept as long as the codebook is
+    note, packing, index, decoding = _together(counts.device, _noted(STORED), SYMBOLS, 64, 1 << limit)
+    index, stored = index.view(torch.uint8), _behind(note, STORED)
+    tensors = (counts, stored, index, packing, scratch, note[3:4], pairs)
+    _CODEBOOK(1, tensors, (numel, limit, 8), _PAIRED)
+    return {"stored": stored, "index": index, "packing": packing, "decoding": decoding}, note
 
 
-def decoding_table(scratch: Tensor, limit: int) -> Tensor:
-    """`Codebook.decoding` (2^limit, int32) of what `codebook_tables` left."""
-    table = _new(1 << limit, torch.int32, scratch.device)
+def decoding_table(table: Tensor, scratch: Tensor, limit: int) -> None:
+    """Writes `Codebook.decoding` (2^limit, int32) of what `codebook_tables` left."""
     _DECODING(-(-(1 << limit) // TOLD_OF_CODES), (table, scratch), (limit,), {"PART": TOLD_OF_CODES})
-    return table
 
 
-def lowest_of(counts: Tensor, numel: int, lowest: Tensor, escaping: Tensor) -> Tensor:
-    """`fix4.lowest_exponent` on the device, of counts as `codebook_tables` takes them: written into `lowest` (one
-    uint8), and how many have no code into `escaping` (one int32). Returns the index of the exponents (256, uint8), 15
-    for those that are patched."""
-    index = _new(256, torch.uint8, counts.device)
-    _LOWEST(1, (counts, lowest, index, escaping), (numel,), {})
-    return index
+def lowest_of(counts: Tensor, numel: int, note: Tensor, index: Tensor) -> Tensor:
+    """`fix4.lowest_exponent` on the device (one uint8), of counts as `codebook_tables` takes them. It is written into a
+    note, and how many have no code; and into `index` (256, uint8) 15 for exponents that are patched."""
+    lowest = _behind(note, 1)
+    _LOWEST(1, (counts, lowest, index, note[3:4]), (numel,), {})
+    return lowest
 
 
 def _scan(job: _Job, note: Tensor, patch_directory: Tensor, directory: Tensor | None, most: Tensor | None) -> ReadBack:
@@ -200,30 +206,40 @@ def _totals(read_back: ReadBack) -> tuple[int, int, int, int, np.ndarray]:
     return words, patches, largest, escaping, found.view(np.uint8)[TOTALS:]
 
 
-def _note(device: torch.device, behind: int) -> Tensor:
-    """What is read back: totals, and so many bytes."""
-    return torch.empty((TOTALS + aligned(behind)) // 4, dtype=torch.int32, device=device)
+def _noted(behind: int) -> int:
+    """Words of a note, which is read back: totals, and so many bytes."""
+    return (TOTALS + aligned(behind)) // 4
+
+
+def _behind(note: Tensor, count: int) -> Tensor:
+    """Those bytes."""
+    return note.view(torch.uint8)[TOTALS : TOTALS + count]
 
 
 def _pfx(job: _Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[], Encoded]:
+    # what the device can begin with is launched first, what is needed later is asked for after
     header, g, blocks, device = job.header, job.header.geometry, job.header.blocks, job.device
-    note, left = _note(device, STORED if book is None else 0), None
+    counts, counted = _counts(job, runs) if book is None else (None, 0)
+    pairs, most, escaping, left, note = _together(device, EXPONENTS * EXPONENTS, blocks, blocks, SCRATCH, _noted(0))
     if book is None:
-        stored = note.view(torch.uint8)[TOTALS : TOTALS + STORED]
-        tables, left = codebook_tables(*_counts(job, runs), g.limit, stored, note[3:4])
+        tables, note = codebook_tables(counts, counted, g.limit, left, pairs)
+        stored, index = tables["stored"], tables["index"]
     else:
-        tables = {which: book.table(device, which) for which in ("stored", "index", "packing")}
-    stored, index, packing = tables["stored"], tables["index"], tables["packing"]
-    units, sums = job.new(blocks * g.lanes, torch.uint8), job.new(blocks)
-    directory, patch_directory = job.new(blocks + 1), job.new(blocks + 1)
-    most, escaping = job.scratch(blocks), job.scratch(blocks)
-    pairs = job.scratch(EXPONENTS * EXPONENTS)
-    _PAIRS(EXPONENTS * EXPONENTS // TOLD, (stored, index, packing, pairs), (), {"PALETTE": PALETTE, "PART": TOLD})
-    plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
-    octets = octets_of(plane, header.mant_bits)
+        stored, index, packing = (book.table(device, which) for which in ("stored", "index", "packing"))
+        _PAIRS(EXPONENTS * EXPONENTS // TOLD, (stored, index, packing, pairs), (), _PAIRED)
+    plane = job.plane()
+    units, sums, directory, patch_directory = _together(device, blocks * g.lanes // 4, blocks, blocks + 1, blocks + 1)
+    units = units.view(torch.uint8)
     common = (stored, pairs)
+    octets = octets_of(plane, header.mant_bits)
     job.run(_SIZE, *common, units, directory, most, patch_directory, escaping, sums, octets)
     read_back = _scan(job, note, patch_directory, directory, most)
+    if book is None:
+        decoding_table(tables["decoding"], left, g.limit)
+    sections = {
+        Section.CODEBOOK: stored, Section.BLOCK_DIR: directory, Section.LANE_UNITS: units, Section.PLANE: plane,
+        Section.BLOCK_SUM: sums, Section.PATCH_DIR: patch_directory,
+    }  # fmt: skip
 
     def finish() -> Encoded:
         total, count, largest, escaping_some, in_bytes = _totals(read_back)
@@ -231,42 +247,44 @@ def _pfx(job: _Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[]
             raise TooLongError
         if book is None:
             check_patches(count, escaping_some, header, *runs)
-        payload, patches, each = job.new(total + g.guard), job.new(count), 2 if count else 1
+        payload, patches = _together(device, total + g.guard, count)
+        each = 2 if count else 1
         job.run(
             _WRITE, *common, index, units, escaping, directory, patch_directory, payload, patches,
             numbers=(each,), each=each,
         )  # fmt: skip
-        sections = {
-            Section.CODEBOOK: stored, Section.BLOCK_DIR: directory, Section.LANE_UNITS: units, Section.PAYLOAD: payload,
-            Section.PLANE: plane, Section.BLOCK_SUM: sums, Section.PATCH_DIR: patch_directory,
-        }  # fmt: skip
+        sections[Section.PAYLOAD] = payload
         found = _with_rest(job, sections, patches)
         own = book
         if own is None:  # while the device writes
             own = Codebook.of_device(in_bytes[:STORED], g.limit)
-            own.keep(device, tables | {"decoding": decoding_table(left, g.limit)})
+            own.keep(device, tables)
         return found, sections, own, 0
 
     return finish
 
 
 def _fix4(job: _Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
-    header, blocks = job.header, job.header.blocks
-    note = _note(job.device, 1)
-    lowest = note.view(torch.uint8)[TOTALS : TOTALS + 1]
-    index = lowest_of(*_counts(job, runs), lowest, note[3:4])
-    payload, sums = job.new(-(-header.numel // OCTET)), job.new(blocks)
-    plane = job.new(plane_bytes(header.numel, header.mant_bits), torch.uint8)
-    patch_directory, escaping = job.new(blocks + 1), job.scratch(blocks)
+    header, blocks, device = job.header, job.header.blocks, job.device
+    counts, counted = _counts(job, runs)
+    note, patch_directory, sums = _together(device, _noted(1), blocks + 1, blocks)
+    # patches before their number is known, in room for those of nearly all tensors, so that nothing waits
+    index, escaping, some = _together(device, 64, blocks, header.numel // EXPECTED + blocks)
+    index = index.view(torch.uint8)
+    lowest = lowest_of(counts, counted, note, index)
+    plane = job.plane()
+    (payload,) = _together(device, -(-header.numel // OCTET))
     job.run(_FIX4, lowest, payload, octets_of(plane, header.mant_bits), patch_directory, escaping, sums)
     read_back = _scan(job, note, patch_directory, None, None)
-    # before their number is known, in room for those of nearly all tensors, so that nothing waits
-    some = job.new(header.numel // EXPECTED + blocks)
 
     def write(room: Tensor) -> None:
         job.run(_PATCH, index, escaping, room, patch_directory, numbers=(room.numel(),))
 
     write(some)
+    sections = {
+        Section.CODEBOOK: lowest, Section.PAYLOAD: payload, Section.PLANE: plane, Section.BLOCK_SUM: sums,
+        Section.PATCH_DIR: patch_directory,
+    }  # fmt: skip
 
     def finish() -> Encoded:
         _, count, _, escaping_some, in_bytes = _totals(read_back)
@@ -274,12 +292,8 @@ def _fix4(job: _Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
         if count <= some.numel():
             patches = some[:count].clone()  # what is kept has no spare room
         else:
-            patches = job.new(count)
+            (patches,) = _together(device, count)
             write(patches)
-        sections = {
-            Section.CODEBOOK: lowest, Section.PAYLOAD: payload, Section.PLANE: plane, Section.BLOCK_SUM: sums,
-            Section.PATCH_DIR: patch_directory,
-        }  # fmt: skip
         return _with_rest(job, sections, patches), sections, None, int(in_bytes[0])
 
     return finish
