@@ -39,16 +39,21 @@ def test_the_committed_records_decide_what_three_seeds_at_71M_can(committed):
     for claim in ("MIX-T1-6", "MIX-T1-1", "MIX-T1-1d"):
         assert rows[claim, "LLaMA-71M"]["verdict"] == "holds", claim
     assert rows["MIX-T1-6", "LLaMA-71M"]["true_in_seeds"] == "3 of 3"
-    for size in ("LLaMA-250M", "LLaMA-1B"):
-        row = rows["MIX-T1-6", size]
-        assert row["verdict"] == "not tested" and f"M1[Mix-LN, {size}]" in row["reason"]
-        assert row["would_decide"].startswith("6 jobs, about ")
+    row = rows["MIX-T1-6", "LLaMA-1B"]
+    assert row["verdict"] == "not tested" and "M1[Mix-LN, LLaMA-1B]" in row["reason"]
+    assert row["would_decide"].startswith("6 jobs, about ")
+
+
+def test_one_seed_of_mix_ln_that_diverged_at_250M_fails_the_claim_there_and_does_not_settle_that_it_diverges(committed):
+    rows = rows_of(committed)
+    assert rows["MIX-T1-6", "LLaMA-250M"]["verdict"] == "fails"
+    assert rows["MIX-T1-4", "LLaMA-250M"]["verdict"] == "undecided"
 
 
 def test_a_whole_names_how_far_its_parts_got(committed):
     whole = rows_of(committed)["MIX-T1-6", ""]
-    assert whole["verdict"] == "not tested"
-    assert whole["reason"].startswith("holds in 1 of 4, 1 undecided, 2 not tested")
+    assert whole["verdict"] == "fails"
+    assert whole["reason"].startswith("holds in 1 of 4, fails in 1, 1 undecided, 1 not tested")
 
 
 def test_more_seeds_are_asked_for_where_seeds_are_what_is_missing(committed):

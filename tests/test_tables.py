@@ -16,7 +16,6 @@ from paperlm.tables.build import sibling, table_contents, write_table
 from paperlm.tables.contents import format_value
 from paperlm.tables.published import number, read_published
 from paperlm.tables.settings import FORMS
-from paperlm.tables.terminal import print_summary
 from paperlm.tables.verdicts import Reading, claim_rows, fragile_in_print, holds_in_print
 
 TABLE = "mixln_table1"
@@ -316,39 +315,6 @@ def test_the_written_table_has_the_printed_layout_with_the_scale_in_front(tmp_pa
     assert len([row for row in claims if not row["part"]]) == 10 and len(claims) == 10 + 8 * 4
     page = (tmp_path / f"html/{TABLE}.html").read_text()
     assert "<script" not in page and "http" not in page.replace("arXiv", "")
-
-
-def test_a_row_with_a_number_of_a_proxy_says_so_and_a_row_of_the_papers_own_size_does_not(tmp_path):
-    """1B is trained in 250M's shape here, 71M in its own; the count of a column is of that column's models."""
-
-    def edit(paper: dict) -> None:
-        paper["scales"]["gpu"]["stand_ins"] = {"1B": {"size": "250M", "why": "a test"}}
-
-    project = Project({"scale": "gpu"}, edited(tmp_path / "root", "mixln", edit))
-    proxy = "a proxy of 1B: the shape of 250M"
-    value = lambda r, c, s: printed(r, c) if c == "LLaMA-71M" or (r, c) == ("Mix-LN", "LLaMA-1B") else None  # noqa: E731
-    out = tmp_path / f"{TABLE}.csv"
-    write_table(project, TABLE, write_records(project, tmp_path / "records", value), out)
-    rows = {row[1]: row[0] for row in list(csv.reader(out.read_text().splitlines()))[1:]}
-    cells = {(d["row"], d["column"]): d for d in csv.DictReader(sibling(out, "diff").read_text().splitlines())}
-    of_proxy = {key for key, cell in cells.items() if proxy in cell["labels"]}
-    assert {cells[key]["scale"] for key in cells} == {"gpu"}
-    assert of_proxy == {("Mix-LN", "LLaMA-1B"), ("Training Tokens", "LLaMA-1B")}
-    assert rows == {row: f"gpu: {proxy}" if row in dict(of_proxy) else "gpu" for row in rows} and len(rows) == 6
-
-
-def test_a_row_of_several_sizes_names_every_proxy_and_the_page_and_the_terminal_name_each_once(tmp_path, capsys):
-    project = Project({"scale": "tiny"})
-    records = write_records(project, tmp_path / "records", lambda r, c, s: printed(r, c))
-    out = tmp_path / f"{TABLE}.csv"
-    write_table(project, TABLE, records, out, tmp_path / "html")
-    print_summary(out)
-    page, said = (tmp_path / f"html/{TABLE}.html").read_text(), capsys.readouterr().out
-    for row in list(csv.reader(out.read_text().splitlines()))[1:]:
-        said_of = [part.rsplit(":", 1)[0] for part in row[0].removeprefix("tiny: ").split("; ")]
-        assert said_of == [f"a proxy of {size}" for size in ("130M", "1B", "250M", "71M")]
-    for size in ("71M", "130M", "250M", "1B"):
-        assert page.count(f"a proxy of {size}:") == said.count(f"a proxy of {size}:") == 1
 
 
 def test_hyper_parameters_of_table_seven_match_but_for_the_known_contradictions(tmp_path):

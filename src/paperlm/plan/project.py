@@ -16,6 +16,7 @@ from paperlm.errors import SpecError, unknown
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job
 from paperlm.jobs.base import Seed, Stage, kept_for
+from paperlm.jobs.hub_model import HubModel
 from paperlm.kept import kept
 from paperlm.load import load, parse, read_yaml
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting
@@ -101,6 +102,8 @@ class Cell:
     sources: dict[str, dict[str, Setting]] = field(default_factory=dict)
     "job of the chain -> setting -> value and source"
     printed: bool = True
+    stands_for: str = ""
+    "the published checkpoint that a row or column names, where the jobs work on another model"
 
 
 class Project:
@@ -275,7 +278,7 @@ class Project:
             jobs = tuple(dict.fromkeys(job for cell in others for job in cell.jobs))
             return Cell(
                 **common, jobs=jobs, metric=exhibit.metric, mean_of=tuple(averaged), size=others[0].size,
-                values=others[0].values, sources=others[0].sources,
+                values=others[0].values, sources=others[0].sources, stands_for=others[0].stands_for,
             )  # fmt: skip
         try:
             context = Context().joined(*parts)
@@ -293,9 +296,12 @@ class Project:
         values = {key: s.value for key, s in paper.sizes[size].values.items()} if size in paper.sizes else {}
         metric = next((part.metric for part in reversed(parts) if part.metric), exhibit.metric)
         factor = next((part.factor for part in reversed(parts) if part.factor is not None), None)
+        checkpoints = [one for one in context.settings if paper.jobs[one].kind == HubModel.kind]
+        elsewhere = [context.settings[one]["name"].value for one in checkpoints if one not in found[0].sources]
         return Cell(
             **common, jobs=tuple(dict.fromkeys(r.job for r in found)), metric=metric, size=size, values=values,
             sources=found[0].sources, factor=factor,
+            stands_for=elsewhere[0] if elsewhere else "",
         )  # fmt: skip
 
     def seeds(self, exhibit: JobCells) -> list[int]:

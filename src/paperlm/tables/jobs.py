@@ -194,11 +194,17 @@ def labels(result: CellResult) -> list[str]:
     return sorted(found)
 
 
-def proxy_of(project: Project, paper_id: str, job: str, size: str) -> str:
-    """What a model of a size is instead of the published one; empty for one that is the published one."""
+def proxy_of(project: Project, paper_id: str, job: str, size: str, stands_for: str = "") -> str:
+    """What a model of a size, or in the place of a published checkpoint, is; empty for one that is the published one.
+
+    stands_for: `Cell.stands_for`.
+    """
     changes = project.resolver(paper_id).changes(job, size)
     sizes = [f"{key} {changes[key].value}" for key in ("hidden_size", "n_layers", "vocab_size") if key in changes]
     trained = project.resolver(paper_id).trained_size(size)
+    if stands_for:
+        shape = sizes or ([f"the shape of {trained}"] if trained else [])
+        return f"a proxy of {stands_for.rpartition('/')[2]}: {', '.join(['trained here', *shape])}"
     sizes = [f"the shape of {trained}", *sizes] if trained != size else sizes
     return f"a proxy of {size}: {', '.join(sizes)}" if sizes else ""
 
@@ -208,25 +214,26 @@ def proxies(project: Project, name: str) -> list[str]:
     _, exhibit = project.exhibit(name)
     if getattr(exhibit, "table", "") and not project.cells(name):
         return proxies(project, exhibit.table)
-    return _proxies_of(project, name, project.cells(name))
+    return proxies_of(project, name, project.cells(name))
 
 
-def _proxies_of(project: Project, name: str, cells: Iterable[Cell]) -> list[str]:
+def proxies_of(project: Project, name: str, cells: Iterable[Cell]) -> list[str]:
+    """The proxies that some cells of an exhibit are made of, one line each."""
     paper, _ = project.exhibit(name)
     pairs = {
-        (chain, cell.size)
+        (chain, cell.size, cell.stands_for)
         for cell in cells
         for chain, settings in cell.sources.items()
-        if cell.size and "hidden_size" in settings
+        if (cell.size or cell.stands_for) and "hidden_size" in settings
     }
-    lines = [proxy_of(project, paper.paper.id, job, size) for job, size in sorted(pairs)]
+    lines = [proxy_of(project, paper.paper.id, *pair) for pair in sorted(pairs)]
     return list(dict.fromkeys(filter(None, lines)))
 
 
 def _proxies_behind(project: Project, results: Results, shown: Iterable[CellResult]) -> list[str]:
     """The proxies that numbers come from: a count's are those of its column, a cell without a record has none."""
     counted = [c for one in shown for c in (results.column(one.cell.column) if one.cell.sum_of_column else [one])]
-    return _proxies_of(project, results.exhibit, [one.cell for one in counted if one.finished])
+    return proxies_of(project, results.exhibit, [one.cell for one in counted if one.finished])
 
 
 def _proxies_by_row(project: Project, results: Results) -> dict[str, str]:

@@ -21,7 +21,7 @@ from paperlm.record.record import read_record
 from paperlm.tables.arithmetic import formula_of
 from paperlm.tables.build import KINDS, printed_table, table_contents
 from paperlm.tables.contents import Contents
-from paperlm.tables.jobs import proxies
+from paperlm.tables.jobs import proxies_of
 from paperlm.tables.vocabulary import painted
 
 RULES = "workflow/rules/exhibits.smk"
@@ -91,9 +91,8 @@ def _show_jobs(console: Console, project: Project, name: str, cell_name: str | N
         console.print(f"rule        {job.kind} (workflow/rules/jobs.smk) -> {module}.run ({_path(module)})")
     _show_metric(console, project, name, cell)
     _show_method(console, cell)
-    for line in proxies(project, name):
-        if line.startswith(f"a proxy of {cell.size}:"):
-            console.print(f"proxy       {line}")
+    for line in proxies_of(project, name, [cell]):
+        console.print(f"proxy       {line}")
     _show_settings(console, cell)
     _departures(console, project, name)
 

@@ -1,0 +1,67 @@
+"""A number that is not of the paper's own model says so wherever it stands."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+from support_tables import edited, write_records
+
+from paperlm.plan.project import Project
+from paperlm.tables.build import sibling, write_table
+from paperlm.tables.jobs import proxies, proxies_of
+from paperlm.tables.terminal import print_summary
+
+TABLE = "mixln_table1"
+
+
+def test_a_row_with_a_number_of_a_proxy_says_so_and_a_row_of_the_papers_own_size_does_not(tmp_path):
+    """1B is trained in 250M's shape here, 71M in its own; the count of a column is of that column's models."""
+
+    def edit(paper: dict) -> None:
+        paper["scales"]["gpu"]["stand_ins"] = {"1B": {"size": "250M", "why": "a test"}}
+
+    project = Project({"scale": "gpu"}, edited(tmp_path / "root", "mixln", edit))
+    proxy = "a proxy of 1B: the shape of 250M"
+    value = lambda r, c, s: 30.0 if c == "LLaMA-71M" or (r, c) == ("Mix-LN", "LLaMA-1B") else None  # noqa: E731
+    out = tmp_path / f"{TABLE}.csv"
+    write_table(project, TABLE, write_records(project, tmp_path / "records", value), out)
+    rows = {row[1]: row[0] for row in list(csv.reader(out.read_text().splitlines()))[1:]}
+    cells = {(d["row"], d["column"]): d for d in csv.DictReader(sibling(out, "diff").read_text().splitlines())}
+    of_proxy = {key for key, cell in cells.items() if proxy in cell["labels"]}
+    assert {cells[key]["scale"] for key in cells} == {"gpu"}
+    assert of_proxy == {("Mix-LN", "LLaMA-1B"), ("Training Tokens", "LLaMA-1B")}
+    assert rows == {row: f"gpu: {proxy}" if row in dict(of_proxy) else "gpu" for row in rows} and len(rows) == 6
+
+
+def test_a_row_of_several_sizes_names_every_proxy_and_the_page_and_the_terminal_name_each_once(tmp_path, capsys):
+    project = Project({"scale": "tiny"})
+    records = write_records(project, tmp_path / "records", lambda r, c, s: 30.0)
+    out = tmp_path / f"{TABLE}.csv"
+    write_table(project, TABLE, records, out, tmp_path / "html")
+    print_summary(out)
+    page, said = (tmp_path / f"html/{TABLE}.html").read_text(), capsys.readouterr().out
+    for row in list(csv.reader(out.read_text().splitlines()))[1:]:
+        said_of = [part.rsplit(":", 1)[0] for part in row[0].removeprefix("tiny: ").split("; ")]
+        assert said_of == [f"a proxy of {size}" for size in ("130M", "1B", "250M", "71M")]
+    for size in ("71M", "130M", "250M", "1B"):
+        assert page.count(f"a proxy of {size}:") == said.count(f"a proxy of {size}:") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "checkpoint", "shape"),
+    [
+        ("neuzip_table3a", "Vanilla", "Llama-2 13B Losses", "Llama-2-13b-hf", "the shape of 350M"),
+        ("neuzip_table3a", "NeuZip 3-bit", "Yi-1.5 34B Mem", "Yi-1.5-34B", "the shape of 350M"),
+        ("neuzip_table3b", "Vanilla", "T5 3B Mem", "t5-3b", "vocab_size 32000"),
+        ("neuzip_table4", "NeuZip 0-bit", "Block 32 PPL", "Meta-Llama-3-70B", "the shape of 350M"),
+    ],
+)
+def test_a_model_trained_in_the_place_of_a_published_checkpoint_is_a_proxy_of_it(name, row, column, checkpoint, shape):
+    """Columns that are not printed too; and where the checkpoint itself is fetched there is no proxy."""
+    project = Project({"scale": "gpu"})
+    cells = {(cell.row, cell.column): cell for cell in project.cells(name)}
+    said = proxies_of(project, name, [cells[row, column]])
+    assert said == [f"a proxy of {checkpoint}: trained here, {shape}"]
+    assert set(said) <= set(proxies(project, name))
+    assert proxies(Project({"scale": "paper"}), name) == []
