@@ -7,6 +7,7 @@ import csv
 import pytest
 from support_tables import edited, write_records
 
+from paperlm.figures.base import in_picture
 from paperlm.plan.project import Project
 from paperlm.tables.build import sibling, write_table
 from paperlm.tables.jobs import proxies, proxies_of
@@ -65,3 +66,20 @@ def test_a_model_trained_in_the_place_of_a_published_checkpoint_is_a_proxy_of_it
     assert said == [f"a proxy of {checkpoint}: trained here, {shape}"]
     assert set(said) <= set(proxies(project, name))
     assert proxies(Project({"scale": "paper"}), name) == []
+
+
+def test_a_picture_has_room_for_few_notes_and_for_all_proxies_as_one_of_them():
+    lines = [
+        "not comparable",
+        "Mix-LN: collapsed",
+        "a proxy of A: x",
+        "a proxy of B: y",
+        "1 of 3 seeds",
+        "a proxy of C: z",
+    ]
+    shown = in_picture(lines, 24)
+    assert shown[:2] == ["not comparable", "Mix-LN: collapsed"]
+    assert " ".join(shown[2:-1]) == f"{one}; {two}; {three}"
+    assert shown[-1] == "(1 more beside the CSV)"
+    assert in_picture(lines[:2], 24) == lines[:2]
+    assert in_picture(["w " * 100], 24)[-1].endswith(" ...") and len(in_picture(["w " * 100], 24)) == 3

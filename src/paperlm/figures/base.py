@@ -19,7 +19,7 @@ from paperlm.plan.project import Project
 from paperlm.tables.build import sibling, table_contents, write_claims, write_diff
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import ITEMS_ONLY, Contents, DiffRow, Key
-from paperlm.tables.jobs import incomparable, labels, proxies
+from paperlm.tables.jobs import PROXY, incomparable, labels, proxies
 from paperlm.tables.results import collect
 from paperlm.tables.verdicts import claim_rows
 from paperlm.tables.vocabulary import NOT_PRINTED, SEE_CLAIMS
@@ -152,13 +152,22 @@ NOTES, LINES = 3, 3
 "Notes in the picture, and lines that each may take; the rest stands in the report and beside the CSV."
 
 
+def in_picture(lines: list[str], width: int) -> list[str]:
+    """What of the notes a picture has room for, in lines of so many characters. All proxies are there, as one note:
+    each panel may be of another."""
+    every = "; ".join(line for line in lines if line.startswith(PROXY))
+    single = list(dict.fromkeys(every if line.startswith(PROXY) else line for line in lines))
+    shown = [
+        part
+        for note in single[:NOTES]
+        for part in textwrap.wrap(note, width, max_lines=None if note == every else LINES, placeholder=" ...")
+    ]
+    return [*shown, f"({len(single) - NOTES} more beside the CSV)"] if len(single) > NOTES else shown
+
+
 def _write_notes(figure: Figure, lines: list[str]) -> None:
     """Below everything else that is drawn."""
-    width = int(figure.get_figwidth() * 17)
-    wrapped = [textwrap.wrap(line, width, max_lines=LINES, placeholder=" ...") for line in lines[:NOTES]]
-    shown = [part for parts in wrapped for part in parts]
-    if len(lines) > NOTES:
-        shown.append(f"({len(lines) - NOTES} more beside the CSV)")
+    shown = in_picture(lines, int(figure.get_figwidth() * 17))
     figure.draw_without_rendering()  # places the legend
     bottom = figure.get_tightbbox().y0 / figure.get_figheight()
     figure.text(0.01, bottom - 0.015, "\n".join(shown), ha="left", va="top", fontsize=7.5, color="0.35")

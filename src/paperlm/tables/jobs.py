@@ -194,6 +194,10 @@ def labels(result: CellResult) -> list[str]:
     return sorted(found)
 
 
+PROXY = "a proxy of "
+"What a label of one begins with."
+
+
 def proxy_of(project: Project, paper_id: str, job: str, size: str, stands_for: str = "") -> str:
     """What a model of a size, or in the place of a published checkpoint, is; empty for one that is the published one.
 
@@ -204,9 +208,9 @@ def proxy_of(project: Project, paper_id: str, job: str, size: str, stands_for: s
     trained = project.resolver(paper_id).trained_size(size)
     if stands_for:
         shape = sizes or ([f"the shape of {trained}"] if trained else [])
-        return f"a proxy of {stands_for.rpartition('/')[2]}: {', '.join(['trained here', *shape])}"
+        return f"{PROXY}{stands_for.rpartition('/')[2]}: {', '.join(['trained here', *shape])}"
     sizes = [f"the shape of {trained}", *sizes] if trained != size else sizes
-    return f"a proxy of {size}: {', '.join(sizes)}" if sizes else ""
+    return f"{PROXY}{size}: {', '.join(sizes)}" if sizes else ""
 
 
 def proxies(project: Project, name: str) -> list[str]:
