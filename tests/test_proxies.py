@@ -69,14 +69,8 @@ def test_a_model_trained_in_the_place_of_a_published_checkpoint_is_a_proxy_of_it
 
 
 def test_a_picture_has_room_for_few_notes_and_for_all_proxies_as_one_of_them():
-    lines = [
-        "not comparable",
-        "Mix-LN: collapsed",
-        "a proxy of A: x",
-        "a proxy of B: y",
-        "1 of 3 seeds",
-        "a proxy of C: z",
-    ]
+    one, two, three = "a proxy of A: x", "a proxy of B: y", "a proxy of C: z"
+    lines = ["not comparable", "Mix-LN: collapsed", one, two, "1 of 3 seeds", three]
     shown = in_picture(lines, 24)
     assert shown[:2] == ["not comparable", "Mix-LN: collapsed"]
     assert " ".join(shown[2:-1]) == f"{one}; {two}; {three}"
