@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pandas
@@ -52,6 +53,19 @@ def verdicts(folder, speeds):
         (claim, part): verdict
         for claim, part, verdict in zip(found["claim"], found["part"], found["verdict"], strict=True)
     }
+
+
+def test_a_claim_on_times_of_two_measurements_says_so_and_one_on_times_of_one_does_not(tmp_path):
+    """Here NF4 was measured on another day: what is said of NeuZip beside nvCOMP rests on one run all the same."""
+    (path,) = written(tmp_path, SPEED | {"nvidia-nvcomp-cu13": 100.0, "dfloat11": 100.0})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    append(path, [line | ({"date": "2026-01-02"} if "nf4" in line["name"] else {}) for line in lines])
+    write_figure(ON_A_CARD, "neuzip_figure4", [path], tmp_path / "neuzip_figure4.svg")
+    found = pandas.read_csv(tmp_path / "neuzip_figure4.claims.csv").set_index(["claim", "part"])["reason"]
+    whole = {claim: said for (claim, part), said in found.items() if not isinstance(part, str)}
+    assert "times that were not measured in one run: 0 on 2026-01-01; 0 on 2026-01-02" in whole["NEU-F4-3"]
+    assert "not measured in one run" not in whole["NEU-F4-4"]
 
 
 def test_a_point_is_gibibytes_of_bfloat16_a_second_over_the_bytes_of_the_matrix(tmp_path):

@@ -61,6 +61,12 @@ class Measured:
         return tuple(self.factor * float(row[self.field]) for row in self.rows)
 
     @property
+    def run(self) -> str:
+        """When times were measured, and the commit that measured them: on another day a card and its host differ."""
+        timed = [row for row in self.rows if row["metric"] == "time"]
+        return ", ".join(dict.fromkeys(f"{(row.get('commit') or 'no commit')[:9]} on {row['date']}" for row in timed))
+
+    @property
     def noise(self) -> float:
         """Relative standard deviation of one repetition, or over seeds where that is larger."""
         spreads = [
@@ -89,7 +95,9 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         diff.append(_diff_row(project, name, place, measured, printed))
         if measured.values:
             deviation = measured.noise * abs(statistics.fmean(measured.values))
-            samples[place.row, place.column] = CellSamples(measured.values, deviation=deviation, printed=printed)
+            samples[place.row, place.column] = CellSamples(
+                measured.values, deviation=deviation, printed=printed, run=measured.run
+            )
     untested = ""
     if project.scale.device == "cpu":
         untested = "measured on a CPU at a small shape: of its claims only those on memory alone are judged there"

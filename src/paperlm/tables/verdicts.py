@@ -148,8 +148,11 @@ def _reason(reading: Reading, claim: ClaimSpec, verdict: Verdict, names: Mapping
 
 
 def _rests_on(cells: Mapping[Key, CellSamples], contents: Contents, of_outcomes: bool) -> list[str]:
-    """What a verdict on these cells rests on: one run a cell, and, unless it is about outcomes, runs that diverged."""
+    """What a verdict on these cells rests on: one run a cell, times of several measurements, and, unless it is about
+    outcomes, runs that diverged."""
     said = []
+    if len(runs := sorted({cell.run for cell in cells.values() if cell.run})) > 1:
+        said.append(f"times that were not measured in one run: {'; '.join(runs)}")
     if any(len(cell.values) == 1 and not cell.constant and cell.measured for cell in cells.values()):
         said.append(contents.one_sample)
     diverged = {_cell_of(key): cell.diverged for key, cell in cells.items() if any(cell.diverged)}

@@ -37,6 +37,8 @@ class CellSamples:
     measured: bool = True
     "False: nothing says how one run varies, so that one value decides nothing"
     printed: str = ""
+    run: str = ""
+    "of a time: commit and day that it was measured at"
     scores: Mapping[int, Scores] = field(default_factory=dict)
     "seed -> what its record says of each item, of seeds that trained and whose record keeps it"
 
