@@ -42,6 +42,9 @@ class StoredSpeed(StoredModel):
     def metrics(self) -> tuple[str, ...]:
         return ("iterations_per_second", "peak_bytes")
 
+    def series(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
     def stored_as(self) -> str:
         return super().stored_as() if self.what == "forward" else "update"
 
