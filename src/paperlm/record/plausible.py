@@ -5,6 +5,7 @@ A number that a table asks for and a record lacks is refused where it is read (`
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -59,6 +60,8 @@ def _faults(record: Record, job: Job) -> Iterator[str]:
         if any(len(row) != len(series.columns) for row in series.rows):
             yield f"series {name}: a row has not {len(series.columns)} numbers"
         for index, column in enumerate(series.columns):
+            if not _ranges_of(column):
+                continue
             for value in (row[index] for row in series.rows if index < len(row)):
                 yield from _out_of_range(f"{name}/{column}", value)
     yield from _circumstances(record)
@@ -80,9 +83,14 @@ def _names(record: Record, job: Job) -> Iterator[str]:
 def _out_of_range(name: str, value: Any) -> Iterator[str]:
     if value is None or isinstance(value, str):
         return
-    for pattern, (least, largest) in RANGES.items():
-        if re.fullmatch(pattern, name.rpartition("/")[2]) and not least <= value <= largest:
+    for least, largest in _ranges_of(name):
+        if not least <= value <= largest:
             yield f"{name} is {value}, which is none from {least:g} to {largest:g}"
+
+
+@functools.lru_cache(10_000)  # series have many numbers under one name
+def _ranges_of(name: str) -> tuple[tuple[float, float], ...]:
+    return tuple(bounds for pattern, bounds in RANGES.items() if re.fullmatch(pattern, name.rpartition("/")[2]))
 
 
 def _circumstances(record: Record) -> Iterator[str]:
