@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 import typing
@@ -97,21 +98,36 @@ def parse_yaml(text: str) -> Any:
 
 def read_yaml(path: Path) -> Any:
     """Parsed content of a YAML file; SpecError if it cannot be read, is not UTF-8 or no YAML."""
+    return _parsed(_read(path), str(path))
+
+
+def _read(path: Path) -> str:
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return parse_yaml(text)
     except ValueError as error:
-        raise SpecError(f"{path}: {error}") from None
+        raise SpecError(f"{where}: {error}") from None
 
 
 def load(path: Path, model: type[M]) -> M:
-    """The file as `model`; every problem in it is listed in one SpecError."""
-    return parse(read_yaml(path), model, str(path))
+    """The file as `model`, which is frozen: the same object for the same content. Every problem in it is listed in one
+    SpecError."""
+    return _loaded(_read(path), model, str(path))
+
+
+@functools.lru_cache(64)  # a process that tries other seeds, or all scales, reads the same files again
+def _loaded(text: str, model: type[M], where: str) -> M:
+    return parse(_parsed(text, where), model, where)
 
 
 def parse(value: Any, model: type[M], where: str) -> M:
