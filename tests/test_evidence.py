@@ -47,7 +47,14 @@ def test_the_committed_records_decide_what_three_seeds_at_71M_can(committed):
 def test_one_seed_of_mix_ln_that_diverged_at_250M_fails_the_claim_there_and_does_not_settle_that_it_diverges(committed):
     rows = rows_of(committed)
     assert rows["MIX-T1-6", "LLaMA-250M"]["verdict"] == "fails"
+    assert "diverged: Mix-LN, LLaMA-250M (1 of 1)" in rows["MIX-T1-6", "LLaMA-250M"]["reason"]
     assert rows["MIX-T1-4", "LLaMA-250M"]["verdict"] == "undecided"
+
+
+def test_speeds_of_which_no_record_says_how_they_vary_decide_nothing(committed):
+    """Seeds of training say how perplexities vary, and nothing of a clock."""
+    row = rows_of(committed, "neuzip_table3a")["NEU-T3A-12", "Llama-2 13B"]
+    assert row["verdict"] == "undecided" and "varies" in row["reason"]
 
 
 def test_a_whole_names_how_far_its_parts_got(committed):

@@ -70,10 +70,11 @@ def test_a_model_trained_in_the_place_of_a_published_checkpoint_is_a_proxy_of_it
 
 def test_a_picture_has_room_for_few_notes_and_for_all_proxies_as_one_of_them():
     one, two, three = "a proxy of A: x", "a proxy of B: y", "a proxy of C: z"
-    lines = ["not comparable", "Mix-LN: collapsed", one, two, "1 of 3 seeds", three]
+    lines = ["not comparable", "Mix-LN: collapsed", "Post-LN: collapsed", one, two, "1 of 3 seeds", three]
     shown = in_picture(lines, 24)
-    assert shown[:2] == ["not comparable", "Mix-LN: collapsed"]
-    assert " ".join(shown[2:-1]) == f"{one}; {two}; {three}"
-    assert shown[-1] == "(1 more beside the CSV)"
-    assert in_picture(lines[:2], 24) == lines[:2]
+    assert (shown[0], shown[-2]) == ("not comparable", "Mix-LN: collapsed")
+    assert " ".join(shown[1:-2]) == f"{one}; {two}; {three}", "whatever stands before them"
+    assert shown[-1] == "(2 more beside the CSV)"
+    assert in_picture(lines[:3], 24) == lines[:3]
+    assert in_picture([one], 24) == [one]
     assert in_picture(["w " * 100], 24)[-1].endswith(" ...") and len(in_picture(["w " * 100], 24)) == 3

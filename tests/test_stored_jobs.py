@@ -21,7 +21,7 @@ from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.normal_entropy import NormalEntropy, normal_shares
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
 from paperlm.jobs.stored_perplexity import StoredPerplexity
-from paperlm.jobs.stored_speed import StoredSpeed, iteration, timed
+from paperlm.jobs.stored_speed import StoredSpeed, iteration, rate_of, timed
 from paperlm.jobs.weight_entropy import WeightEntropy
 
 QUIET = Machine(device="cpu", progress=False)
@@ -165,6 +165,13 @@ def test_memory_of_speed_is_that_of_iterations_and_not_of_the_model_before_it_wa
     monkeypatch.setattr(stored_speed, "iteration", lambda *given: reached(900) or (lambda: reached(300)))
     found = made(StoredSpeed(of=wide(), store="packed", batch=2, window=16, repeats=3), model)
     assert found.metrics["peak_bytes"] == 300
+
+
+def test_a_speed_is_of_the_median_iteration_and_varies_as_one_iteration_does():
+    """Rates of 2, 4 and 5 iterations a second: mean 11 / 3, deviation sqrt(7 / 3)."""
+    rate, spread = rate_of([0.5, 0.25, 0.2])
+    assert (rate, spread) == (4.0, pytest.approx((7 / 3) ** 0.5))
+    assert rate_of([0.5]) == (2.0, 0.0)
 
 
 def test_an_update_is_timed_in_the_numbers_of_its_pretraining_alone():

@@ -190,7 +190,8 @@ def _exhibit(project: Project, folder: Path, name: str) -> Iterator[str]:
     yield ""
     labels = Counter(label for row in diff for label in row["labels"].split("; ") if label)
     for label, count in labels.items():
-        yield f"- {label}" + (f" ({count} cells)" if count > 1 else "")
+        # a figure's labels are of the whole picture
+        yield f"- {label}" + (f" ({count} cells)" if count > 1 and name not in project.figures else "")
     models = [line for line in proxies(project, name) if line not in labels]
     said = [*models, *exhibit.notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))]
     yield from (f"- {line}" for line in said)

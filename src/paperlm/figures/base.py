@@ -153,16 +153,15 @@ NOTES, LINES = 3, 3
 
 
 def in_picture(lines: list[str], width: int) -> list[str]:
-    """What of the notes a picture has room for, in lines of so many characters. All proxies are there, as one note:
-    each panel may be of another."""
+    """What of the notes a picture has room for, in lines of so many characters; and all proxies, as one note more: each
+    panel may be of another."""
     every = "; ".join(line for line in lines if line.startswith(PROXY))
-    single = list(dict.fromkeys(every if line.startswith(PROXY) else line for line in lines))
-    shown = [
-        part
-        for note in single[:NOTES]
-        for part in textwrap.wrap(note, width, max_lines=None if note == every else LINES, placeholder=" ...")
-    ]
-    return [*shown, f"({len(single) - NOTES} more beside the CSV)"] if len(single) > NOTES else shown
+    others = [line for line in lines if not line.startswith(PROXY)]
+    room = NOTES - bool(every)
+    shown = [textwrap.wrap(line, width, max_lines=LINES, placeholder=" ...") for line in others[:room]]
+    shown.insert(1, textwrap.wrap(every, width))
+    left = len(others) - room
+    return [part for parts in shown for part in parts] + ([f"({left} more beside the CSV)"] if left > 0 else [])
 
 
 def _write_notes(figure: Figure, lines: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -50,7 +51,8 @@ class StoredSpeed(StoredModel):
 
 
 def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
-    """Metrics iterations_per_second, by the median iteration, and peak_bytes, of the device meanwhile. `blocked`
+    """Metrics iterations_per_second, by the median iteration, with how much one varies as its standard error
+    (`rate_of`), and peak_bytes, of the device meanwhile. `blocked`
     without a GPU, where the time would be that of a reference, and for a store that is not to be had here."""
     import torch
 
@@ -62,13 +64,19 @@ def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
     step = iteration(job, inputs, device)
     torch.cuda.reset_peak_memory_stats(device)  # before it was stored the model lay there whole
     seconds = timed(step, job.repeats, lambda: torch.cuda.synchronize(device))
+    rate, spread = rate_of(seconds)
     return Result(
         outcome="measured",
-        metrics={
-            "iterations_per_second": 1 / sorted(seconds)[len(seconds) // 2],
-            "peak_bytes": torch.cuda.max_memory_allocated(device),
-        },
+        metrics={"iterations_per_second": rate, "peak_bytes": torch.cuda.max_memory_allocated(device)},
+        standard_errors={"iterations_per_second": spread},
     )
+
+
+def rate_of(seconds: list[float]) -> tuple[float, float]:
+    """Iterations a second by the median iteration, and the standard deviation of one iteration's rate: not that of the
+    mean, for iterations of one process are more alike than those of two."""
+    rates = [1 / one for one in seconds]
+    return 1 / sorted(seconds)[len(seconds) // 2], statistics.stdev(rates) if len(rates) > 1 else 0.0
 
 
 def timed(step: Callable[[], None], repeats: int, wait: Callable[[], None]) -> list[float]:

@@ -297,11 +297,11 @@ class Project:
         metric = next((part.metric for part in reversed(parts) if part.metric), exhibit.metric)
         factor = next((part.factor for part in reversed(parts) if part.factor is not None), None)
         checkpoints = [one for one in context.settings if paper.jobs[one].kind == HubModel.kind]
-        elsewhere = [context.settings[one]["name"].value for one in checkpoints if one not in found[0].sources]
+        named = [context.settings[one].get("name") for one in checkpoints if one not in found[0].sources]
         return Cell(
             **common, jobs=tuple(dict.fromkeys(r.job for r in found)), metric=metric, size=size, values=values,
             sources=found[0].sources, factor=factor,
-            stands_for=elsewhere[0] if elsewhere else "",
+            stands_for=next((str(setting.value) for setting in named if setting), ""),
         )  # fmt: skip
 
     def seeds(self, exhibit: JobCells) -> list[int]:

@@ -50,12 +50,14 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
 
 PERPLEXITIES = ("perplexity", "ppl_true")
 "Metrics that seeds of training change by the measured share."
+TIMED = ("iterations_per_second",)
+"Metrics that vary as a clock's readings do, about which seeds of training say nothing."
 
 
 def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Key, CellSamples]:
     """Judge's view of the finished cells: a run varies by at least the measurement's own standard error, or else the
-    measured seed noise; by both, if it is a perplexity and the paper has a seed noise of its own. Seeds are pooled over
-    the cells of a metric."""
+    measured seed noise; by both, if it is a perplexity and the paper has a seed noise of its own. A speed without an
+    error of its own varies in a way that is not known. Seeds are pooled over the cells of a metric."""
     samples, noise = {}, project.seed_noise(results.exhibit).value
     own = project.changes(project.exhibit(results.exhibit)[0]).seed_noise
     for key, result in results.cells.items():
@@ -72,7 +74,7 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
             continue
         mean = result.mean(metric)
         deviation = noise * abs(mean) if math.isfinite(mean) else 0.0
-        samples[key] = CellSamples(values, diverged, seeds, deviation, pool=metric)
+        samples[key] = CellSamples(values, diverged, seeds, deviation, pool=metric, measured=metric not in TIMED)
     return samples
 
 

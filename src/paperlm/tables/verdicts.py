@@ -137,8 +137,11 @@ def _reason(reading: Reading, claim: ClaimSpec, verdict: Verdict, names: Mapping
         return "; ".join(filter(None, [verdict.reason, *paired]))
     keys = sorted(key for key in formula.cells if key in reading.cells)
     said = [verdict.reason, *paired]
+    read, of_outcomes = {key: reading.cells[key] for key in keys}, "div(" in claim.expression
     if not verdict.part or whole.verdict == NOT_TESTED:
-        said += _rests_on({key: reading.cells[key] for key in keys}, reading.own, "div(" in claim.expression)
+        said += _rests_on(read, reading.own, of_outcomes)
+    elif not of_outcomes:
+        said += _diverged(read)
     drifted = {row for row, _ in reading.own.drifted_cells} & {key[1][0] for key in keys if isinstance(key[1], tuple)}
     if drifted:
         said.append(f"rests on records of earlier rules: {', '.join(sorted(drifted))}")
@@ -155,11 +158,14 @@ def _rests_on(cells: Mapping[Key, CellSamples], contents: Contents, of_outcomes:
         said.append(f"times that were not measured in one run: {'; '.join(runs)}")
     if any(len(cell.values) == 1 and not cell.constant and cell.measured for cell in cells.values()):
         said.append(contents.one_sample)
-    diverged = {_cell_of(key): cell.diverged for key, cell in cells.items() if any(cell.diverged)}
-    if diverged and not of_outcomes:
-        counts = [f"{cell} ({sum(runs)} of {len(runs)})" for cell, runs in diverged.items()]
-        said.append(f"diverged: {', '.join(counts)}")
-    return said
+    return said if of_outcomes else said + _diverged(cells)
+
+
+def _diverged(cells: Mapping[Key, CellSamples]) -> list[str]:
+    """Which of them diverged, in how many of their runs: one that did can decide a claim about numbers."""
+    found = {_cell_of(key): cell.diverged for key, cell in cells.items() if any(cell.diverged)}
+    counts = [f"{cell} ({sum(runs)} of {len(runs)})" for cell, runs in found.items()]
+    return [f"diverged: {', '.join(counts)}"] if counts else []
 
 
 MOST_PAIRED = 3
