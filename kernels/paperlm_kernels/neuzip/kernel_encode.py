@@ -96,6 +96,16 @@ def lengths_of(w0, w1, w2, w3, pairs, lowest, width):
     return (e0 >> 16) + (e1 >> 16) + (e2 >> 16) + (e3 >> 16), e0 | e1 | e2 | e3
 
 
+@triton.jit
+def last_octet(mine, items, scales, octet, count, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr):
+    """The incomplete octet behind a block's complete ones, as stored, and what it adds to the sum; its plane is
+    written by the lane whose it is."""
+    w0, w1, w2, w3 = load_last(mine, octet, count)
+    w0, w1, w2, w3, scale = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
+    store_plane(items, octet, octet == count // 8, w0, w1, w2, w3, K)
+    return w0, w1, w2, w3, octet_sum(w0, w1, w2, w3, octet, scale, LOG_NORM)
+
+
 @triton.jit(do_not_specialize=["numel"])
 def size_kernel(
     weights, norm, stored, pairs, units, words, most, patch_counts, escaping, sums, plane, numel,
@@ -129,16 +139,14 @@ def size_kernel(
         steps |= (flags >= 1 << 30).to(tl.int32) << bit_of_step(t, OCTETS)
     if count % 8 != 0:  # an octet of padding was counted in place of the last one
         octet = count // (8 * LANES) * LANES + lane
-        w0, w1, w2, w3 = load_last(mine, octet, count)
-        w0, w1, w2, w3, scale = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
         begun = octet == count // 8
-        store_plane(items, octet, begun, w0, w1, w2, w3, K)
-        total += octet_sum(w0, w1, w2, w3, octet, scale, LOG_NORM)
+        w0, w1, w2, w3, more = last_octet(mine, items, scales, octet, count, LANES, K, LOG_NORM)
+        total += more
         w0, w1, w2, w3 = padded_octet(w0, w1, w2, w3, octet, count, pad)
-        more, flags = lengths_of(w0, w1, w2, w3, pairs, lowest, width)
+        length, flags = lengths_of(w0, w1, w2, w3, pairs, lowest, width)
         empty = lane * 0 + pad
         counted, _flags = lengths_of(empty, empty, empty, empty, pairs, lowest, width)
-        both += tl.where(begun, more - counted, 0)
+        both += tl.where(begun, length - counted, 0)
         steps |= (begun & (flags >= 1 << 30)).to(tl.int32) << bit_of_step(count // (8 * LANES), OCTETS)
     size = ((both & 0x3FFF).to(tl.int32) + (UNIT - 1)) // UNIT
     tl.store(units + block.to(tl.int64) * LANES + lane, size.to(tl.uint8))
@@ -311,11 +319,9 @@ def fix4_kernel(
         escapes += here
     if count % 8 != 0:
         octet = count // (8 * LANES) * LANES + lane
-        w0, w1, w2, w3 = load_last(mine, octet, count)
-        w0, w1, w2, w3, scale = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
         begun = octet == count // 8
-        store_plane(items, octet, begun, w0, w1, w2, w3, K)
-        total += octet_sum(w0, w1, w2, w3, octet, scale, LOG_NORM)
+        w0, w1, w2, w3, more = last_octet(mine, items, scales, octet, count, LANES, K, LOG_NORM)
+        total += more
         codes = octet_codes(w0, w1, w2, w3, offset) & ((1 << (4 * (count % 8))) - 1)
         tl.store(payload + block.to(tl.int64) * (OCTETS * LANES) + octet, codes, mask=begun)
         here = tl.where(begun, count % 8 - known_of(codes), 0)
