@@ -126,6 +126,26 @@ def test_a_block_of_zeros_is_not_divided_and_infinity_is_refused_or_kept():
             lossy(torch.tensor([float("nan")]).bfloat16(), 0, nonfinite=nonfinite)
 
 
+@pytest.mark.parametrize("strange", ["nan", "inf", "-inf"])
+def test_one_weight_that_is_not_finite_is_refused_wherever_it_stands_and_what_was_packed_stays(strange):
+    good = gaussian(40_000)
+    packed = pack(good, mant_bits=3, block_norm=512)
+    before = packed.to_bytes()
+    for place in (0, 20_011, 39_999):
+        bad = good.clone()
+        bad[place] = float(strange)
+        with pytest.raises(ValueError, match="cannot keep"):
+            pack(bad, mant_bits=3)
+        with pytest.raises(ValueError, match="cannot keep"):
+            packed.update_(bad)
+        if strange == "nan":
+            with pytest.raises(ValueError, match="NaN, which"):
+                pack(bad, mant_bits=3, nonfinite="keep")
+        else:
+            assert pack(bad, mant_bits=3, nonfinite="keep").unpack()[place] == float(strange)
+    assert packed.to_bytes() == before
+
+
 @pytest.mark.parametrize("semantics", fields.SEMANTICS)
 @pytest.mark.parametrize("k", [0, 1, 3])
 def test_no_finite_weight_becomes_infinite(semantics, k):

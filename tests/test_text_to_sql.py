@@ -33,16 +33,20 @@ def data(tmp_path_factory):
     return prepare_items(job("text_to_sql").data()[0], tmp_path_factory.mktemp("sql"))
 
 
-def made(data, **changes):
+def made(data, machine=QUIET, **changes):
     with tempfile.TemporaryDirectory() as work:
-        return run(job("text_to_sql", **changes), Inputs(data=(data,), work=Path(work)), QUIET)
+        return run(job("text_to_sql", **changes), Inputs(data=(data,), work=Path(work)), machine)
 
 
-def test_packed_and_raw_weights_and_both_orders_of_update_end_in_the_same_bits(data):
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_packed_and_raw_weights_and_both_orders_of_update_end_in_the_same_bits(data, device):
     # wide enough that its matrices are coded
     shape = {"hidden_size": 192, "intermediate_size": 256, "n_heads": 3, "head_size": 64, "n_layers": 1}
     runs = [
-        made(data, **shape, optimizer=optimizer, weights=weights)
+        made(data, Machine(device=device, progress=False), **shape, optimizer=optimizer, weights=weights)
         for optimizer, weights in (("lomo", "packed"), ("lomo", "raw"), ("sgd", "raw"))
     ]
     for name in ("weights_hash", "bleu", "loss"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -310,13 +310,14 @@ def _begun(
 ) -> Callable[[], Packed]:
     """Begins to pack; what is returned waits for the device and ends it. `header` is without what the coding tells."""
     t = t.detach().contiguous()
-    if header.lossy:
-        _refuse_nonfinite(t, nonfinite)
+    extremes = t.aminmax() if header.lossy and t.numel() else None
     may_be_raw = raw == "auto" or t.numel() == 0
     coded = header.codec != Codec.RAW and not (may_be_raw and header.blocks < FEWEST_BLOCKS)
     begun = begin_coding(t, header, book, chosen_backend(backend, t, torch.int32)) if coded else None
 
     def finish() -> Packed:
+        if extremes is not None:
+            _refuse_nonfinite(extremes, nonfinite)
         made = None
         if begun is not None:
             try:
@@ -342,9 +343,11 @@ def _kept(t: Tensor, header: Header) -> Packed:
     return Packed(kept, {Section.PLANE: t.reshape(-1).clone().view(torch.uint8)}, None)
 
 
-def _refuse_nonfinite(t: Tensor, nonfinite: str) -> None:
-    strange = t.isnan() if nonfinite == "keep" else ~t.isfinite()
-    if bool(strange.any()):
+def _refuse_nonfinite(extremes: Sequence[Tensor], nonfinite: str) -> None:
+    """ValueError for a tensor with this smallest and largest element. Both are NaN where there is one: a single pass
+    over the weights, where `isfinite` and `any` take several."""
+    strange = math.isnan if nonfinite == "keep" else lambda value: not math.isfinite(value)
+    if any(map(strange, torch.stack(extremes).tolist())):
         what = "NaN" if nonfinite == "keep" else "NaN or infinity (nonfinite='keep' keeps infinities)"
         raise ValueError(
             f"the tensor holds {what}, which a rounded mantissa cannot keep: remove it, or pack with mant_bits=7"
