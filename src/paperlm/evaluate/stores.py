@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.jobs.base import Head, LooksAtModel, packed_bytes
+from paperlm.jobs.base import Head, Job, LooksAtModel, packed_bytes
 
 Store = Literal["plain", "packed", "int8", "fp4", "nf4", "fp4_double", "nf4_double"]
 """plain: bfloat16 as it is; packed: NeuZip's; the others are bitsandbytes' quantizers, double with scales that are
 quantized as well."""
 
 
-class StoredModel(LooksAtModel):
-    """Settings of a job that looks at a model whose weights are rounded to bfloat16, and stored."""
+class StoreSettings(Job):
+    """Settings of a job about weights that are rounded to bfloat16, and stored."""
 
     store: Store
     mant_bits: Literal[0, 1, 3, 7] = 7
@@ -28,7 +28,7 @@ class StoredModel(LooksAtModel):
     "which weights: linear layers but the head; the head too; embeddings too"
 
     @model_validator(mode="after")
-    def options_are_of_the_store(self) -> StoredModel:
+    def options_are_of_the_store(self) -> StoreSettings:
         rounds = self.store == "packed" and self.mant_bits < 7
         if self.store != "packed" and self.mant_bits != 7:
             raise ValueError(f"mant_bits is of store packed; leave it out for {self.store}")
@@ -44,9 +44,6 @@ class StoredModel(LooksAtModel):
         counts_bytes = self.store == "packed" and "weight_bytes" in (self.metrics() or ())
         return super().behaviours() | (packed_bytes() if counts_bytes else {})
 
-    def needs_head(self) -> Head:
-        return "tokens"
-
     def stored_as(self) -> str:
         """Short name of the store, for file names."""
         if self.store != "packed":
@@ -55,12 +52,19 @@ class StoredModel(LooksAtModel):
         authors = "_authors" if self.norm_semantics == "authors_v1" else ""
         return f"packed{self.mant_bits}{norm}{authors}"
 
+
+class StoredModel(StoreSettings, LooksAtModel):
+    """Settings of a job that looks at a model whose weights are rounded to bfloat16, and stored."""
+
+    def needs_head(self) -> Head:
+        return "tokens"
+
     def slug(self) -> str:
         policy = "" if self.policy == "paper" else f"-{self.policy}"
         return f"{self.kind}-{self.stored_as()}{policy}-{self.of_what()}"
 
 
-def cannot_store(job: StoredModel) -> str:
+def cannot_store(job: StoreSettings) -> str:
     """Why the job's store is not to be had here; empty if it is."""
     import importlib.util
 
@@ -71,18 +75,24 @@ def cannot_store(job: StoredModel) -> str:
     return ""
 
 
-def put_into_stores(model: Any, job: StoredModel) -> None:
-    """Convert a model in bfloat16, in place."""
-    from paperlm_kernels.stored import Nf4Store, PackedStore, convert
+def store_factory(job: StoreSettings) -> Any:
+    """What makes a store of a weight in bfloat16; None for plain ones."""
+    from paperlm_kernels.stored import Nf4Store, PackedStore
 
     if job.store == "plain":
-        return
+        return None
     if job.store == "packed":
         options: dict[str, Any] = {"mant_bits": job.mant_bits, "block_norm": job.block_norm}
         if job.block_norm is not None:
             options["norm_semantics"] = job.norm_semantics
-        factory: Any = partial(PackedStore, **options)
-    else:
-        name, _, double = job.store.partition("_")
-        factory = partial(Nf4Store, quant_type=name, double=bool(double))
-    convert(model, factory, job.policy)
+        return partial(PackedStore, **options)
+    name, _, double = job.store.partition("_")
+    return partial(Nf4Store, quant_type=name, double=bool(double))
+
+
+def put_into_stores(model: Any, job: StoreSettings) -> None:
+    """Convert a model in bfloat16, in place."""
+    from paperlm_kernels.stored import convert
+
+    if (factory := store_factory(job)) is not None:
+        convert(model, factory, job.policy)

@@ -40,6 +40,8 @@ class JobsTable(JobCells):
     "columns of the printed table that name its rows"
     header_lines: int = Field(1, ge=1)
     "lines of the printed table that name its columns"
+    left_out: list[str] = []
+    "printed columns that another table compares"
     edition: str = ""
     metric: str
     printed_metric: str = ""

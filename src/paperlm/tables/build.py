@@ -36,7 +36,8 @@ def printed_table(project: Project, name: str) -> PublishedTable:
     if not table.published:
         return NOTHING
     path = project.root / table.published
-    return read_published(path, project.edition(name), table.label_columns, table.header_lines)
+    printed = read_published(path, project.edition(name), table.label_columns, table.header_lines)
+    return printed.without(getattr(table, "left_out", ()))
 
 
 def write_table(

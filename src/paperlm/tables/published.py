@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paperlm.errors import SpecError, unknown
@@ -32,6 +32,18 @@ class PublishedTable:
         if row not in self.rows or column not in self.columns:
             return ""
         return self.rows[row][self.columns.index(column)]
+
+    def without(self, left_out: Sequence[str]) -> PublishedTable:
+        """The table without some of its columns. Raises SpecError for a column that it does not have."""
+        if strangers := [column for column in left_out if column not in self.columns]:
+            raise SpecError(f"left_out: {unknown('column', strangers[0], self.columns)}")
+        kept = [index for index, column in enumerate(self.columns) if column not in left_out]
+        return replace(
+            self,
+            columns=[self.columns[index] for index in kept],
+            rows={row: [cells[index] for index in kept] for row, cells in self.rows.items()},
+            heads=tuple(tuple(line[index] for index in kept) for line in self.heads),
+        )
 
     @property
     def values(self) -> dict[tuple[str, str], float]:
