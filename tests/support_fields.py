@@ -337,6 +337,24 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
             "repeats",
         )
     },
+    "stored_bytes": {
+        name: Seen(value, "metrics.parameters")
+        for name, value in {
+            "intermediate_size": 256, "n_heads": 12, "n_kv_heads": 2, "head_size": 36, "n_layers": 3, "vocab_size": 1030,
+            "tied": True,
+        }.items()
+    } | {
+        "hidden_size": Seen(384, "metrics.parameters,slug"),
+        "architecture": Seen("t5", "metrics.parameters,slug", given={"n_kv_heads": None, "in_float32": []}),
+        "store": Seen("plain", "metrics.weight_bytes,slug", given={"mant_bits": 7, "block_norm": None},
+                      stays="metrics.parameters"),
+        "mant_bits": Seen(3, "metrics.bits_per_weight,slug", stays="metrics.stored_weights"),
+        "block_norm": Seen(32, "metrics.bits_per_weight,slug", stays="metrics.stored_weights"),
+        "norm_semantics": Seen("authors_v1", "slug", stays="metrics.stored_weights"),
+        "policy": Seen("all_linear", "metrics.stored_weights", stays="metrics.parameters"),
+        "in_float32": Seen([], "metrics.weight_bytes,metrics.stored_weights,slug", stays="metrics.parameters"),
+        "std": Seen(3.0, "metrics.weight_bytes", stays="metrics.stored_weights"),
+    },
     "weight_entropy": {
         "of": Seen(OTHER_MODEL, "metrics.joint,series.histogram", stays="metrics.weights"),
         "at": Seen("init", "metrics.joint,series.histogram", stays="metrics.weights"),

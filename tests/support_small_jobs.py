@@ -93,6 +93,11 @@ BASE: dict[str, dict[str, Any]] = {
         "block_norm": 512, "tasks": ["arc_easy"], "source": "bundled", "items": 3, "few_shot": 1, "max_length": 23,
     },
     "stored_speed": {"of": small("pretrain"), "store": "packed", "batch": 2, "window": 20},
+    "stored_bytes": {
+        "store": "packed", "mant_bits": 1, "block_norm": 512, "architecture": "llama", "hidden_size": 192,
+        "intermediate_size": 208, "n_heads": 6, "n_kv_heads": 3, "head_size": 32, "n_layers": 2, "vocab_size": 1024,
+        "in_float32": ["down_proj"], "std": 0.02,
+    },
     "weight_entropy": {"of": small("pretrain")},
     "normal_entropy": {"std": 0.03},
     "perturbed_perplexity": {

@@ -231,7 +231,14 @@ MARKS = {
     ],
     "kernels/MEASURED_FEW_BITS.md": [
         f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
-        for name in ("ternary_linear_h100", "ternary_linear", "kv_attention", "neuzip", "neuzip_one_host", "neuzip_h100")
+        for name in (
+            "ternary_linear_h100",
+            "ternary_linear",
+            "kv_attention",
+            "neuzip",
+            "neuzip_one_host",
+            "neuzip_h100",
+        )
     ],
 }
 MEASURED = ["docs/speed.md", "kernels/MEASURED.md", "kernels/MEASURED_FEW_BITS.md"]

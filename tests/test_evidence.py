@@ -89,7 +89,9 @@ def test_the_ranking_spends_the_hours_it_has_on_most_claims_per_hour(committed):
     assert len(every) == len(set(every)) and every
     made = [job.job_id for step in steps for job in step.jobs]
     assert len(made) == len(set(made)), "a job is paid for once"
-    assert any(claim.startswith("NEU-T3B-1") for claim in unknown), "no record says how long answers from packed weights take"
+    assert any(claim.startswith("NEU-T3B-1") for claim in unknown), (
+        "no record says how long answers from packed weights take"
+    )
     less, _ = ranked(committed, 0.05)
     assert sum(step.hours for step in less) <= 0.05
 

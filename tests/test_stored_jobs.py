@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from paperlm_kernels.stored import stored_weights, weight_bytes
 from pydantic import ValidationError
 from support import smoke_run
 from support_engine import trained
@@ -15,11 +16,13 @@ from support_stored import TABLES
 
 from paperlm.data.texts import prepare_text
 from paperlm.errors import JobError
+from paperlm.evaluate.stores import put_into_stores
 from paperlm.evaluate.windows import mean_losses, windows_of
 from paperlm.jobs import job_kinds, stored_speed
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.normal_entropy import NormalEntropy, normal_shares
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
+from paperlm.jobs.stored_bytes import StoredBytes, shape_of
 from paperlm.jobs.stored_perplexity import StoredPerplexity
 from paperlm.jobs.stored_speed import StoredSpeed, iteration, rate_of, timed
 from paperlm.jobs.weight_entropy import WeightEntropy
@@ -132,6 +135,82 @@ def test_fewer_bits_of_the_mantissa_take_fewer_bytes(model, text):
         for bits in (0, 1, 3)
     ]
     assert sizes == sorted(set(sizes))
+
+
+LLAMA = {
+    "architecture": "llama", "hidden_size": 192, "intermediate_size": 256, "n_heads": 4, "n_kv_heads": 2,
+    "head_size": 48, "n_layers": 3, "vocab_size": 512, "std": 0.02,
+}  # fmt: skip
+T5 = LLAMA | {"architecture": "t5", "n_kv_heads": None}
+
+
+def sizes(shape, **settings):
+    return made(StoredBytes(**shape | settings), None)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"store": "plain"}, {"store": "packed"}, {"store": "packed", "mant_bits": 3, "block_norm": 512}]
+)
+@pytest.mark.parametrize("shape", [LLAMA, LLAMA | {"tied": True}, T5], ids=["llama", "tied", "t5"])
+def test_bytes_counted_by_shape_are_those_of_a_whole_model_with_other_random_weights(shape, settings):
+    found = sizes(shape, **settings)
+    job = StoredBytes(**shape, **settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = shape_of(job).to_empty(device="cpu").bfloat16()
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.02)
+    model.tie_weights()
+    put_into_stores(model, job)
+    whole = weight_bytes(model)
+    assert found.metrics["parameters"] == whole.stored_weights + whole.plain_weights
+    assert found.metrics["stored_weights"] == whole.stored_weights
+    # a draw differs by the codes' length, and each of some matrices by up to 63 bytes that fill its last 64
+    room = 5 * found.standard_errors["weight_bytes"] + 64 * len(stored_weights(model))
+    assert abs(found.metrics["weight_bytes"] - whole.total) <= (room if settings["store"] == "packed" else 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "published", "parameters"),
+    [
+        ({"hidden_size": 4096, "intermediate_size": 14336, "n_heads": 32, "n_kv_heads": 8, "head_size": 128,
+          "n_layers": 32, "vocab_size": 128256}, 14.958, 8030261248),
+        ({"architecture": "t5", "n_kv_heads": None, "hidden_size": 1024, "intermediate_size": 65536, "n_heads": 128,
+          "head_size": 128, "n_layers": 24, "vocab_size": 32128}, 21.06, 11307321344),
+    ],
+    ids=["Llama-3 8B", "T5 11B"],
+)  # fmt: skip
+def test_plain_models_of_the_papers_sizes_take_what_they_are_known_to(shape, published, parameters):
+    found = sizes(LLAMA | shape, store="plain").metrics
+    assert found["parameters"] == parameters and round(found["weight_bytes"] / 2**30, 3) == pytest.approx(
+        published, abs=5e-3
+    )
+
+
+def test_weights_that_stay_in_float32_take_four_bytes_and_are_no_stored_ones():
+    theirs = 2 * 3 * 192 * 256  # of an encoder's and a decoder's three blocks
+    for store, stays in (("plain", 0), ("packed", theirs)):
+        apart, whole = (sizes(T5, store=store, in_float32=names).metrics for names in ([".wo."], []))
+        assert whole["stored_weights"] - apart["stored_weights"] == stays
+        if store == "plain":
+            assert apart["weight_bytes"] - whole["weight_bytes"] == 2 * theirs
+    with pytest.raises(JobError, match=r"no weight has one of \.wi_2"):
+        sizes(T5, store="packed", in_float32=[".wi_2."])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_kv_heads": 3}, "does not divide n_heads"),
+        ({"n_heads": 5, "n_kv_heads": None}, "does not divide hidden_size"),
+        ({"architecture": "t5"}, "n_kv_heads is of llama"),
+        ({"architecture": "t5", "n_kv_heads": None, "tied": True}, "tied is of llama"),
+        ({"store": "plain", "mant_bits": 3}, "mant_bits is of store packed"),
+    ],
+)
+def test_shapes_that_no_model_has_are_refused(changes, words):
+    with pytest.raises(ValidationError, match=words):
+        StoredBytes(**LLAMA | {"store": "packed"} | changes)
 
 
 @pytest.mark.parametrize("store", ["int8", "nf4"])

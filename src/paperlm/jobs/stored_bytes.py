@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from paperlm.evaluate.stores import StoreSettings, cannot_store, store_factory
-from paperlm.jobs.base import Inputs, Machine, Seed
+from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
 
 
@@ -44,12 +44,15 @@ class StoredBytes(StoreSettings):
     "weights with one of these in their name are not stored, and lie in float32"
     std: float = Field(gt=1e-30, lt=1e30)
     "standard deviation of the weights"
-    seed: Seed
 
     @model_validator(mode="after")
     def options_are_of_the_architecture(self) -> StoredBytes:
         if self.n_kv_heads is not None and self.architecture != "llama":
             raise ValueError(f"n_kv_heads is of llama; leave it out for {self.architecture}")
+        if self.architecture == "llama" and self.hidden_size % self.n_heads:
+            raise ValueError(
+                f"n_heads: {self.n_heads} does not divide hidden_size, {self.hidden_size}, as of any llama"
+            )
         if self.tied and self.architecture != "llama":
             raise ValueError(f"tied is of llama; the head of {self.architecture} is its embedding: leave it out")
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
@@ -65,7 +68,7 @@ class StoredBytes(StoreSettings):
     def slug(self) -> str:
         apart = "-float32" if self.in_float32 else ""
         shape = f"{self.architecture}_{self.n_layers}x{self.hidden_size}x{self.intermediate_size}"
-        return f"stored_bytes-{self.stored_as()}{apart}-{shape}-s{self.seed}"
+        return f"stored_bytes-{self.stored_as()}{apart}-{shape}"
 
 
 def run(job: StoredBytes, inputs: Inputs, machine: Machine) -> Result:
@@ -92,7 +95,7 @@ def run(job: StoredBytes, inputs: Inputs, machine: Machine) -> Result:
     kept = sum((4 if name in apart else 2) * p.numel() for name, p in parameters.items() if name not in stored)
     found, numbers, variance = 0, 0, 0.0
     for index, (shape, times) in enumerate(sorted(Counter(tuple(p.shape) for p in stored.values()).items())):
-        draw = torch.Generator().manual_seed(job.seed + index)
+        draw = torch.Generator().manual_seed(index)
         weight = torch.randn(shape, generator=draw).mul_(job.std).bfloat16()
         found += times * factory(weight).nbytes
         numbers += times * weight.numel()
