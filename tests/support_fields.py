@@ -340,8 +340,8 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
     "stored_bytes": {
         name: Seen(value, "metrics.parameters")
         for name, value in {
-            "intermediate_size": 256, "n_heads": 12, "n_kv_heads": 2, "head_size": 36, "n_layers": 3, "vocab_size": 1030,
-            "tied": True,
+            "intermediate_size": 256, "n_heads": 12, "n_kv_heads": 2, "head_size": 36, "n_layers": 3,
+            "vocab_size": 1030, "tied": True,
         }.items()
     } | {
         "hidden_size": Seen(384, "metrics.parameters,slug"),

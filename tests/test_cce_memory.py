@@ -193,6 +193,7 @@ def test_bars_are_multiples_of_one_product_and_of_the_lower_bound(project, paper
         for quantity in ("time", "memory")
     }
     write_figure(project, "cce_table1_bars", rows, tmp_path / "bars.svg")
+    assert "proxies" not in (tmp_path / "bars.csv").read_text(), "an operation is no model"
     drawn = list(csv.DictReader((tmp_path / "bars.csv").read_text().splitlines()))
     assert [float(row["value"]) for row in drawn] == [2.0] * 4
 

@@ -65,7 +65,10 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
     drawing = drawing_of(project, name, records)
     write_picture(drawing.figure, notes(project, name, drawing), out)
     _close(drawing)
-    text = drawing.numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+    numbers = drawing.numbers
+    if every := proxies_among(drawing.labels):
+        numbers = numbers.assign(proxies=every)
+    text = numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     _write(out.with_suffix(".csv"), text.encode())
     if project.figure(name)[1].claims:
         contents = _contents(project, name, drawing)
@@ -148,6 +151,11 @@ def notes(project: Project, name: str, drawing: Drawing) -> list[str]:
     return [*incomparable(project, name), *drawing.labels, *spec.notes, *departures]
 
 
+def proxies_among(lines: Iterable[str]) -> str:
+    """The proxies that are named among notes, in one line; empty where none is."""
+    return "; ".join(line for line in lines if line.startswith(PROXY))
+
+
 NOTES, LINES = 3, 3
 "Notes in the picture, and lines that each may take; the rest stands in the report and beside the CSV."
 
@@ -155,7 +163,7 @@ NOTES, LINES = 3, 3
 def in_picture(lines: list[str], width: int) -> list[str]:
     """What of the notes a picture has room for, in lines of so many characters; and all proxies, as one note more: each
     panel may be of another."""
-    every = "; ".join(line for line in lines if line.startswith(PROXY))
+    every = proxies_among(lines)
     others = [line for line in lines if not line.startswith(PROXY)]
     room = NOTES - bool(every)
     shown = [textwrap.wrap(line, width, max_lines=LINES, placeholder=" ...") for line in others[:room]]

@@ -12,7 +12,6 @@ from paperlm.evaluate.stores import StoreSettings, cannot_store, store_factory
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
 
-
 CODE_LENGTH = 2.0
 """Bits: at most the standard deviation of a code's length. Below the most frequent ones, each exponent of a normal
 distribution is half as frequent as the next larger, so that lengths are spread like a geometric distribution of 1/2,
