@@ -165,7 +165,7 @@ def test_memory_against_accuracy_prefers_higher_numbers_and_its_claims_read_them
     write_figure(project, "neuzip_figure9", files, tmp_path / "neuzip_figure9.svg")
     found = pandas.read_csv(tmp_path / "neuzip_figure9.csv")
     (proxies,) = set(found["proxies"])
-    assert proxies.split("; ")[1].startswith("a proxy of Llama-2-13b-hf: trained here, the shape of ")
+    assert proxies.split("; ")[1].startswith("a proxy of Llama-2-13b-hf: trained here, ")
     best = {"NeuZip 0-bit": 30.0, "NeuZip 1-bit": 40.0, "NeuZip 7-bit (lossless)": 50.0}
     for _, panel in found[found["pareto_optimal"]].groupby("panel"):
         assert dict(zip(panel["row"], panel["accuracy on MMLU (%)"], strict=True)) == best
