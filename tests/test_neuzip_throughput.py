@@ -66,6 +66,9 @@ def test_a_claim_on_times_of_two_measurements_says_so_and_one_on_times_of_one_do
     whole = {claim: said for (claim, part), said in found.items() if not isinstance(part, str)}
     assert "times that were not measured in one run: 0 on 2026-01-01; 0 on 2026-01-02" in whole["NEU-F4-3"]
     assert "not measured in one run" not in whole["NEU-F4-4"]
+    assert set(pandas.read_csv(tmp_path / "neuzip_figure4.csv")["run"]) == {"0 on 2026-01-01", "0 on 2026-01-02"}
+    (said,) = (line for line in (tmp_path / "neuzip_figure4.notes.txt").read_text().splitlines() if " runs, " in line)
+    assert said.endswith("; 0 on 2026-01-02: NF4")
 
 
 def test_a_point_is_gibibytes_of_bfloat16_a_second_over_the_bytes_of_the_matrix(tmp_path):

@@ -50,10 +50,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     ]
     found = pd.DataFrame(
         [
-            [title, place.row.removeprefix(f"{paper.cases[place.case].model}: "), size, value, device]
-            for title, place, size, value, device in measured
+            [title, place.row.removeprefix(f"{paper.cases[place.case].model}: "), *rest]
+            for title, place, *rest in measured
         ],
-        columns=["panel", "row", "bytes", options["y"], "device"],
+        columns=["panel", "row", "bytes", options["y"], "device", "run"],
     )
     case_of = pd.Series([place.case for _, place, *_ in measured], dtype=object)
     styles = dict(zip(table.rows, zip(itertools.cycle(palette()), itertools.cycle(DASHES), strict=False), strict=False))
@@ -85,11 +85,23 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     figure.tight_layout()
     contents = table_contents(project, spec.table, records)
     untested = contents.untested if not found.empty else "nothing has been measured"
-    return Drawing(figure, found, contents.samples, untested, one_sample=contents.one_sample)
+    labels = several_runs(zip(found["run"], found["row"], strict=True))
+    return Drawing(figure, found, contents.samples, untested, one_sample=contents.one_sample, labels=labels)
+
+
+def several_runs(points: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Of (run, row) of points: which rows are of which run, as one label; none if all are of one."""
+    rows: dict[str, dict[str, None]] = {}
+    for run, row in points:
+        rows.setdefault(run, {})[row] = None
+    if len(rows) < 2:
+        return ()
+    said = "; ".join(f"{run}: {', '.join(names)}" for run, names in rows.items())
+    return (f"of {len(rows)} runs, maybe on several machines: {said}",)
 
 
 def points(project: Project, name: str, records: Iterable[Path]) -> Iterable[tuple]:
-    """(place, bytes of the tensor, mean over seeds, device) of each cell that was measured."""
+    """(place, bytes of the tensor, mean over seeds, device, run) of each cell that was measured."""
     paper, spec = project.figure(name)
     _, table = project.table(spec.table)
     rows = Rows(records, paper, table, project.scale.benchmarks)
@@ -97,4 +109,4 @@ def points(project: Project, name: str, records: Iterable[Path]) -> Iterable[tup
         measured = rows.of(place)
         if measured.values and "weights" in measured.shape:
             size = measured.shape["weights"] * paper.cases[place.case].element_bytes
-            yield place, size, statistics.fmean(measured.values), measured.rows[-1]["device"]
+            yield place, size, statistics.fmean(measured.values), measured.rows[-1]["device"], measured.run
