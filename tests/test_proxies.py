@@ -78,3 +78,9 @@ def test_a_picture_has_room_for_few_notes_and_for_all_proxies_as_one_of_them():
     assert in_picture(lines[:3], 24) == lines[:3]
     assert in_picture([one], 24) == [one]
     assert in_picture(["w " * 100], 24)[-1].endswith(" ...") and len(in_picture(["w " * 100], 24)) == 3
+
+
+def test_what_random_weights_take_is_a_proxy_of_a_checkpoint_at_every_scale():
+    for scale in ("tiny", "paper"):
+        project = Project({"scale": scale})
+        assert proxies(project, "neuzip_table4_full") == ["a proxy of a checkpoint's weights: drawn from N(0, 0.02^2)"]

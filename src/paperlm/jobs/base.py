@@ -122,6 +122,11 @@ class Job(Frozen):
         """What follows from the settings and is worth showing: name -> (value, how it follows)."""
         return {}
 
+    def proxy(self) -> str:
+        """What its numbers stand in for, and how they differ from it: `the checkpoint's weights: drawn from ...`; empty:
+        they are of the thing itself, as far as the job knows."""
+        return ""
+
     def snapshot(self, parent: str) -> Stage | None:
         """Stage of the parent that it works on, e.g. the update after which its model is taken; None: its last. The
         field `at` says it for `of`."""

@@ -64,6 +64,9 @@ class StoredBytes(StoreSettings):
     def series(self) -> dict[str, tuple[str, ...]]:
         return {}
 
+    def proxy(self) -> str:
+        return f"a checkpoint's weights: drawn from N(0, {self.std:g}^2)"
+
     def slug(self) -> str:
         apart = "-float32" if self.in_float32 else ""
         shape = f"{self.architecture}_{self.n_layers}x{self.hidden_size}x{self.intermediate_size}"

@@ -226,6 +226,7 @@ def proxies(project: Project, name: str) -> list[str]:
 def proxies_of(project: Project, name: str, cells: Iterable[Cell]) -> list[str]:
     """The proxies that some cells of an exhibit are made of, one line each."""
     paper, _ = project.exhibit(name)
+    cells = list(cells)
     pairs = {
         (chain, cell.size, cell.stands_for)
         for cell in cells
@@ -233,6 +234,7 @@ def proxies_of(project: Project, name: str, cells: Iterable[Cell]) -> list[str]:
         if (cell.size or cell.stands_for) and "hidden_size" in settings
     }
     lines = [proxy_of(project, paper.paper.id, *pair) for pair in sorted(pairs)]
+    lines += [f"{PROXY}{said}" for cell in cells for job in cell.jobs if (said := job.proxy())]
     return list(dict.fromkeys(filter(None, lines)))
 
 
