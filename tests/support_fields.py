@@ -96,6 +96,17 @@ TRL = {
 }
 "Fields of paperlm.finetune.settings.Training that mean the same in each kind."
 
+STORED = {
+    "store": Seen(
+        "plain", "metrics.weight_bytes", given={"mant_bits": 7, "block_norm": None}, stays="metrics.losses_hash"
+    ),
+    "mant_bits": Seen(3, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
+    "block_norm": Seen(32, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
+    "norm_semantics": Seen("authors_v1", "metrics.losses_hash", stays="metrics.tokens"),
+    "policy": Seen("all", "metrics.stored_weights,metrics.losses_hash", stays="metrics.tokens"),
+}
+"Of two kinds that store a model's weights and measure its losses."
+
 EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
     "pretrain": {
         "size": Seen("250M", "slug", stays="weights"),
@@ -291,12 +302,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
     "stored_perplexity": {
         "of": Seen(small("pretrain", seed=8, **WIDE), "metrics.losses_hash", stays="metrics.tokens,data"),
         "at": Seen("init", "metrics.losses_hash", stays="metrics.tokens"),
-        "store": Seen("plain", "metrics.weight_bytes", given={"mant_bits": 7, "block_norm": None},
-                      stays="metrics.losses_hash"),
-        "mant_bits": Seen(3, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
-        "block_norm": Seen(32, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
-        "norm_semantics": Seen("authors_v1", "metrics.losses_hash", stays="metrics.tokens"),
-        "policy": Seen("all", "metrics.stored_weights,metrics.losses_hash", stays="metrics.tokens"),
+        **STORED,
         "text": Seen("local:text_b", "data,metrics.losses_hash"),
         "documents": Seen(29, "data,metrics.words"),
         "window": Seen(25, "metrics.windows", stays="data"),
@@ -304,12 +310,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
     "stored_answers": {
         "of": Seen(small("text_to_sql", seed=6, **WIDE), "metrics.losses_hash", stays="metrics.tokens,data"),
         "at": Elsewhere("its model has no other state: tests/test_stored_answers.py"),
-        "store": Seen("plain", "metrics.weight_bytes", given={"mant_bits": 7, "block_norm": None},
-                      stays="metrics.losses_hash"),
-        "mant_bits": Seen(3, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
-        "block_norm": Seen(32, "metrics.losses_hash,metrics.bits_per_weight", stays="metrics.tokens"),
-        "norm_semantics": Seen("authors_v1", "metrics.losses_hash", stays="metrics.tokens"),
-        "policy": Seen("all", "metrics.stored_weights,metrics.losses_hash", stays="metrics.tokens"),
+        **STORED,
         "batch": Seen(2, "series.batches,metrics.perplexity", stays="metrics.tokens"),
         "questions": Elsewhere("tests/test_published_t5.py: of a model from elsewhere alone"),
         "timed": Elsewhere("tests/test_stored_answers.py: it is blocked without a GPU"),
@@ -350,7 +351,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
                       stays="metrics.parameters"),
         "mant_bits": Seen(3, "metrics.bits_per_weight,slug", stays="metrics.stored_weights"),
         "block_norm": Seen(32, "metrics.bits_per_weight,slug", stays="metrics.stored_weights"),
-        "norm_semantics": Seen("authors_v1", "slug", stays="metrics.stored_weights"),
+        "norm_semantics": Seen("authors_v1", "metrics.weight_bytes,slug", stays="metrics.stored_weights"),
         "policy": Seen("all_linear", "metrics.stored_weights", stays="metrics.parameters"),
         "in_float32": Seen([], "metrics.weight_bytes,metrics.stored_weights,slug", stays="metrics.parameters"),
         "std": Seen(3.0, "metrics.weight_bytes", stays="metrics.stored_weights"),

@@ -68,7 +68,7 @@ def test_a_claim_on_times_of_two_measurements_says_so_and_one_on_times_of_one_do
     assert "not measured in one run" not in whole["NEU-F4-4"]
     assert set(pandas.read_csv(tmp_path / "neuzip_figure4.csv")["run"]) == {"0 on 2026-01-01", "0 on 2026-01-02"}
     (said,) = (line for line in (tmp_path / "neuzip_figure4.notes.txt").read_text().splitlines() if " runs, " in line)
-    assert said.endswith("; 0 on 2026-01-02: NF4")
+    assert said.endswith("; 0 on 2026-01-02 ('NF4')")
 
 
 def test_a_point_is_gibibytes_of_bfloat16_a_second_over_the_bytes_of_the_matrix(tmp_path):

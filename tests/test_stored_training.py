@@ -144,6 +144,21 @@ def test_updates_that_end_while_others_have_begun_give_the_same_bits_and_none_is
         assert weight_hashes(model) == raw[step]
 
 
+def test_a_write_that_is_refused_at_its_end_leaves_the_weight_as_it_was_and_the_store_usable(monkeypatch):
+    monkeypatch.setattr(stores, "runs_ahead", lambda device: True)
+    good = normal((64, 600)).bfloat16()
+    bad = good.clone()
+    bad[3, 5] = float("nan")
+    store = PackedStore(good, mant_bits=3, block_norm=512)
+    before = store.read()
+    store.write_later(bad)
+    with pytest.raises(ValueError, match="cannot keep"):
+        store.read()
+    assert torch.equal(store.read(), before) and store.nbytes > 0
+    store.write_later(2 * good)
+    assert torch.equal(store.read(), 2 * before)
+
+
 def test_descent_after_the_backward_pass_gives_the_bits_of_descent_within_it():
     assert trained("gpt_neo", RawStore, 6, fused=False)[0] == trained("gpt_neo", RawStore, 6)[0]
 

@@ -98,8 +98,7 @@ def lengths_of(w0, w1, w2, w3, pairs, lowest, width):
 
 @triton.jit
 def last_octet(mine, items, scales, octet, count, LANES: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr):
-    """The incomplete octet behind a block's complete ones, as stored, and what it adds to the sum; its plane is
-    written by the lane whose it is."""
+    """The incomplete octet behind a block's complete ones, as stored, and its sum; its lane writes its plane."""
     w0, w1, w2, w3 = load_last(mine, octet, count)
     w0, w1, w2, w3, scale = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
     store_plane(items, octet, octet == count // 8, w0, w1, w2, w3, K)
@@ -295,8 +294,7 @@ def fix4_kernel(
     weights, norm, lowest, payload, plane, patch_counts, escaping, sums, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Codes of four bits (`fix4.encode`), plane, number of patches and sum of each block, and which of its steps have
-    patches (`bit_of_step`)."""
+    """Codes of four bits (`fix4.encode`), plane, patches and sum of a block, its steps with some (`bit_of_step`)."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     offset = (513 - tl.load(lowest).to(tl.int32)) * 0x00010001
@@ -337,8 +335,7 @@ def patch_block(
     block, weights, norm, index, escaping, patches, patch_directory, room, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Places and exponents of the weights of a block whose index is 15, in order; steps without any are not read. What
-    has no room is not written."""
+    """Places and exponents of weights of index 15, in order, as far as there is room; other steps are not read."""
     lane = tl.arange(0, LANES)
     done = tl.load(patch_directory + block)
     steps = tl.load(escaping + block)

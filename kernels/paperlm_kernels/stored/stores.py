@@ -157,8 +157,8 @@ class PackedStore(WeightStore):
 
     def settle(self) -> None:
         if self._finish is not None:
-            self._finish()
-            self._finish = None
+            finish, self._finish = self._finish, None  # a refused write leaves what was there, and no second try
+            finish()
 
     def renew(self) -> None:
         """Pack anew with a codebook of the values as they are now: the bytes then follow from the values alone, and not

@@ -96,8 +96,8 @@ def several_runs(points: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         rows.setdefault(run, {})[row] = None
     if len(rows) < 2:
         return ()
-    said = "; ".join(f"{run}: {', '.join(names)}" for run, names in rows.items())
-    return (f"of {len(rows)} runs, maybe on several machines: {said}",)
+    said = "; ".join(f"{run} ({', '.join(map(repr, names))})" for run, names in rows.items())
+    return (f"of {len(rows)} runs, maybe on several machines, the column `run` says which point: {said}",)
 
 
 def points(project: Project, name: str, records: Iterable[Path]) -> Iterable[tuple]:

@@ -123,8 +123,8 @@ class Job(Frozen):
         return {}
 
     def proxy(self) -> str:
-        """What its numbers stand in for, and how they differ from it: `the checkpoint's weights: drawn from ...`; empty:
-        they are of the thing itself, as far as the job knows."""
+        """What its numbers stand in for, and how they differ (`the weights: drawn from ...`); empty: they are
+        of the thing itself, as far as the job knows."""
         return ""
 
     def snapshot(self, parent: str) -> Stage | None:

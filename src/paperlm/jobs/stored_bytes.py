@@ -77,7 +77,7 @@ def run(job: StoredBytes, inputs: Inputs, machine: Machine) -> Result:
     """Metrics: parameters, stored_weights (those in stores), weight_bytes (of all parameters, between their uses, with
     the tables of codes that a GPU keeps), bits_per_weight (of those stored; 16 where none is).
 
-    `blocked` for a store that is not to be had here. Raises JobError where nothing has a name of `in_float32`.
+    `blocked` for a store that is not to be had here. Raises JobError for a name of `in_float32` that no weight has.
     """
     import torch
     from paperlm_kernels.stored import chosen_weights
@@ -89,8 +89,9 @@ def run(job: StoredBytes, inputs: Inputs, machine: Machine) -> Result:
     model = shape_of(job)
     parameters = dict(model.named_parameters())
     apart = {name for name in parameters if any(part in name for part in job.in_float32)}
-    if job.in_float32 and not apart and job.architecture == "t5":
-        raise JobError(f"in_float32: no weight has one of {', '.join(job.in_float32)} in its name")
+    for part in job.in_float32:
+        if not any(part in name for name in apart):
+            raise JobError(f"in_float32: no weight of a {job.architecture} has {part!r} in its name")
     factory = store_factory(job)
     chosen = chosen_weights(model, job.policy) if factory else {}
     stored = {name: weight for name, weight in chosen.items() if name not in apart}

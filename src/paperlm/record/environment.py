@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "trl", "lm_eval",
-    "accelerate",
+    "accelerate", "bitsandbytes",
 )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def build(job: TextToSQL, tokenizer: TextTokenizer, device: torch.device, publis
         )  # fmt: skip
         model = T5ForConditionalGeneration(config)
     if device.type == "cuda":
-        # the fused attention's backward adds up in an order that changes from run to run, and with it the last bits
+        # PyTorch warns that the fused attention's backward adds up in an order that changes from run to run
         model.set_attn_implementation("eager")
     model = model.bfloat16().to(device).train()
     store_weights(job, model)
