@@ -83,4 +83,6 @@ def test_a_picture_has_room_for_few_notes_and_for_all_proxies_as_one_of_them():
 def test_what_random_weights_take_is_a_proxy_of_a_checkpoint_at_every_scale():
     for scale in ("tiny", "paper"):
         project = Project({"scale": scale})
-        assert proxies(project, "neuzip_table4_full") == ["a proxy of a checkpoint's weights: drawn from N(0, 0.02^2)"]
+        drawn = "a proxy of a checkpoint's weights: drawn from N(0, "
+        assert proxies(project, "neuzip_table3a_full") == [f"{drawn}0.02^2)"]
+        assert proxies(project, "neuzip_table4_full") == [f"{drawn}0.02^2)", f"{drawn}0.018^2)"]
