@@ -26,6 +26,7 @@ from paperlm_kernels.stored import (
     stored_weights,
     weight_bytes,
 )
+from paperlm_kernels.stored.weight import StoredWeight
 from safetensors.torch import save_file
 from support_stored import MODELS, STORES, CodedStore, ZippedStore, batch, build
 from torch import nn
@@ -126,6 +127,26 @@ def test_an_embedding_decodes_and_writes_only_blocks_that_hold_a_requested_row(m
     assert isinstance(model[0], StoredEmbedding)
     with pytest.raises(IndexError, match="of a weight that has 10"):
         model(torch.tensor([10]))
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_gradients_of_a_row_that_is_used_often_are_added_in_the_order_of_the_uses_on_every_device(device):
+    g = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, 7, (600,), generator=g) ** 2  # 4 and 16 among them 90 times, and gaps
+    gradients = torch.randn(600, 40, generator=g).to(BF16)
+    sums = {}
+    for row, gradient in zip(ids.tolist(), gradients.float(), strict=True):
+        sums[row] = sums.get(row, torch.zeros(40)) + gradient
+    weight = StoredWeight(RawStore(torch.zeros(50, 40, dtype=BF16, device=device)))
+    weight.waits = True
+    for part in (slice(0, 250), slice(250, 600)):  # two uses of the embedding
+        weight.receive_rows(ids[part].to(device), gradients[part].to(device))
+    rows, found = weight._summed_rows()
+    assert rows.tolist() == sorted(sums)
+    assert torch.equal(found.cpu(), torch.stack([sums[row] for row in sorted(sums)]).to(BF16))
 
 
 def test_the_padding_row_of_an_embedding_is_never_trained():

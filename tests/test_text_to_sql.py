@@ -23,6 +23,7 @@ from paperlm.jobs.text_to_sql import PREFIX, run
 from paperlm.plan.project import ROOT
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
+from paperlm.train.repeatable import repeatable
 from paperlm.train.text_to_sql import batch
 
 QUIET = Machine(device="cpu", progress=False)
@@ -55,6 +56,27 @@ def test_packed_and_raw_weights_and_both_orders_of_update_end_in_the_same_bits(d
     sizes = [one.metrics["state_bytes"] for one in runs]
     tables = 8 * 16 * TABLES / (12 * 192**2 + 4 * 192 * 256)  # of the encoder's six matrices and the decoder's ten
     assert sizes == sorted(set(sizes)) and 10.5 < runs[0].metrics["bits_per_weight"] - tables < 12.5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: on a CPU all kernels repeat")
+def test_every_gradient_of_a_wide_t5_repeats_to_the_last_bit_on_a_gpu():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    shape = {"d_model": 1024, "d_ff": 4096, "d_kv": 64, "num_heads": 16, "num_layers": 2, "decoder_start_token_id": 0}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=32000, dropout_rate=0.0, **shape)).bfloat16().to(device)
+    g = torch.Generator().manual_seed(0)
+    ids, labels = (torch.randint(3, 32000, (16, length), generator=g).to(device) for length in (384, 96))
+    ids[:, ::3] = 5  # words that occur thousands of times
+    found = []
+    with repeatable(device):
+        for _ in range(4):
+            model.zero_grad()
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss.backward()
+            found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    parted = {name for other in found[1:] for name in other if not torch.equal(found[0][name], other[name])}
+    assert not parted
 
 
 @pytest.mark.parametrize("weights", ["raw", "packed"])

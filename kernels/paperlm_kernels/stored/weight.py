@@ -99,10 +99,12 @@ class StoredWeight:
         self.store.write_later(weight)
 
     def _summed_rows(self) -> tuple[Tensor, Tensor] | None:
-        """Rows that have a gradient, ascending and each once, and its sum, summed in float32."""
+        """Rows that have a gradient, ascending and each once, and its sum, summed in float32 in the order of the uses:
+        `index_add` would do so on a CPU alone."""
         if not self.rows:
             return None
         ids, gradients = (torch.cat(parts) for parts in zip(*self.rows, strict=True))
-        unique, place = torch.unique(ids, return_inverse=True)
-        sums = torch.zeros(len(unique), gradients.shape[1], dtype=torch.float32, device=gradients.device)
-        return unique, sums.index_add_(0, place, gradients.float()).to(gradients.dtype)
+        order = torch.argsort(ids, stable=True)
+        unique, lengths = torch.unique_consecutive(ids[order], return_counts=True)
+        sums = torch.segment_reduce(gradients[order].float(), "sum", lengths=lengths, axis=0, unsafe=True)
+        return unique, sums.to(gradients.dtype)

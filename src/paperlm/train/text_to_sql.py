@@ -26,6 +26,7 @@ from paperlm.train import qlora
 from paperlm.train.distributed import start_world
 from paperlm.train.engine import Batch, Engine
 from paperlm.train.language_model import of_weights, store_weights
+from paperlm.train.repeatable import repeatable
 
 if TYPE_CHECKING:
     from paperlm.jobs.text_to_sql import Questions, TextToSQL
@@ -52,9 +53,6 @@ def build(job: TextToSQL, tokenizer: TextTokenizer, device: torch.device, publis
             eos_token_id=tokenizer.eos, decoder_start_token_id=tokenizer.pad,
         )  # fmt: skip
         model = T5ForConditionalGeneration(config)
-    if device.type == "cuda":
-        # PyTorch warns that the fused attention's backward adds up in an order that changes from run to run
-        model.set_attn_implementation("eager")
     model = model.bfloat16().to(device).train()
     store_weights(job, model)
     return model
@@ -135,7 +133,8 @@ def train(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     world = start_world(machine.device)
     engine = Engine(WritingSQL(job, inputs, world.device), inputs.work, machine, world)
     try:
-        ended = engine.train()
+        with repeatable(world.device):
+            ended = engine.train()
     except torch.cuda.OutOfMemoryError:
         return Result(outcome="out_of_memory")
     if ended == "not_finite":
@@ -221,7 +220,8 @@ def speed(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
         engine.step()
 
     torch.cuda.reset_peak_memory_stats(world.device)
-    seconds = timed(step, 20, lambda: torch.cuda.synchronize(world.device))
+    with repeatable(world.device):
+        seconds = timed(step, 20, lambda: torch.cuda.synchronize(world.device))
     return Result(
         outcome="measured",
         metrics={

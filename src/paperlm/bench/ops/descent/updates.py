@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from paperlm_kernels.bench import clocks
@@ -15,10 +14,10 @@ from paperlm_kernels.bench.ops.descent import CAP, Case, sized
 from paperlm_kernels.bench.rows import percentiles
 from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paperlm.data.sources import documents
 from paperlm.data.tokenizer import TextTokenizer
+from paperlm.train.repeatable import repeatable
 
 LR = 0.1
 "One of the rates the paper sweeps (section 4.1: 1e-3 to 3e-1)."
@@ -43,7 +42,8 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         update = updates(model, task.method)
         resident = _allocated(device)
         texts = itertools.cycle(batches(case, device))
-        losses = deterministic_losses(update, itertools.islice(texts, AGREED))
+        with repeatable(device):
+            losses = [update(ids).item() for ids in itertools.islice(texts, AGREED)]
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
@@ -76,27 +76,6 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         peak = torch.cuda.max_memory_allocated(device)
         yield operation.row(task, name, "memory", "GiB", [peak / GIB], cap_gib=CAP)
         yield operation.row(task, name, "resident", "GiB", [resident / GIB])
-
-
-def deterministic_losses(update: Callable[[Tensor], Tensor], texts: Iterable[Tensor]) -> list[float]:
-    """Losses of updates for which PyTorch takes its deterministic kernels, as the paper does for its Table 1.
-
-    Attention is computed by its definition: the backward passes of the fast forms add up gradients in any order, also
-    where deterministic kernels are asked for, and two runs may differ.
-    """
-    modes, fill = torch.utils.deterministic, torch.utils.deterministic.fill_uninitialized_memory
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    # cuBLAS wants a workspace to be set, which only several streams need
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    modes.fill_uninitialized_memory = False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with sdpa_kernel(SDPBackend.MATH):
-                return [update(ids).item() for ids in texts]
-    finally:
-        modes.fill_uninitialized_memory = fill
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _allocated(device: torch.device) -> int:
