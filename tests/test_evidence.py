@@ -42,7 +42,7 @@ def test_the_committed_records_decide_what_five_seeds_at_71M_can(committed):
     assert rows["MIX-T1-3", "LLaMA-71M"]["verdict"] == "fails", "four runs of DeepNorm diverged, all that there are"
     row = rows["MIX-T1-1", "LLaMA-1B"]
     assert row["verdict"] == "not tested" and "M1[Post-LN, LLaMA-1B]" in row["reason"]
-    assert row["would_decide"].startswith("6 jobs, about ")
+    assert row["would_decide"].startswith("10 jobs, about "), "five seeds of two methods"
 
 
 def test_one_seed_of_mix_ln_that_diverged_at_250M_fails_the_claim_there_and_does_not_settle_that_it_diverges(committed):
@@ -67,7 +67,7 @@ def test_a_whole_names_how_far_its_parts_got(committed):
 def test_more_seeds_are_asked_for_where_seeds_are_what_is_missing(committed):
     row = rows_of(committed)["MIX-T1-6", "LLaMA-130M"]
     assert row["verdict"] == "undecided"
-    assert row["would_decide"].startswith("4 seeds: 2 jobs, about "), "two methods, seed 3"
+    assert row["would_decide"].startswith("4 seeds: 2 jobs, about "), "two methods, seed 3 but not 4"
 
 
 def test_three_solid_cells_refute_a_conjunction_whatever_the_fourth_is(tmp_path):

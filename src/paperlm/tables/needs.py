@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paperlm.jobs import Job
 from paperlm.kept import kept
 from paperlm.plan.costs import Costs
-from paperlm.plan.project import Project
+from paperlm.plan.project import Cell, Project
 from paperlm.plan.state import State
 from paperlm.tables.claims import Key, Verdict
 
@@ -49,9 +49,12 @@ class Evidence:
             return Needs()
         if seeds > MOST_SEEDS:
             return Needs(seeds=seeds, too_many=True)
-        more = self._with_seeds(seeds)
-        jobs = [job for key in verdict.open_cells for job in more._jobs(exhibits, [key])]
-        return Needs(self._missing(jobs), seeds)
+        more, jobs = self._with_seeds(seeds), []
+        for cell in more._cells(exhibits, verdict.open_cells):
+            missing, every = self._missing(cell.jobs), len(dict.fromkeys(cell.jobs))
+            # a seed is a job, but where a cell is the mean of others
+            jobs += missing if cell.mean_of else missing[: max(0, seeds - (every - len(missing)))]
+        return Needs(tuple(dict.fromkeys(jobs)), seeds)
 
     def sentence(self, exhibits: Mapping[str, str], verdict: Verdict) -> str:
         """For the column `would_decide`; empty for a verdict that is decided, or that no job decides."""
@@ -89,14 +92,16 @@ class Evidence:
         return f"about {hours * 60:.0f} minutes" if hours < 2 else f"about {hours:.1f} hours"
 
     def _jobs(self, exhibits: Mapping[str, str], keys: Iterable[Key]) -> list[Job]:
+        return [job for cell in self._cells(exhibits, keys) for job in cell.jobs]
+
+    def _cells(self, exhibits: Mapping[str, str], keys: Iterable[Key]) -> list[Cell]:
         wanted = {(exhibits[short], key) for short, key in keys}
         return [
-            job
+            cell
             for name in dict.fromkeys(name for name, _ in wanted)
             for cell in self.project.cells(name)
             # A figure's claims read statistics of a row, whatever its columns are.
             if any(n == name and _is_of(key, cell.row, cell.column, name in self.project.figures) for n, key in wanted)
-            for job in cell.jobs
         ]
 
     def _missing(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
