@@ -81,14 +81,14 @@ def test_every_gradient_of_a_wide_t5_repeats_to_the_last_bit_on_a_gpu():
 
 @pytest.mark.parametrize("weights", ["raw", "packed"])
 def test_a_job_killed_twice_ends_in_the_same_record_and_weights_bit_for_bit(data, tmp_path, weights):
-    made_of = job("text_to_sql", **WIDE, steps=60, weights=weights)
+    made_of = job("text_to_sql", **WIDE, steps=36, weights=weights)
     unbroken, root = tmp_path / "unbroken", tmp_path / "root"
     unbroken.mkdir()
     whole = run(made_of, Inputs(data=(data,), work=tmp_path / "work", model=unbroken), QUIET)
     places = Places(root, "smoke")
     shutil.copytree(ROOT / "workflow/scales", root / "workflow/scales")
     shutil.copytree(data.parent, (root / places.data(made_of.data()[0])).parent)
-    for update in (6, 27):
+    for update in (6, 20):
         process = start(made_of, root)
         wait_for_update(root / places.work(made_of), update, process)
         process.kill()
@@ -97,7 +97,7 @@ def test_a_job_killed_twice_ends_in_the_same_record_and_weights_bit_for_bit(data
     process = start(made_of, root)
     assert process.wait(timeout=300) == 0, process.stderr.read()
     resumed = read_record(root / places.made(made_of), made_of.job_id)
-    assert numbers(resumed) == numbers(whole) and len(resumed.series["train"].rows) == 60
+    assert numbers(resumed) == numbers(whole) and len(resumed.series["train"].rows) == 36
     assert len(resumed.cost.resumed_from) == 2
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (root / places.model(made_of), unbroken))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
