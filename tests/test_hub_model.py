@@ -226,11 +226,11 @@ def test_an_unknown_model_is_refused_with_the_nearest_name(name, message):
         HubModel(name=name)
 
 
-def write_gguf(path, model):
+def write_gguf(path, model, architecture="llama"):
     """The model as llama.cpp stores it: query and key rows of each head interleaved for its rotary embedding."""
     c = model.config
     head = c.hidden_size // c.num_attention_heads
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)
     writer.add_block_count(c.num_hidden_layers)
@@ -279,6 +279,24 @@ def test_a_gguf_file_gives_the_model_that_it_was_written_from(tmp_path, monkeypa
     loaded = load_model(target)
     assert loaded.dtype == torch.float32 and not any(p.suffix == ".gguf" for p in target.iterdir())
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("qwen2", r"hold a \w+ \(qwen2\), the registry declares LlamaForCausalLM"),
+        ("nosuch", "cannot read it as Llama.*nosuch"),
+    ],
+)
+def test_a_gguf_file_of_another_architecture_is_refused(tmp_path, monkeypatch, architecture, message):
+    path = tmp_path / "local/models/toy.gguf"
+    path.parent.mkdir(parents=True)
+    write_gguf(path, new_model(), architecture)
+    files = [file_entry(path, tmp_path / "local")]
+    register(monkeypatch, toy={"source": "local", "architecture": "LlamaForCausalLM", "files": files})
+    with pytest.raises(JobError, match=message):
+        saved(tmp_path, prepared(tmp_path / "data", tmp_path / "local"))
+    assert not list((tmp_path / "made").iterdir())
 
 
 def test_data_settings_of_models_and_texts_survive_json_and_are_prepared_by_kind(tmp_path, local):

@@ -117,6 +117,18 @@ MIXLN = [
         lambda p: renamed(p["sizes"]["71M"]["values"], "published_batches", "batches"),
         "needs sizes.*there is batches: rename it",
     ),
+    (
+        lambda p: table(p, 1)["rows"]["Pre-LN"].update(
+            values={"70M": {"published_batches": {"value": 1, "source": "toy"}}}
+        ),
+        "rows.Pre-LN.values: .*did you mean '71M'",
+    ),
+    (
+        lambda p: table(p, 1)["rows"]["Pre-LN"].update(
+            values={"71M": {"published_batch": {"value": 1, "source": "toy"}}}
+        ),
+        "rows.Pre-LN.values.71M: .*did you mean 'published_batches'",
+    ),
     (lambda p: p["jobs"]["tasks"]["settings"]["tasks"].update(value=["mmul"]), "jobs.tasks: .*did you mean 'mmlu'"),
     (lambda p: p["jobs"]["pretrain"]["settings"]["adam_betas"].update(value=[0.9, 1.5]), "adam_betas.1: .*less than 1"),
     (lambda p: p["jobs"]["pretrain"]["settings"]["grad_clip"].update(value=float("nan")), "grad_clip: .*finite number"),

@@ -49,6 +49,39 @@ def test_the_claims_evaluated_on_the_printed_numbers_give_the_declared_truth():
             assert holds_in_print(reading, claim) is claim.published, (name, claim.id)
 
 
+def test_every_claim_on_the_tables_of_the_normalization_papers_is_there_with_its_truth_in_print():
+    """62 claims; a capital for one that the printed numbers bear out."""
+    counted = {
+        "MIX-T1": "TTTTTTTT", "MIX-T2": "TTTTTTTT", "MIX-T3": "TT", "MIX-T4": "TTT", "MIX-T5": "TTTTT", "MIX-T6": "TTf",
+        "MIX-T8": "TTTTTT", "LNS-T1": "TTTTTTTT", "LNS-T2": "TTT", "LNS-T3": "TTTTTTfT", "LNS-T4": "TTT", "X": "ffTfT",
+    }  # fmt: skip
+    wanted = {f"{of}-{n}": truth == "T" for of, truths in counted.items() for n, truth in enumerate(truths, 1)}
+    assert len(wanted) == 62
+    found = {claim.id: claim.published for _, table in Project({}).tables.values() for claim in table.claims}
+    assert wanted == {claim: found.get(claim) for claim in wanted}
+
+
+def test_a_row_with_the_digits_of_another_paper_is_compared_in_that_papers_geometry():
+    cells = {
+        (c.row, c.column): c.values["published_batches"]
+        for c in Project({"scale": "paper"}).cells("lns_table1")
+        if c.values
+    }
+    theirs = {("Mix-LN", "LLaMA-130M"): 200, ("Pre-LN", "LLaMA-250M"): 200, ("Post-LN", "LLaMA-130M"): 200}
+    own = {
+        ("Pre-LN", "LLaMA-130M"): 800,
+        ("Post-LN", "LLaMA-250M"): 100,
+        ("Pre-LN + LayerNorm Scaling", "LLaMA-250M"): 100,
+    }
+    assert {cell: cells[cell] for cell in theirs | own} == theirs | own
+    same = {
+        (c.row, c.column): c.values["published_batches"]
+        for c in Project({"scale": "paper"}).cells("mixln_table1")
+        if c.values
+    }
+    assert all(same[cell] == value for cell, value in theirs.items())
+
+
 def test_claims_inside_evaluation_noise_are_flagged_as_in_the_specification():
     """MIX-T1-8 is inside 1.5 %, and so are the 71M/130M orderings of Pre, Post and DeepNorm (MIX-T1-5)."""
     _, table = Project({}).table(TABLE)

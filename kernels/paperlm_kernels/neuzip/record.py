@@ -164,8 +164,9 @@ class Packed:
     def update_(self, t: Tensor, *, backend: str = "auto") -> Packed:
         """Packs `t` in place of what is here; it has the same shape, dtype and device, and keeps the options.
 
-        The codebook is kept for up to 64 updates, unless more than a 1,000th of the weights escape it, which saves the
-        histogram; nothing is lost by an old one. What was here stays until the new is complete.
+        A codebook is kept for up to 64 updates, unless more than a 1,000th of the weights escape it, which saves the
+        histogram; nothing is lost by an old one. Codes of four bits have none, and count each time. What was here stays
+        until the new is complete.
         """
         self.update_later(t, backend=backend)()
         return self

@@ -64,7 +64,7 @@ class TextToSQL(Job):
     kind: ClassVar[str] = "text_to_sql"
     summary: ClassVar[str] = "train a T5 to write SQL, by descent with weights in stores, and judge it by BLEU"
     leaves_model: ClassVar[bool] = True
-    behaviour: ClassVar[int] = 3  # 2 and 3: on a GPU attention by its definition, then deterministic kernels
+    behaviour: ClassVar[int] = 3  # on a GPU, attention by its definition (2) and deterministic kernels (3)
 
     of: parent("hub_model", optional=True) = None
     "a published T5, which has its own shape; None: one with fresh weights, of the shape that is given here"

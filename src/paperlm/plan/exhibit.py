@@ -124,6 +124,8 @@ class Part(Frozen):
     "another metric than the exhibit's"
     factor: float | None = Field(None, gt=0)
     "printed number / metric, in place of the table's"
+    values: dict[str, Settings] = {}
+    "size -> what tables need to know of these runs, in place of what the paper's size says"
     mean_of: list[str] = []
     "of these columns of the same row, in place of a metric"
     sum_of_column: str = ""

@@ -110,6 +110,10 @@ def _references_of(paper: PaperSpec, name: str, exhibit: Any) -> Iterator[tuple[
         for pair in spec.instead.items():
             yield from ((f"{at}.{part}.{label}.instead", "job", job, paper.jobs) for job in pair)
         yield from ((f"{at}.{part}.{label}.mean_of", "column", c, exhibit.columns) for c in spec.mean_of)
+        for size, values in spec.values.items():
+            where = f"{at}.{part}.{label}.values"
+            yield where, "size", size, paper.sizes
+            yield from ((f"{where}.{size}", "value", key, paper.sizes[size].values) for key in values)
     for index, one in enumerate(getattr(exhibit, "predicted", ())):
         yield from ((f"{at}.predicted[{index}]", "row", row, exhibit.rows) for row in one.rows)
         yield from ((f"{at}.predicted[{index}]", "column", column, exhibit.columns) for column in one.columns)

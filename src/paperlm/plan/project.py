@@ -293,7 +293,10 @@ class Project:
         if idle := [one for one in own.values() if one not in found[0].sources]:
             raise SpecError(f"{where}: instead: {job} does not work on what {idle[0]!r} stands for; leave it out")
         size = context.size or paper.jobs[job].with_.size
-        values = {key: s.value for key, s in paper.sizes[size].values.items()} if size in paper.sizes else {}
+        known = dict(paper.sizes[size].values) if size in paper.sizes else {}
+        for part in parts:
+            known |= part.values.get(size, {})
+        values = {key: setting.value for key, setting in known.items()}
         metric = next((part.metric for part in reversed(parts) if part.metric), exhibit.metric)
         factor = next((part.factor for part in reversed(parts) if part.factor is not None), None)
         checkpoints = [one for one in context.settings if paper.jobs[one].kind == HubModel.kind]

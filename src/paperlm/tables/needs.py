@@ -41,20 +41,16 @@ class Evidence:
 
     def needs(self, exhibits: Mapping[str, str], verdict: Verdict) -> Needs:
         """`exhibits`: name in claims -> exhibit."""
-        missing = self._missing(self._jobs(exhibits, verdict.missing))
-        if verdict.missing:
-            return Needs(missing)
+        if verdict.missing:  # one seed each says how they come out; what that leaves open is asked for then
+            return Needs(self._lacking((cell, 1) for cell in self._cells(exhibits, verdict.missing)))
         seeds = max(verdict.open_cells.values(), default=0)
         if not seeds:
             return Needs()
         if seeds > MOST_SEEDS:
             return Needs(seeds=seeds, too_many=True)
-        more, jobs = self._with_seeds(seeds), []
-        for cell in more._cells(exhibits, verdict.open_cells):
-            missing, every = self._missing(cell.jobs), len(dict.fromkeys(cell.jobs))
-            # a seed is a job, but where a cell is the mean of others
-            jobs += missing if cell.mean_of else missing[: max(0, seeds - (every - len(missing)))]
-        return Needs(tuple(dict.fromkeys(jobs)), seeds)
+        more = self._with_seeds(seeds)
+        wanted = ((cell, n) for key, n in verdict.open_cells.items() for cell in more._cells(exhibits, [key]))
+        return Needs(self._lacking(wanted), seeds)
 
     def sentence(self, exhibits: Mapping[str, str], verdict: Verdict) -> str:
         """For the column `would_decide`; empty for a verdict that is decided, or that no job decides."""
@@ -91,9 +87,6 @@ class Evidence:
             return "no record says how long"
         return f"about {hours * 60:.0f} minutes" if hours < 2 else f"about {hours:.1f} hours"
 
-    def _jobs(self, exhibits: Mapping[str, str], keys: Iterable[Key]) -> list[Job]:
-        return [job for cell in self._cells(exhibits, keys) for job in cell.jobs]
-
     def _cells(self, exhibits: Mapping[str, str], keys: Iterable[Key]) -> list[Cell]:
         wanted = {(exhibits[short], key) for short, key in keys}
         return [
@@ -104,8 +97,15 @@ class Evidence:
             if any(n == name and _is_of(key, cell.row, cell.column, name in self.project.figures) for n, key in wanted)
         ]
 
-    def _missing(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        return tuple(dict.fromkeys(job for job in jobs if self.state.stored(job) is None))
+    def _lacking(self, wanted: Iterable[tuple[Cell, int]]) -> tuple[Job, ...]:
+        """Jobs without a record, of each cell no more than make it so many seeds."""
+        found: list[Job] = []
+        for cell, seeds in wanted:
+            jobs = list(dict.fromkeys(cell.jobs))
+            missing = [job for job in jobs if self.state.stored(job) is None]
+            # a seed is a job, but where a cell is the mean of others
+            found += missing if cell.mean_of else missing[: max(0, seeds - (len(jobs) - len(missing)))]
+        return tuple(dict.fromkeys(found))
 
     @kept
     def _with_seeds(self, seeds: int) -> Evidence:
