@@ -108,7 +108,7 @@ def _without_numbers(project: Project, scales: tuple[str, ...]) -> Iterator[str]
     folders = [project.root / REFERENCE / scale for scale in scales]
     names = [n for n in project.exhibits if not any((folder / f"{n}.diff.csv").is_file() for folder in folders)]
     if names:
-        yield "Without a section: no run of theirs is committed, they need none, or the paper prints no number of theirs"
+        yield "Without a section: no run of theirs is committed, they need none, or no number of theirs is printed"
         yield "(`snakemake paper_tables/<name>.csv`, or `.svg` of a figure, makes them):"
         yield f"{', '.join(f'`{name}`' for name in names)}."
         yield ""
