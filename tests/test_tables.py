@@ -62,24 +62,19 @@ def test_every_claim_on_the_tables_of_the_normalization_papers_is_there_with_its
 
 
 def test_a_row_with_the_digits_of_another_paper_is_compared_in_that_papers_geometry():
-    cells = {
-        (c.row, c.column): c.values["published_batches"]
-        for c in Project({"scale": "paper"}).cells("lns_table1")
-        if c.values
-    }
+    def batches(table):
+        cells = Project({"scale": "paper"}).cells(table)
+        return {(c.row, c.column): c.values["published_batches"] for c in cells if c.values}
+
     theirs = {("Mix-LN", "LLaMA-130M"): 200, ("Pre-LN", "LLaMA-250M"): 200, ("Post-LN", "LLaMA-130M"): 200}
     own = {
         ("Pre-LN", "LLaMA-130M"): 800,
         ("Post-LN", "LLaMA-250M"): 100,
         ("Pre-LN + LayerNorm Scaling", "LLaMA-250M"): 100,
     }
-    assert {cell: cells[cell] for cell in theirs | own} == theirs | own
-    same = {
-        (c.row, c.column): c.values["published_batches"]
-        for c in Project({"scale": "paper"}).cells("mixln_table1")
-        if c.values
-    }
-    assert all(same[cell] == value for cell, value in theirs.items())
+    found = batches("lns_table1")
+    assert {cell: found[cell] for cell in theirs | own} == theirs | own
+    assert batches("mixln_table1").items() >= theirs.items()
 
 
 def test_claims_inside_evaluation_noise_are_flagged_as_in_the_specification():
