@@ -120,7 +120,7 @@ def test_all_branches_of_a_size_leave_one_trunk_at_95_percent_of_its_updates(sca
     for size in ("700M", "1.3B", "3B", "7B"):
         trunk = found[f"A8 trunk, {size}"]
         branches = [found[f"BitNet a4.8, {size}"], found[f"BitNet a4.8 (FP4), {size}"]]
-        branches += [found["INT8, -"]] if size == "3B" else []
+        branches += [found["INT8, -"]] if size == ("700M" if scale == "gpu" else "3B") else []
         assert {branch.of.job_id for branch in branches} == {trunk.job_id}
         assert {branch.at for branch in branches} == {round(0.95 * trunk.steps)}
         assert trunk.hidden_act == "relu2" and found[f"BitNet b1.58, {size}"].hidden_act == "silu"
@@ -130,10 +130,11 @@ def test_all_branches_of_a_size_leave_one_trunk_at_95_percent_of_its_updates(sca
 def test_rows_that_the_paper_prints_twice_are_one_job(scale):
     project = Project({"scale": scale})
     one, three, four = (jobs(project, f"bitnet_table{n}") for n in (1, 3, 4))
+    of_3b = "700M" if scale == "gpu" else "3B"  # there one proxy does for what tables 3 and 4 show of 3B
     for column in ("ARCc↑", "WGe↑"):
-        assert one["BitNet a4.8, 3B", column].job_id == three["BitNet a4.8, 3B", column].job_id
-        assert one["BitNet a4.8, 3B", column].job_id == four["INT8, TopK 50%", column].job_id
-    assert one["BitNet a4.8, 3B", "PPL↓"].job_id == three["BitNet a4.8, 3B", "PPL"].job_id
+        assert one[f"BitNet a4.8, {of_3b}", column].job_id == three["BitNet a4.8, 3B", column].job_id
+        assert one[f"BitNet a4.8, {of_3b}", column].job_id == four["INT8, TopK 50%", column].job_id
+    assert one[f"BitNet a4.8, {of_3b}", "PPL↓"].job_id == three["BitNet a4.8, 3B", "PPL"].job_id
     switch = jobs(project, "bitnet_switch")
     for size in ("700M", "7B"):
         assert switch[f"{size}, a4.8", "At the end"].job_id == one[f"BitNet a4.8, {size}", "PPL↓"].job_id
@@ -144,7 +145,7 @@ def test_rows_that_the_paper_prints_twice_are_one_job(scale):
 
 
 def test_public_checkpoints_stand_beside_the_printed_rows_at_scale_paper_alone(paper, tiny):
-    for name in ("bitnet_table1", "bitnet_table2", "bitnet_figure2"):
+    for name in ("bitnet_table1", "bitnet_table2", "bitnet_figure2"):  # Table 3's quantizers are tested below
         found = {row: model.name for row, model in models(paper, name).items() if model.kind == "hub_model"}
         sizes = ["3B"] if name == "bitnet_figure2" else ["700M", "1.3B", "3B"]
         assert found == {
@@ -163,6 +164,39 @@ def test_low_bit_attention_is_a_setting_of_the_evaluation_and_trains_nothing(tin
         assert bits == ((4, 3, 3) if "position 0 too" in row else expected), row
         assert (job.kv_cache or {}).get("mapping", "symmetric") == ("minmax" if "other mapping" in row else "symmetric")
     assert len({job.of.job_id for job in found.values()}) == 2, "one model of 3B, one of 7B"
+
+
+def test_table_3s_quantizers_meet_a_public_model_at_scale_paper(paper):
+    found = jobs(paper, "bitnet_table3")
+    public = [job for (row, column), job in found.items() if "public" in row and column == "PPL"]
+    assert {job.of.name for job in public} == {"hub:1bitLLM/bitnet_b1_58-3B"}
+    cells = [job.kv_cache and (job.kv_cache["q_bits"], job.kv_cache["kv_bits"]) for job in public]
+    assert cells == [None, (16, 4), (4, 4), (4, 3)]
+
+
+def test_an_exhibit_that_a_large_proxy_would_keep_waiting_has_a_smaller_one_that_says_so():
+    project = Project({"scale": "gpu"})
+    for name in ("bitnet_table4", "bitnet_figure6"):
+        trained = [[job, *job.ancestors()][-1] for job in jobs(project, name).values()]
+        assert {run.hidden_size for run in trained} == {256}
+        assert "a proxy of bitnet_3B: the shape of P0" in proxies(project, name)
+    assert "a proxy of bitnet_1.3B: the shape of P0" in proxies(project, "bitnet_figure5")
+    assert {"a proxy of bitnet_3B: the shape of P0", "a proxy of bitnet_7B: the shape of P2"} <= {
+        line.split(", n_layers")[0] for line in proxies(project, "bitnet_table3")
+    }
+    one, six = jobs(project, "bitnet_figure4"), jobs(project, "bitnet_figure6")
+    assert {job.job_id for job in one.values()} & {job.job_id for job in six.values()}, "the hybrid is trained once"
+
+
+@pytest.mark.parametrize("changed, says", [
+    ({"bitnet_tabel4": {"bitnet_3B": {"size": "bitnet_700M", "why": "shorter"}}}, "did you mean 'bitnet_table4'"),
+    ({"bitnet_table4": {"bitnet_3B": {"size": "bitnet_70M", "why": "shorter"}}}, "did you mean 'bitnet_700M'"),
+    ({"bitnet_table4": {"bitnet_1.3B": {"size": "bitnet_700M", "why": "shorter"}}}, "no cell asks for 'bitnet_1.3B'"),
+])  # fmt: skip
+def test_a_smaller_size_for_an_exhibit_that_does_not_ask_for_one_is_refused(tmp_path, changed, says):
+    root = edited(tmp_path, "bitnet", lambda paper: paper["scales"]["gpu"].update(instead_of_sizes=changed))
+    with pytest.raises(SpecError, match=says):
+        open_project({"scale": "gpu"}, root).cells("bitnet_table4")
 
 
 @pytest.mark.parametrize("scale", ["tiny", "gpu"])

@@ -302,6 +302,7 @@ def test_what_is_not_supported_and_what_does_not_fit_is_refused():
         ({"bits": 2}, "3 and 4 are supported"),
         ({"bits": 8}, "3 and 4 are supported"),
         ({"first_bits": 8}, "3 or 4 bits"),
+        ({"bits": 4, "first_bits": 3}, "position 0 has at least as many; give first_bits=4"),
         ({"mapping": "symetric"}, "did you mean 'symmetric'"),
         ({"step_dtype": torch.bfloat16}, "float16 or float32"),
     ):

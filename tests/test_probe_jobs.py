@@ -248,11 +248,19 @@ def test_a_state_of_training_is_part_of_the_name(kind):
     assert [job_of(kind, at=at).snapshot("of") for at in names] == [None, 0, 0, 40]
 
 
+@kinds
+def test_a_model_of_ours_reads_another_text_where_the_job_names_one(kind):
+    job = job_of(kind, **OWN_TEXT)
+    assert [one.dataset for one in job.data()] == [OWN_TEXT["text"]]
+    assert job.job_id != job_of(kind).job_id
+
+
 WRONG = [
     ({"at": 100}, r"at: 100: a job of kind 'pretrain' has states 0 to 99 beside its end"),
     ({"at": -1}, r"has states 0 to 99"),
     ({"of": FineTuned(of=Pretrained()), "at": "init"}, r"kind 'sft' has no other state beside its end"),
-    ({"text": "bundled:c4_sample", "text_tokens": 8}, r"are for a hub_model; this one reads its validation tokens"),
+    ({"text": "bundled:c4_sample"}, r"text and text_tokens go together: set both, or neither"),
+    ({"text_tokens": 8}, r"text and text_tokens go together: set both, or neither"),
     ({"of": HubModel(name=HUB)}, r"say what a hub_model reads: set both"),
     ({"of": HubModel(name=HUB), "text": "bundled:c4_sample"}, r"say what a hub_model reads: set both"),
     (
@@ -263,7 +271,7 @@ WRONG = [
 
 
 @kinds
-@pytest.mark.parametrize(("settings", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
+@pytest.mark.parametrize(("settings", "message"), WRONG)
 def test_settings_that_do_not_fit_the_model_are_refused(kind, settings, message):
     with pytest.raises(ValidationError, match=message):
         job_of(kind, **settings)

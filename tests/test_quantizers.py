@@ -308,6 +308,7 @@ def test_the_quantized_cache_has_the_papers_defaults_and_refuses_other_bits():
         ({"q_bits": 4}, "does not say kv_bits"),
         ({"kv_bits": 4, "maping": "minmax"}, "did you mean 'mapping'?"),
         ({"kv_bits": 4, "mapping": "min_max"}, "did you mean 'minmax'?"),
+        ({"kv_bits": 4, "first_bits": 3}, "first_bits 3 with kv_bits 4: position 0 has at least as many"),
         (4, "does not say kv_bits"),
     ]:
         with pytest.raises(SpecError) as error:

@@ -41,8 +41,8 @@ class KVLayout:
     "symmetric": u = round(x / step) + 2^(bits - 1), step = max|x| / (2^(bits - 1) - 1); "minmax": u = round(x / step +
     zero), step = 2 max|x| / (2^bits - 1).
 
-    `first_bits`: those of position 0, which a cache of 3 bits may keep with 4 in a buffer of its own. Raises ValueError
-    for what is not supported.
+    `first_bits`: those of position 0, which a cache of 3 bits may keep with 4 in a buffer of its own; never fewer than
+    `bits`. Raises ValueError for what is not supported.
     """
 
     head_dim: int
@@ -55,6 +55,11 @@ class KVLayout:
             raise ValueError(f"keys and values in {self.bits!r} bits; 3 and 4 are supported")
         if self.first_bits not in (3, 4):
             raise ValueError(f"first_bits={self.first_bits!r}; the first position has 3 or 4 bits")
+        if self.first_bits < self.bits:
+            raise ValueError(
+                f"first_bits={self.first_bits} and {self.bits} bits for the rest: position 0 has at least as many; "
+                f"give first_bits={self.bits}"
+            )
         if self.mapping not in MAPPINGS:
             near = difflib.get_close_matches(str(self.mapping), MAPPINGS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ";"

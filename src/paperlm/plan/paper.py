@@ -107,6 +107,8 @@ class ScaleChanges(Frozen):
     "size -> name of a job -> setting -> value"
     instead: dict[str, dict[str, Replacement]] = {}
     "exhibit -> name of a job -> the one in its place, as a row or column may say it at every scale"
+    instead_of_sizes: dict[str, dict[str, StandIn]] = {}
+    "exhibit -> size -> the paper's size whose jobs its cells show, for an exhibit that nobody would wait for otherwise"
     diverged: DivergedRule | None = None
     "in place of that of each table which has one"
     seed_noise: SeedNoise | None = None

@@ -79,6 +79,11 @@ def _references(paper: PaperSpec) -> Iterator[tuple[str, str, str, object]]:
             yield at, "exhibit", name, paper.exhibits()
             for one, other in jobs.items():
                 yield from ((f"{at}.{name}", "job", job, paper.jobs) for job in (one, other.job))
+        for name, sizes in changes.instead_of_sizes.items():
+            at = f"scales.{scale}.instead_of_sizes"
+            yield at, "exhibit", name, paper.exhibits()
+            for one, other in sizes.items():
+                yield from ((f"{at}.{name}", "size", size, paper.sizes) for size in (one, other.size))
         for size, other in changes.stand_ins.items():
             yield f"scales.{scale}.stand_ins", "size", size, paper.sizes
             yield f"scales.{scale}.stand_ins.{size}", "model size", other.size, ALL_SIZES

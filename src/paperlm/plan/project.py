@@ -95,6 +95,9 @@ class Cell:
     sum_of_column: str = ""
     "metric of the column's jobs that it counts"
     size: str = ""
+    "the paper's, whose jobs it shows"
+    asked_size: str = ""
+    "that of the row or column, where it is another"
     values: dict[str, Any] = field(default_factory=dict)
     "what the paper's size says for tables"
     factor: float | None = None
@@ -242,6 +245,12 @@ class Project:
                     f"scales.{self.scale.scale}.instead.{name}: no cell works on what {other.job!r} stands for; leave "
                     f"{replaced!r} out"
                 )
+        asked = {cell.asked_size for cell in found}
+        for size in self.changes(paper).instead_of_sizes.get(name, {}):
+            if size not in asked:
+                raise SpecError(
+                    f"scales.{self.scale.scale}.instead_of_sizes.{name}: no cell asks for {size!r}; leave it out"
+                )
         return found
 
     def cells_anywhere(self, name: str) -> Iterator[Cell]:
@@ -278,13 +287,16 @@ class Project:
             jobs = tuple(dict.fromkeys(job for cell in others for job in cell.jobs))
             return Cell(
                 **common, jobs=jobs, metric=exhibit.metric, mean_of=tuple(averaged), size=others[0].size,
-                values=others[0].values, sources=others[0].sources, stands_for=others[0].stands_for,
+                asked_size=others[0].asked_size, values=others[0].values, sources=others[0].sources,
+                stands_for=others[0].stands_for,
             )  # fmt: skip
         try:
             context = Context().joined(*parts)
             own = context.instead
             here = self.changes(paper).instead.get(name, {})
             context = replace(context, instead={**{one: other.job for one, other in here.items()}, **own})
+            asked, smaller = context.size, self.changes(paper).instead_of_sizes.get(name, {})
+            context = replace(context, size=smaller[asked].size if asked in smaller else asked)
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
         job = next((part.job for part in parts if part.job), exhibit.job)
@@ -302,8 +314,8 @@ class Project:
         checkpoints = [one for one in context.settings if paper.jobs[one].kind == HubModel.kind]
         named = [context.settings[one].get("name") for one in checkpoints if one not in found[0].sources]
         return Cell(
-            **common, jobs=tuple(dict.fromkeys(r.job for r in found)), metric=metric, size=size, values=values,
-            sources=found[0].sources, factor=factor,
+            **common, jobs=tuple(dict.fromkeys(r.job for r in found)), metric=metric, size=size,
+            asked_size=asked if asked in smaller else "", values=values, sources=found[0].sources, factor=factor,
             stands_for=next((str(setting.value) for setting in named if setting), ""),
         )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """What jobs that look into a model on text share: their settings, the model, and tokens to run it on.
 
-A model that was trained here, or made from one that was, reads the prepared validation tokens of its pre-training. A
-model from elsewhere reads a text of the registry through its own tokenizer, with the special tokens that it adds.
+A model that was trained here, or made from one that was, reads the prepared validation tokens of its pre-training,
+unless the job names a text. A model from elsewhere reads such a text of the registry, through its own tokenizer, with
+the special tokens that it adds.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class TextProbe(LooksAtModel):
     """Settings of a measurement inside a model. Weights are float32, also of a model that was trained in bfloat16."""
 
     text: DatasetName | None = None
-    "for a model from elsewhere alone: the text of the registry that it reads"
+    "the text of the registry that is read; None, for a model of ours: the validation tokens of its pre-training"
     text_tokens: int | None = Field(None, gt=1)
-    "for a model from elsewhere alone: tokens of a document that are read; the rest is dropped"
+    "tokens of a document of that text that are read; the rest is dropped"
 
     def sequences(self) -> int:
         """How many sequences are read."""
@@ -58,13 +59,13 @@ class TextProbe(LooksAtModel):
         if not self.reads_text():
             if self.text is not None or self.text_tokens is not None:
                 raise ValueError("text and text_tokens: no text is read beside the task: leave them out")
-        elif elsewhere != (self.text is not None) or elsewhere != (self.text_tokens is not None):
+        elif None in (self.text, self.text_tokens) and (elsewhere or self.text != self.text_tokens):
             raise ValueError(
                 "text and text_tokens say what a hub_model reads: set both"
                 if elsewhere
-                else "text and text_tokens are for a hub_model; this one reads its validation tokens: leave them out"
+                else "text and text_tokens go together: set both, or neither to read the model's validation tokens"
             )
-        elif elsewhere:
+        elif self.text is not None:
             self.data()  # the text exists
         return self
 

@@ -127,6 +127,11 @@ def kv_cache_of(value: object) -> KVCache:
             raise SpecError("kv_cache: " + unknown("key", key, allowed))
         if isinstance(chosen, bool) or chosen not in allowed[key]:
             raise SpecError(f"kv_cache: {unknown(key, chosen, map(str, allowed[key]))}")
+    if described["first_bits"] < described["kv_bits"]:
+        raise SpecError(
+            f"kv_cache: first_bits {described['first_bits']} with kv_bits {described['kv_bits']}: position 0 has at "
+            "least as many bits as the others; leave first_bits out"
+        )
 
     def quantizer(bits: int) -> Quantizer | None:
         name = MAPPINGS[described["mapping"]]

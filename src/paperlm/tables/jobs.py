@@ -200,10 +200,10 @@ PROXY = "a proxy of "
 "What a label of one begins with."
 
 
-def proxy_of(project: Project, paper_id: str, job: str, size: str, stands_for: str = "") -> str:
+def proxy_of(project: Project, paper_id: str, job: str, size: str, stands_for: str = "", asked_size: str = "") -> str:
     """What a model of a size, or in the place of a published checkpoint, is; empty for one that is the published one.
 
-    stands_for: `Cell.stands_for`.
+    stands_for, asked_size: as of a Cell.
     """
     changes = project.resolver(paper_id).changes(job, size)
     sizes = [f"{key} {changes[key].value}" for key in ("hidden_size", "n_layers", "vocab_size") if key in changes]
@@ -211,8 +211,8 @@ def proxy_of(project: Project, paper_id: str, job: str, size: str, stands_for: s
     if stands_for:
         shape = sizes or ([f"the shape of {trained}"] if trained else [])
         return f"{PROXY}{stands_for.rpartition('/')[2]}: {', '.join(['trained here', *shape])}"
-    sizes = [f"the shape of {trained}", *sizes] if trained != size else sizes
-    return f"{PROXY}{size}: {', '.join(sizes)}" if sizes else ""
+    sizes = [f"the shape of {trained}", *sizes] if trained != (asked_size or size) else sizes
+    return f"{PROXY}{asked_size or size}: {', '.join(sizes)}" if sizes else ""
 
 
 def proxies(project: Project, name: str) -> list[str]:
@@ -228,7 +228,7 @@ def proxies_of(project: Project, name: str, cells: Iterable[Cell]) -> list[str]:
     paper, _ = project.exhibit(name)
     cells = list(cells)
     pairs = {
-        (chain, cell.size, cell.stands_for)
+        (chain, cell.size, cell.stands_for, cell.asked_size)
         for cell in cells
         for chain, settings in cell.sources.items()
         if (cell.size or cell.stands_for) and "hidden_size" in settings
