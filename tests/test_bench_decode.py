@@ -22,13 +22,13 @@ def rows(tmp_path_factory):
 
 def test_every_method_has_a_rate_and_its_shape_beside_it(rows):
     rates = {row["name"]: row for row in rows if row["metric"] == "throughput"}
-    assert set(rates) == {"ours", "ours_kv4", "ours_kv3", "transformers"}
+    assert set(rates) == {"ours", "ours_kv4", "ours_kv3", "transformers", "transformers padded"}
     assert all(row["value"] > 0 and row["unit"] == "tokens/s" for row in rates.values())
     assert all(row["shape"]["batch"] == 2 and row["shape"]["context"] == 12 for row in rates.values())
     launched = {row["name"]: row for row in rows if row["metric"] == "kernel"}
     assert set(launched) == set(rates) and all(row["unit"] == "us" for row in launched.values())
     said = [row["outcome"] for row in rows if row["metric"] == "outcome"]
-    assert len(said) == 4 and all("on a GPU only" in one for one in said)  # memory
+    assert len(said) == 5 and all("on a GPU only" in one for one in said)  # memory
 
 
 def test_the_shapes_are_the_papers():
@@ -42,15 +42,21 @@ def test_the_shapes_are_the_papers():
     assert (case.batch, case.context) == (16, 2048)
 
 
-@pytest.mark.parametrize("method", ["ours", "ours_kv4", "ours_kv3", "transformers"])
+def caches_width(side) -> int:
+    return side.cache.layers[0].keys.shape[-1]
+
+
+@pytest.mark.parametrize("method", ["ours", "ours_kv4", "ours_kv3", "transformers", "transformers padded"])
 def test_a_round_begins_at_the_context_and_its_tokens_are_in_the_caches_behind_it(method):
     with_ours()
     from paperlm_kernels.bench.ops.decode import CASES
     from paperlm_kernels.bench.ops.decode.sides import Ours, Peer, a_round
 
     case = CASES["3B_b16"].small()
-    side = (Peer if method == "transformers" else Ours)(case, method, CPU, 0)
-    of_peer = method == "transformers"
+    of_peer = method.startswith("transformers")
+    side = (Peer if of_peer else Ours)(case, method, CPU, 0)
+    if of_peer:
+        assert caches_width(side) == (24 if method.endswith("padded") else 20)
 
     def caches():
         if of_peer:

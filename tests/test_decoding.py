@@ -39,6 +39,16 @@ def test_a_step_at_a_time_gives_the_models_logits(preset, cache):
     assert error.median() < 1e-6 and error.max() < 0.3
 
 
+@pytest.mark.parametrize("width", [40, 48, 56])
+def test_heads_that_are_filled_up_to_a_fast_width_change_no_logit(width):
+    """Heads of 10, 12 and 14 in caches of 16: zeros add nothing to a score, whose scale is that of the real width."""
+    model, ids = bitnet("a8_trunk", **SHAPE | {"hidden_size": width}), tokens()
+    decoder = PackedDecoder.of(model, batch=ids.shape[0], capacity=ids.shape[1])
+    assert decoder.blocks[0].cache.padded_keys.shape[-1] == 16
+    error = (stepped(decoder, ids) - model(ids).logits).norm(dim=-1) / model(ids).logits.norm(dim=-1)
+    assert error.median() < 1e-6 and error.max() < 0.3
+
+
 def test_a_packed_model_decodes_to_the_latent_ones_bits():
     model, ids = bitnet("a48_int4", tie_word_embeddings=True), tokens()
     options = {"batch": ids.shape[0], "capacity": ids.shape[1]}

@@ -8,6 +8,7 @@ numbers are the model's up to rounding: between product, norm and quantizer less
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -61,12 +62,19 @@ class ModelWeights:
         return self.model.get_parameter(name).detach()
 
 
+FAST_HEADS = 8
+"PyTorch's attention in 16 bits has a fast form for heads of a multiple of this."
+
+
 class StaticKV:
-    """Keys and values of a layer as they are, with the methods of QuantizedKV that a decoder calls."""
+    """Keys and values of a layer as they are, with the methods of QuantizedKV that a decoder calls. Heads are filled up
+    with zeros to a multiple of FAST_HEADS: 3B's 100 numbers to 104."""
 
     def __init__(self, batch: int, heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device):
-        self.keys, self.values = (torch.zeros(batch, heads, capacity, head_dim, dtype=dtype, device=device)
-                                  for _ in range(2))  # fmt: skip
+        self.head_dim, self.filling = head_dim, -head_dim % FAST_HEADS
+        shape = (batch, heads, capacity, head_dim + self.filling)
+        self.padded_keys, self.padded_values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.keys, self.values = (held[..., :head_dim] for held in (self.padded_keys, self.padded_values))
         self.rows = torch.arange(batch, device=device)
 
     def append(self, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, q: Tensor, position: Tensor) -> Tensor:
@@ -77,7 +85,11 @@ class StaticKV:
 
     def decode(self, q: Tensor, there: Tensor) -> Tensor:
         """q (B, H, D) over the positions that are `there` (B, capacity)."""
-        return F.scaled_dot_product_attention(q[:, :, None], self.keys, self.values, attn_mask=there[:, None, None])
+        q = F.pad(q[:, :, None], (0, self.filling))
+        out = F.scaled_dot_product_attention(
+            q, self.padded_keys, self.padded_values, attn_mask=there[:, None, None], scale=1 / math.sqrt(self.head_dim)
+        )
+        return out[..., : self.head_dim]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.decode import PEER, PRESET, Case, sized
+from paperlm_kernels.bench.ops.decode import PEER, PEER_PADDED, PRESET, Case, sized
 from torch import Tensor
 
-from paperlm.models.decoding import PackedDecoder
+from paperlm.models.decoding import FAST_HEADS, PackedDecoder
 from paperlm.models.llama import PaperLlamaConfig
 from paperlm.quantizers.presets import PRESETS
 
@@ -73,17 +73,20 @@ class Ours:
 
 
 class Peer:
-    """transformers' LLaMA, alike."""
+    """transformers' LLaMA, alike; `transformers padded` has heads of the next width that PyTorch's attention is fast
+    for, with projections so much wider: what somebody would do who fills up the weights of a trained model."""
 
     def __init__(self, case: Case, method: str, device: torch.device, seed: int) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
         torch.manual_seed(seed)
         size = case.size
+        head_dim = size.hidden_size // size.n_heads
+        padded = head_dim + (-head_dim % FAST_HEADS if method == PEER_PADDED else 0)
         config = LlamaConfig(
             hidden_size=size.hidden_size, intermediate_size=size.intermediate_size, num_hidden_layers=size.n_layers,
-            num_attention_heads=size.n_heads, vocab_size=case.vocab, max_position_embeddings=case.capacity,
-            tie_word_embeddings=True, attn_implementation="sdpa", dtype=case.dtype,
+            num_attention_heads=size.n_heads, head_dim=padded, vocab_size=case.vocab,
+            max_position_embeddings=case.capacity, tie_word_embeddings=True, attn_implementation="sdpa", dtype=case.dtype,
         )  # fmt: skip
         with torch.device(device):
             self.model = LlamaForCausalLM._from_config(config, dtype=getattr(torch, case.dtype)).eval()
@@ -117,7 +120,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     device, case = torch.device(task.device), sized(task)
     name, gpu = clocks.device_name(device), task.device == "cuda"
     before = torch.cuda.memory_allocated(device) if gpu else 0
-    side = (Peer if task.method == PEER else Ours)(case, task.method, device, task.seed)
+    side = (Ours if task.method in KV_BITS else Peer)(case, task.method, device, task.seed)
     if "memory" in task.measures:
         if gpu:
             held = torch.cuda.memory_allocated(device) - before
