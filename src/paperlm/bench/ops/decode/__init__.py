@@ -1,9 +1,9 @@
 """Tokens a second of decoding BitNet a4.8's shapes end to end: packed weights against bfloat16 ones.
 
 Ours has weights in two bits and keys and values as they are, in four bits or in three; the peer is transformers' LLaMA
-of the same shape with a static cache, and one whose heads are filled up to a multiple of 8. Every sequence has `context` positions behind it when the clock starts, and a
-token is one CUDA graph, the likeliest next one included, for all. Weights are random: a token takes as long with
-others.
+of the same shape with a static cache, and one whose heads are filled up to a multiple of 8. Every sequence has
+`context` positions behind it when the clock starts, and a token is one CUDA graph, the likeliest next one included, for
+all. Weights are random: a token takes as long with others.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.decode import PEER, PEER_PADDED, PRESET, Case, sized
+from paperlm_kernels.bench.ops.decode import PEER_PADDED, PRESET, Case, sized
 from torch import Tensor
 
 from paperlm.models.decoding import FAST_HEADS, PackedDecoder
@@ -86,7 +86,8 @@ class Peer:
         config = LlamaConfig(
             hidden_size=size.hidden_size, intermediate_size=size.intermediate_size, num_hidden_layers=size.n_layers,
             num_attention_heads=size.n_heads, head_dim=padded, vocab_size=case.vocab,
-            max_position_embeddings=case.capacity, tie_word_embeddings=True, attn_implementation="sdpa", dtype=case.dtype,
+            max_position_embeddings=case.capacity, tie_word_embeddings=True, attn_implementation="sdpa",
+            dtype=case.dtype,
         )  # fmt: skip
         with torch.device(device):
             self.model = LlamaForCausalLM._from_config(config, dtype=getattr(torch, case.dtype)).eval()
