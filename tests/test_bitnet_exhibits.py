@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
+import math
 
 import numpy as np
 import pytest
-from support_tables import edited, record_of
+from support_tables import edited, pretrained, record_of
 
 from paperlm.checks import open_project
 from paperlm.errors import SpecError
 from paperlm.figures.quantized_blocks import projections, written
-from paperlm.figures.series_curves import SAME, curve_samples, curve_statistics
+from paperlm.figures.series_curves import SAME, curve_samples, curve_statistics, draw
 from paperlm.models.sizes import block_weights
 from paperlm.plan.project import Project
 from paperlm.quantizers.presets import PRESETS
@@ -394,6 +395,25 @@ def test_two_curves_are_the_same_if_every_point_is(tiny):
     assert statistics["FP4 E1M2"][0][SAME] == 1.0 and statistics["FP4 E2M1"][0][SAME] < 1.0
     sample = curve_samples(found, options, 0.03)["FP4 E1M2", SAME]
     assert sample.constant and sample.values == (1.0,)
+
+
+def test_numbers_of_a_training_curve_say_update_bits_rate_decay_and_divergence(tmp_path, tiny):
+    """Rates by the line itself: from the peak at the end of the warm-up to the end rate behind the last update."""
+    files = []
+    for (row, _), job in jobs(tiny, "bitnet_figure4").items():
+        lost = 5.0 if row != "Full INT4" else 6.0  # from 4 up by 2 nats, and there to the end
+        points = [[n, 512 * n, 4.0 if n <= 160 else lost - 1.5 * (row != "Full INT4")] for n in range(1, job.steps + 1)]
+        files.append(tmp_path / f"{job.job_id}.json")
+        made = pretrained(job, 60.0)
+        curve = Series(columns=["update", "tokens", "loss"], rows=points)
+        write_record(files[-1], made.model_copy(update={"series": {**made.series, "train": curve}}))
+    found = draw(tiny, "bitnet_figure4", files).numbers
+    last = found[found["update"] == job.steps].set_index("row")
+    assert last["bits"]["Full INT4"] == pytest.approx(6 / math.log(2))
+    assert last["diverged"].to_dict() == {"Hybrid (a4.8)": False, "Full FP4": False, "Full INT4": True}
+    per_update = (job.peak_lr - job.end_lr) / (job.steps - job.warmup_steps)
+    assert last["learning_rate"].tolist() == pytest.approx([job.end_lr + per_update] * 3)
+    assert set(found["weight_decay"]) == {0.1} and found["learning_rate"].min() == 0
 
 
 def test_a_row_of_ours_has_its_name_and_size_in_the_columns_of_the_printed_ones(tmp_path, tiny):

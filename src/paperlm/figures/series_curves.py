@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +20,14 @@ from paperlm.figures.divergence import Rise
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import band, smoothed
 from paperlm.figures.style import legend_below, row_styles
+from paperlm.jobs.base import Job
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.result import UNIGRAM
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import Key, one_seed
 from paperlm.tables.results import collect, seed_of
+from paperlm.train.schedule import rate_and_decay
 
 FEW = 40
 "Points of a curve up to which each is marked."
@@ -66,7 +68,8 @@ class Options(FigureOptions):
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """Smoothed means over seeds; the numbers are those of each seed, not smoothed."""
+    """Smoothed means over seeds; the numbers are those of each seed, not smoothed, where there are bits with the
+    update, its rate and weight decay, and whether the run diverged."""
     import matplotlib.pyplot as plt
     import pandas as pd
     from matplotlib.ticker import EngFormatter
@@ -82,6 +85,12 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for x, y in zip(*(record.series[options["series"]].column(options[key]) for key in ("x", "y")), strict=True)
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", options["x"], options["y"]])
+    if options["bits"]:
+        jobs = {job.job_id: job for cell in results.cells.values() for job in cell.cell.jobs}
+        runs = [run for row, seeds in found.items() for record in seeds for run in training(record, jobs, options)]
+        frame[["update", "bits", "learning_rate", "weight_decay", "diverged"]] = pd.DataFrame(
+            runs, index=frame.index, columns=range(5)
+        )
     figure, axis = plt.subplots(figsize=(5.6, 3.6))
     for row, style in row_styles(project, name).items():
         here = frame[frame["row"] == row].pivot(index=options["x"], columns="seed", values=options["y"]).dropna()
@@ -118,6 +127,14 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     samples = curve_samples(found, options, noise.value) if options["reference"] else {}
     labels = (*labels_of(project, name, records), *_rises(found, options))
     return Drawing(figure, frame, samples, untested, labels=labels, one_sample=one_seed(noise))
+
+
+def training(record: Record, jobs: Mapping[str, Job], options: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Of each point of a training's curve: the update, y in bits, rate and weight decay of that update, and whether the
+    run counts as diverged."""
+    series, job, ended = record.series[options["series"]], jobs[record.job_id], diverged(record, options)
+    for update, nats in zip(series.column("update"), series.column(options["y"]), strict=True):
+        yield [update, None if nats is None else nats / math.log(2), *rate_and_decay(update - 1, job), ended]
 
 
 def plateaus(found: Mapping[str, tuple[Record, ...]], y: str) -> list[float]:
