@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from paperlm.jobs import Job
-from paperlm.models.llama import PaperLlamaForCausalLM
+from paperlm.models.llama import PaperLlamaForCausalLM, PaperLlamaForSequenceClassification
 from paperlm.models.sizes import ALL_SIZES
 from paperlm.models.vit import PaperViTForImageClassification
 from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
+from paperlm.probe.text import root
 from paperlm.train import image_classification, language_model
 
 GIB = 2**30
@@ -69,11 +71,94 @@ def test_every_size_of_scale_paper_can_be_trained_at_full_width(name):
     train(name, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("updates", [2, pytest.param(10, marks=pytest.mark.long)])
+def updates_of_each(test: Callable) -> Callable:
+    """Two of them in a slow test, ten in a long one."""
+    return pytest.mark.slow(pytest.mark.parametrize("updates", [2, pytest.param(10, marks=pytest.mark.long)])(test))
+
+
+@updates_of_each
 @pytest.mark.parametrize("name", list(trained()))
 def test_the_first_updates_of_every_training_of_scale_paper_have_the_shapes_they_need(name, updates):
     train(name, updates)
+
+
+# -- behind the pre-training: the update that trl makes, without trl, which asks a tensor for its numbers ----
+
+
+@functools.cache
+def tuned(kind: str) -> dict[str, Job]:
+    """One job for each size, method and numerics that scale paper fine-tunes."""
+    jobs = [job for job in Project({"scale": "paper", "run_missing": "yes"}).jobs.values() if job.kind == kind]
+    return {f"{root(job).size} {' '.join(map(str, root(job).norm.values()))} {job.numerics}": job for job in jobs}
+
+
+def decoder(job: Job, cls: type = PaperLlamaForCausalLM, **changes: int) -> torch.nn.Module:
+    """The model that a job begins with, in the dtype that it keeps its weights in."""
+    config = language_model.config_of(root(job))
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with torch.device("meta"):
+        model = cls(config).to("meta")
+    return model.to(torch.bfloat16 if job.numerics == "pure_bf16" else torch.float32)
+
+
+def updated(job: Job, model: torch.nn.Module, loss: Callable[[], torch.Tensor], updates: int, beside: int = 0) -> None:
+    """`updates` of them; weights, gradients, moments and `beside` bytes of other models have to fit on an H200."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=job.peak_lr, betas=job.adam_betas)
+    for _ in range(updates):
+        one = loss()
+        assert one.shape == () and one.device.type == "meta"
+        one.backward()
+        assert all(p.grad.shape == p.shape for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    held = 4 * sum(p.numel() * p.element_size() for p in model.parameters()) + beside
+    assert held / GIB < 141 / 1.074, f"{held / GIB:.0f} GiB are more than an H200 holds"
+
+
+@updates_of_each
+@pytest.mark.parametrize("name", list(tuned("sft")))
+def test_the_first_updates_of_every_fine_tuning_of_scale_paper_have_the_shapes_they_need(name, updates):
+    job = tuned("sft")[name]
+    model, ids = decoder(job), torch.empty(2, job.block, dtype=torch.int64, device="meta")
+    updated(job, model, lambda: model.summed_loss(ids, ids) / ids.numel(), updates)
+
+
+@updates_of_each
+@pytest.mark.parametrize("name", list(tuned("reward_model")))
+def test_the_first_updates_of_every_reward_model_of_scale_paper_have_the_shapes_they_need(name, updates):
+    job = tuned("reward_model")[name]
+    model = decoder(job, PaperLlamaForSequenceClassification, num_labels=1, pad_token_id=0)
+    ids = torch.empty(2, job.prompt_length + job.answer_length, dtype=torch.int64, device="meta")
+
+    def loss() -> torch.Tensor:
+        chosen, rejected = model.score(model.model.hidden(ids))[:, -1]
+        return -torch.nn.functional.logsigmoid(chosen - rejected).mean()
+
+    updated(job, model, loss, updates)
+
+
+@updates_of_each
+@pytest.mark.parametrize("name", list(tuned("rloo")))
+def test_the_first_updates_of_every_rlhf_of_scale_paper_have_the_shapes_they_need(name, updates):
+    """Beside the policy lie its reference, the reward model, and the judge, all with weights of the same kind."""
+    job = tuned("rloo")[name]
+    policy, reference = decoder(job), decoder(job)
+    ids = torch.empty(2 * job.samples, job.prompt_length + job.answer_length, dtype=torch.int64, device="meta")
+    advantages = torch.empty(len(ids), 1, device="meta")
+
+    def likelihoods(model: torch.nn.Module) -> torch.Tensor:
+        logits = model.lm_head(model.model.hidden(ids[:, :-1])[:, -job.answer_length :]).float()
+        return logits.log_softmax(-1).gather(-1, ids[:, -job.answer_length :, None])[..., 0]
+
+    def loss() -> torch.Tensor:
+        mine = likelihoods(policy)
+        with torch.no_grad():
+            theirs = likelihoods(reference)
+        return -(advantages * mine).mean() + job.beta * (mine - theirs).mean()
+
+    one = sum(p.numel() * p.element_size() for p in reference.parameters())
+    updated(job, policy, loss, updates, beside=one * (1 + len({"reward", "judge"} & set(job.parents()))))
 
 
 def test_a_plan_at_scale_paper_names_cards_memory_and_hours_of_every_kind_of_job():
