@@ -122,6 +122,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         legend_below(figure, *axis.get_legend_handles_labels())
     else:
         axis.text(0.5, 0.5, "no job has a record yet", ha="center", va="center", transform=axis.transAxes)
+        axis.set(yscale="linear", xticks=[], yticks=[])
     untested = "" if found else "no job has a record"
     noise = project.seed_noise(name)
     samples = curve_samples(found, options, noise.value) if options["reference"] else {}
