@@ -17,6 +17,12 @@ def test_on_gpus_a_job_claims_so_many_threads_that_jobs_never_outnumber_cards(mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     plan = Workflow(Project({"scale": "gpu", "run_missing": "no"}))
     assert [plan.threads_per_job(cores) for cores in (8, 2, 1, None)] == [4, 1, 1, 1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    plan = Workflow(Project({"scale": "gpu", "run_missing": "no"}))
+    for cores in range(3, 20):
+        at_once = cores // plan.threads_per_job(cores)
+        assert at_once >= 3, "no card is idle"
+        assert at_once == 3 or cores % 3, "where they divide evenly nobody waits for one"
     assert Workflow(Project({"scale": "tiny"})).threads_per_job(8) == 1
 
 

@@ -81,6 +81,48 @@ def test_what_a_job_left_in_memory_is_gone_when_the_next_one_begins(where, tmp_p
     assert len(left) == 2 and emptied == ([0, 1] if where == "card" else [])
 
 
+def test_a_job_that_does_not_fit_on_the_card_leaves_a_record_that_says_so_and_another_error_none(
+    tmp_path, monkeypatch, capsys
+):
+    def fails(error):
+        def run_job(job, inputs, machine):
+            raise error
+
+        return run_job
+
+    maker(tmp_path).with_parents(model())
+    job = number()
+    monkeypatch.setattr(run, "run_job", fails(RuntimeError("shapes do not fit")))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        maker(tmp_path).make(job)
+    assert not Path(tmp_path / maker(tmp_path).places.made(job)).exists()
+    short = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore words.")
+    monkeypatch.setattr(run, "run_job", fails(short))
+    maker(tmp_path).make(job)
+    record = made(tmp_path, job)
+    assert (record.outcome, record.metrics) == ("out_of_memory", {})
+    assert "number-toy-s0" in (said := capsys.readouterr().err) and said.endswith("Tried to allocate 2 GiB.\n")
+    # one of several processes says nothing: the others would wait for it
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        run._measured(job, None, Machine(device="cpu"))
+
+
+def test_on_a_cpu_a_job_has_one_thread_unless_the_environment_says_another_number(tmp_path, monkeypatch):
+    seen, run_job = [], run.run_job
+    monkeypatch.setattr(run, "run_job", lambda *given: (seen.append(torch.get_num_threads()), run_job(*given))[1])
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for set_by_hand, wanted in ((False, 1), (True, 3)):
+            monkeypatch.setenv("OMP_NUM_THREADS", "3") if set_by_hand else monkeypatch.delenv("OMP_NUM_THREADS", False)
+            maker(tmp_path).make(model(), True)
+            assert (seen.pop(), made(tmp_path, model()).environment.threads) == (wanted, wanted)
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_short_jobs_on_a_cpu_do_not_look_through_the_heap_each(tmp_path, monkeypatch):
     looked = []
     monkeypatch.setattr(gc, "collect", lambda: looked.append(time.monotonic()))

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -150,8 +150,8 @@ class Maker:
         else:
             inputs = Inputs(data=data, models=parents.models, work=work, model=building, keep=self._keep(job))
             _let_go()
-            with one_gpu(enabled=self.machine.device != "cpu"):
-                result = run_job(job, inputs, self.machine)
+            with one_gpu(enabled=self.machine.device != "cpu"), _one_thread(self.machine):
+                result = _measured(job, inputs, self.machine)
                 if result is None:  # not the leading process of several
                     return None
                 environment = _environment(self.machine)
@@ -209,6 +209,36 @@ class Maker:
                 "To go on with this one instead, delete the committed record and run the job again: what its "
                 "checkpoints hold is not done anew, and tables then show this machine's number"
             )
+
+
+def _measured(job: Job, inputs: Inputs, machine: Machine) -> Result | None:
+    """What the job found; that it does not fit on the card is a result as well, as tables print it."""
+    try:
+        return run_job(job, inputs, machine)
+    except RuntimeError as error:
+        torch = sys.modules.get("torch")
+        alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
+        if torch is None or not isinstance(error, torch.cuda.OutOfMemoryError) or not alone:
+            raise
+        print(f"{job.job_id}: {str(error).partition(chr(10))[0]}", file=sys.stderr)
+    return Result(outcome="out_of_memory")
+
+
+@contextlib.contextmanager
+def _one_thread(machine: Machine) -> Iterator[None]:
+    """On a CPU a job has one thread, as it has under Snakemake: how many add up changes the last bits. Who asks for
+    more with OMP_NUM_THREADS has them, and the record says so."""
+    if "OMP_NUM_THREADS" in os.environ or machine.torch_device().type != "cpu":
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _finite(value: float | int | None) -> float | int | None:
