@@ -162,13 +162,26 @@ def test_bytes_counted_by_shape_are_those_of_a_whole_model_with_other_random_wei
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.02)
     model.tie_weights()
-    put_into_stores(model, job)
+    put_into_stores(model, job, "cpu")
     whole = weight_bytes(model)
     assert found.metrics["parameters"] == whole.stored_weights + whole.plain_weights
     assert found.metrics["stored_weights"] == whole.stored_weights
     # a draw differs by the codes' length, and each of some matrices by up to 63 bytes that fill its last 64
     room = 5 * found.standard_errors["weight_bytes"] + 64 * len(stored_weights(model))
     assert abs(found.metrics["weight_bytes"] - whole.total) <= (room if settings["store"] == "packed" else 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_that_fits_on_a_card_in_its_stores_alone_gets_there():
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(16))).bfloat16()
+    plain = sum(p.nbytes for p in model.parameters())
+    job = StoredBytes(**LLAMA, store="packed", mant_bits=0)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    put_into_stores(model, job, "cuda")
+    assert torch.cuda.max_memory_allocated() - before < 0.6 * plain
+    assert {weight.store.device.type for weight in stored_weights(model).values()} == {"cuda"}
 
 
 PARAMETERS = {  # in billions, as the models' cards say

@@ -90,9 +90,11 @@ def store_factory(job: StoreSettings) -> Any:
     return partial(Nf4Store, quant_type=name, double=bool(double))
 
 
-def put_into_stores(model: Any, job: StoreSettings) -> None:
-    """Convert a model in bfloat16, in place."""
+def put_into_stores(model: Any, job: StoreSettings, device: Any) -> Any:
+    """A model in bfloat16, converted in place, on a device. Weights go there one after the other and are stored there,
+    so that a model that fits on a card in its stores alone gets there too; what is not stored follows."""
     from paperlm_kernels.stored import convert
 
     if (factory := store_factory(job)) is not None:
-        convert(model, factory, job.policy)
+        convert(model, lambda weight: factory(weight.to(device)), job.policy)
+    return model.to(device)

@@ -109,9 +109,9 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
         return Result(outcome="blocked", reason=why)
     model = load_model(inputs.models["of"], head="own", dtype=torch.bfloat16)
     # transformers may keep feed-forward projections of a T5 in float32, which no store takes
-    model = model.bfloat16().to(machine.torch_device())
+    model = model.bfloat16()
     parameters = sum(p.numel() for p in model.parameters())
-    put_into_stores(model, job)
+    put_into_stores(model, job, machine.torch_device())
     batches = batches_of(job, inputs, machine)
     if job.timed:
         return _speed(lambda: model(**batches[0], use_cache=False), machine.torch_device())

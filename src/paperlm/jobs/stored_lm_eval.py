@@ -46,8 +46,7 @@ def run(job: StoredLmEval, inputs: Inputs, machine: Machine) -> Result:
     if why := cannot_store(job):
         return Result(outcome="blocked", reason=why)
     check_items(job, inputs)
-    model = load_model(inputs.models["of"], dtype=torch.bfloat16).to(machine.torch_device())
-    put_into_stores(model, job)
+    model = put_into_stores(load_model(inputs.models["of"], dtype=torch.bfloat16), job, machine.torch_device())
     result, likelihoods = ask(job, model, inputs, machine)
     found = weight_bytes(model)
     exact = {

@@ -72,8 +72,7 @@ def run(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
         return Result(outcome="blocked", reason=why)
     folder, text = inputs.models["of"], "\n".join(read_documents(inputs.data[0]))
     windows = windows_of(job.slug(), folder, text, job.window)
-    model = load_model(folder, dtype=torch.bfloat16).to(machine.torch_device())
-    put_into_stores(model, job)
+    model = put_into_stores(load_model(folder, dtype=torch.bfloat16), job, machine.torch_device())
     losses = np.array(mean_losses(model, windows, machine, job.job_id))
     if not np.isfinite(losses).all():
         return Result(outcome="blocked", reason="losses of this model are no finite numbers")

@@ -99,18 +99,18 @@ def iteration(job: StoredSpeed, inputs: Inputs, device: Any) -> Callable[[], Non
     from paperlm.models.folder import load_model
     from paperlm.train.language_model import build_optimizer, store_weights
 
-    model = load_model(inputs.models["of"], dtype=torch.bfloat16).to(device)
+    model = load_model(inputs.models["of"], dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (job.batch, job.window), generator=generator).to(device)
     if job.what == "forward":
-        put_into_stores(model, job)
+        put_into_stores(model, job, device)
 
         @torch.no_grad()
         def forward() -> None:
             model(input_ids=ids, use_cache=False)
 
         return forward
-    model.train()
+    model.to(device).train()
     store_weights(job.of, model)
     optimizer = build_optimizer(job.of, model)
 
