@@ -16,12 +16,24 @@ from paperlm.figures.base import write_figure
 from paperlm.figures.noise_grid import COLUMNS, called
 from paperlm.figures.resident_tensors import BACKWARD, BLOCK, LAYER, LIFETIMES, METHODS, RUN, UPDATE
 from paperlm.figures.trade_off import Point, frontier, points_of
+from paperlm.jobs.base import Inputs, Machine
+from paperlm.jobs.hub_model import run as read_from_hub
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
 from paperlm.plan.project import Project
 from paperlm.probe.noise import disturbed
 from paperlm.record.record import write_record
 from paperlm.result import Series
 from paperlm.tables.claims import CellSamples
+
+
+def test_figure_six_is_blocked_with_its_reason_and_stands_for_no_other_model(tmp_path):
+    (job,) = Project({"scale": "paper"}).jobs_of("neuzip_figure6")
+    assert job.of.data() == [], "nothing is fetched"
+    result = read_from_hub(job.of, Inputs(work=tmp_path), Machine(device="cpu", progress=False))
+    assert result.outcome == "blocked" and "diffusers" in result.reason
+    write_figure(Project({"scale": "tiny"}), "neuzip_figure6", [], tmp_path / "six.svg")
+    (claim,) = pandas.read_csv(tmp_path / "six.claims.csv").to_dict("records")
+    assert (claim["verdict"], claim["reason"]) == ("not tested", "no model has been measured")
 
 
 def weights() -> dict[str, torch.Tensor]:
