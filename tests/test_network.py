@@ -11,6 +11,8 @@ import pytest
 from support import copy_tracked
 from support_workflow import SMOKE, clone_environment
 
+from paperlm.plan.project import Project
+
 DENIED = Path(__file__).with_name("support_network.py")
 
 
@@ -83,3 +85,27 @@ def test_data_models_and_a_benchmark_on_them_are_made_without_a_network(tmp_path
 def test_data_models_and_what_is_measured_on_them_are_made_without_a_network_at_the_default_scale(tmp_path):
     out = made(copy_tracked(tmp_path / "clone"), "neuzip_figure1.svg")
     assert all(rule in out for rule in ("prepare_data", "pretrain", "weight_entropy"))
+
+
+ONE_OF_EACH = """
+from paperlm.jobs import Machine
+from paperlm.plan.project import Project
+from paperlm.run import run_named
+
+project, machine = Project({"scale": "smoke"}), Machine(device="cpu", progress=False)
+first = {job.kind: name for name, job in reversed(project.jobs.items())}
+for name in first.values():
+    run_named(project, name, machine, with_parents=True, again=False)
+print(*first)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_of_every_kind_is_made_without_a_network(tmp_path):
+    clone = copy_tracked(tmp_path / "clone")
+    done = denied("-c", ONE_OF_EACH, folder=clone)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kinds = {job.kind for job in Project({"scale": "smoke"}).jobs.values()}
+    assert set(done.stdout.split()) == kinds and len(kinds) >= 24
+    for kind in kinds:
+        assert list((clone / "results/smoke" / kind).glob("*.json")), kind
