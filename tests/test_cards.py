@@ -1,4 +1,4 @@
-"""Jobs and the cards of a machine: never more of them at once than there are cards."""
+"""Jobs and the cards of a machine: never more of them compute at once than there are cards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 
 
-def test_on_gpus_a_job_claims_so_many_threads_that_jobs_never_outnumber_cards(monkeypatch):
+def test_on_gpus_a_job_claims_so_many_threads_that_no_card_is_idle_and_few_jobs_wait(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     plan = Workflow(Project({"scale": "gpu", "run_missing": "no"}))
     assert [plan.threads_per_job(cores) for cores in (8, 2, 1, None)] == [4, 1, 1, 1]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from paperlm.jobs.hub_model import HubModel
 from paperlm.jobs.output_variance import OutputVariance
 from paperlm.jobs.pretrain import Pretrain
 from paperlm.models.folder import load_model, load_tokenizer
+from paperlm.probe import text as text_probe
 from paperlm.probe.angular import angular_distances, scaled
 from paperlm.probe.gradients import gradient_norms as norms_of
 from paperlm.probe.losses import sequence_losses
@@ -215,6 +217,21 @@ def test_a_model_from_elsewhere_reads_a_text_with_its_own_tokenizer_cut_and_padd
     else:
         per_sequence = 1 if kind is AngularDistance else 0
         assert found.metrics["tokens"] == sum(len(row) - per_sequence for row in rows)
+
+
+def test_a_model_whose_examples_begin_with_a_token_reads_another_text_behind_the_same(tmp_path, folder, monkeypatch):
+    job = job_of(OutputVariance, **OWN_TEXT)
+    manifest = prepare_text(job.data()[0], tmp_path / "text")
+    tokenizer = load_tokenizer(folder)
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    rows = [tokenizer.encode(text) for text in read_documents(manifest)]
+    for example, wanted in (
+        ("split", [row[:16] for row in rows]),
+        ("packed_bos", [[first, *row[:15]] for row in rows]),
+    ):
+        monkeypatch.setattr(text_probe, "root", lambda job, example=example: SimpleNamespace(example=example))
+        ids, mask = text_probe._own_text(job, SimpleNamespace(models={"of": folder}, data=(manifest,)))
+        assert [row[real.astype(bool)].tolist() for row, real in zip(ids, mask, strict=True)] == wanted
 
 
 def test_an_altered_document_is_found(tmp_path):

@@ -19,7 +19,7 @@ from support_jobs import commit, folder_of, made, maker, model, number
 from paperlm import run
 from paperlm.errors import JobError, RecordError, SpecError
 from paperlm.files import write_sealed
-from paperlm.jobs import Job, Machine
+from paperlm.jobs import Inputs, Job, Machine
 from paperlm.plan.project import Project
 from paperlm.record import model_store
 from paperlm.record.places import Places
@@ -102,10 +102,28 @@ def test_a_job_that_does_not_fit_on_the_card_leaves_a_record_that_says_so_and_an
     record = made(tmp_path, job)
     assert (record.outcome, record.metrics) == ("out_of_memory", {})
     assert "number-toy-s0" in (said := capsys.readouterr().err) and said.endswith("Tried to allocate 2 GiB.\n")
+    # what is kept of unfinished work stays for another try
+    kept = tmp_path / maker(tmp_path).places.work(job) / "half"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        maker(tmp_path).make(job, True)
+    assert kept.is_file()
     # one of several processes says nothing: the others would wait for it
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        run._measured(job, None, Machine(device="cpu"))
+        run._measured(job, Inputs(work=tmp_path), Machine(device="cpu"))
+
+
+def test_a_model_that_did_not_fit_leaves_no_half_of_its_files(tmp_path, monkeypatch):
+    def run_job(job, inputs, machine):
+        (inputs.model / "half.bin").touch()
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(run, "run_job", run_job)
+    maker(tmp_path).make(model())
+    assert made(tmp_path, model()).outcome == "out_of_memory"
+    assert {path.name for path in folder_of(tmp_path, model()).iterdir()} == {"manifest.json"}
 
 
 def test_on_a_cpu_a_job_has_one_thread_unless_the_environment_says_another_number(tmp_path, monkeypatch):

@@ -212,7 +212,8 @@ class Maker:
 
 
 def _measured(job: Job, inputs: Inputs, machine: Machine) -> Result | None:
-    """What the job found; that it does not fit on the card is a result as well, as tables print it."""
+    """What the job found; that it does not fit on the card is a result as well, as tables print it. Where unfinished
+    work is kept it did fit once: that stays, and the error is one."""
     try:
         return run_job(job, inputs, machine)
     except RuntimeError as error:
@@ -220,6 +221,11 @@ def _measured(job: Job, inputs: Inputs, machine: Machine) -> Result | None:
         alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
         if torch is None or not isinstance(error, torch.cuda.OutOfMemoryError) or not alone:
             raise
+        if any(path != inputs.model for path in inputs.work.iterdir()):
+            raise
+        if inputs.model is not None:
+            shutil.rmtree(inputs.model)
+            inputs.model.mkdir()
         print(f"{job.job_id}: {str(error).partition(chr(10))[0]}", file=sys.stderr)
     return Result(outcome="out_of_memory")
 

@@ -58,10 +58,10 @@ class Options(FigureOptions):
     diverged: Rise | None = None
     "of series that count updates: when a run whose numbers stayed finite counts as diverged in claims"
     bits: bool = False
-    "y is in nats, and a second axis has bits"
+    "y is in nats, of trainings: a second axis has bits, and the numbers have update, rate, decay and divergence"
 
     def reads(self) -> Columns:
-        return {self.series: (self.x, self.y, *(("update",) if self.diverged else ()))}
+        return {self.series: (self.x, self.y, *(("update",) if self.diverged or self.bits else ()))}
 
     def names_rows(self) -> dict[str, str]:
         return {"reference": self.reference} if self.reference else {}
@@ -134,6 +134,7 @@ def training(record: Record, jobs: Mapping[str, Job], options: Mapping[str, Any]
     """Of each point of a training's curve: the update, y in bits, rate and weight decay of that update, and whether the
     run counts as diverged."""
     series, job, ended = record.series[options["series"]], jobs[record.job_id], diverged(record, options)
+    job = job.settings() if job.kind == "continue_pretrain" else job
     for update, nats in zip(series.column("update"), series.column(options["y"]), strict=True):
         yield [update, None if nats is None else nats / math.log(2), *rate_and_decay(update - 1, job), ended]
 

@@ -235,7 +235,7 @@ def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
                 found = _Head(str(head["kind"]), str(head["job_id"]), str(device), cost)
             except (LookupError, TypeError, ValidationError):
                 continue
-            if cost.wall_seconds and head.get("outcome") != "blocked":
+            if cost.wall_seconds and head.get("outcome") not in ("blocked", "out_of_memory"):
                 yield found
 
 

@@ -113,8 +113,8 @@ class Workflow:
         return self.project.scale.resources.of(job.kind, next(filter(None, sizes), ""))
 
     def threads_per_job(self, cores: int | None) -> int:
-        """Threads a job claims: one on a CPU; on GPUs so many that no card is idle and jobs outnumber cards, and wait
-        for one, only where cores are no multiple of cards.
+        """Threads a job claims: one on a CPU; on GPUs so many that no card is idle, with as many cores or more, and
+        that jobs outnumber cards, and wait for one, only where cores are no multiple of them.
 
         Snakemake ignores `resources: gpu` unless a limit is given, so the bare command `--cores 8` on one card has to
         be held back by threads.

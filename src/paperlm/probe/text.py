@@ -138,8 +138,11 @@ def _own_text(job: TextProbe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     from paperlm.models.folder import load_tokenizer
 
     tokenizer = load_tokenizer(inputs.models["of"])
+    head = []
+    if getattr(root(job), "example", "") == "packed_bos":  # as each of its own examples begins
+        head = [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
     rows = [
-        tokenizer(text, truncation=True, max_length=job.text_tokens)["input_ids"]
+        head + tokenizer(text, truncation=True, max_length=job.text_tokens - len(head))["input_ids"]
         for text in read_documents(inputs.data[0])
     ]
     rows = [row for row in rows if len(row) > 1]
