@@ -112,8 +112,15 @@ def test_relative_errors_are_those_that_the_formulas_have_on_gaussian_rows(mode,
 @everywhere
 @pytest.mark.parametrize("keep,width", [(0.5, 200), (0.25, 96), (0.5, 2)])
 def test_topk_keeps_exactly_so_many_and_of_equals_the_first(spot, keep, width):
-    x = normal(3, width, device=spot.device)
+    x = normal(5, width, device=spot.device)
     x[1] = 2.0  # all equal
+    x[3] = torch.linspace(0.01, 0.06, width, device=spot.device)[torch.randperm(width)]
+    x[3, -1] = 1.0  # what the last that is kept is far below a sixteenth of
+    x[4] = 0.0
+    x[4, 0] = 1.0  # fewer than are kept are not zero
+    g = torch.Generator().manual_seed(0)
+    many = torch.randint(-20, 21, (48, width), generator=g) * torch.rand(48, 1, generator=g)  # equals everywhere
+    x = torch.cat([x, many.to(spot.device)])
     x[2] = torch.tensor([1.0, -1.0, 0.5, 3.0], device=spot.device).repeat(width)[:width]
     out = rmsnorm_quantize(x, None, keep=keep, backend=spot.backend)
     k = round(keep * width)

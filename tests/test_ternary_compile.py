@@ -86,6 +86,8 @@ def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     if pdl:  # the kernel in front has ended before anything of memory is read
         reads = [ptx.find(access) for access in ("ld.global", "cp.async")]
         assert 0 < ptx.index("griddepcontrol.wait") < min(at for at in reads if at > 0)
+        asked = ptx.find("prefetch.global.L2")  # weights, unless which rows are read is not known yet
+        assert gather == (asked < 0) and asked < ptx.index("griddepcontrol.wait")
     # a thread has 16 words of weights for each token, of four codes in each of their four planes
     assert ptx.count("dp4a") == 16 * 4
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", ptx)  # ahead of their use
@@ -140,6 +142,13 @@ def test_the_list_of_open_gates_is_made_in_registers(tmp_path):
     assert spilled(kernel, tmp_path) == 0
 
 
+def waits_first(ptx):
+    """Whether the next kernel is let in, and the end of the one in front waited for, before any access to memory."""
+    let_in, waited = (ptx.index(f"griddepcontrol.{what}") for what in ("launch_dependents", "wait"))
+    touched = [ptx.find(access) for access in ("ld.global", "st.global", "cp.async")]
+    return let_in < waited < min(at for at in touched if at > 0)
+
+
 NORM = dict.fromkeys(
     ("x", "up", "gain", "residual", "stream", "values", "d_values", "d_stream", "d_x", "d_up"), "*bf16"
 )
@@ -160,10 +169,11 @@ def test_a_row_is_normalized_and_quantized_in_registers(width, mode, kind, tmp_p
     constants = {
         "GLU": kind == "glu", "NORM": True, "RESIDUAL": kind == "residual and topk", "MEAN": chosen.mean,
         "TOPK": kind == "residual and topk", "E2M1": chosen.e2m1, "CODES": True, "VALUES": False,
-        "COMPACT": kind == "glu", "BLOCK": block,
+        "COMPACT": kind == "glu", "BLOCK": block, "PDL": True,
     }  # fmt: skip
-    kernel = compile_for(norm.norm_quantize_kernel, NORM, constants, ROW, 90, warps, 3)
+    kernel = compile_for(norm.norm_quantize_kernel, NORM, constants, ROW, 90, warps, 3, launch_pdl=True)
     ptx = kernel.asm["ptx"]
+    assert waits_first(ptx)
     assert spilled(kernel, tmp_path) <= 4  # a number, once a row
     assert re.search(r"ld\.global[.\w]*\.v4\.b32", ptx)
     # a ratio is computed once a row; what is done for each number is a product
@@ -175,7 +185,7 @@ def test_codes_and_values_of_training_are_made_in_registers(width, keep, tmp_pat
     block, warps = _block(width)
     constants = {
         "GLU": False, "NORM": True, "RESIDUAL": False, "MEAN": False, "TOPK": keep, "E2M1": False, "CODES": True,
-        "VALUES": True, "COMPACT": False, "BLOCK": block,
+        "VALUES": True, "COMPACT": False, "BLOCK": block, "PDL": False,
     }  # fmt: skip
     kernel = compile_for(norm.norm_quantize_kernel, NORM, constants, ROW, 90, warps, 3)
     assert spilled(kernel, tmp_path) <= 4  # a number, once a row
@@ -204,7 +214,7 @@ heads = pytest.mark.parametrize("bits,head_dim", [(bits, d) for bits in (3, 4) f
 def test_appending_and_merging_compile_without_spills(bits, head_dim, tmp_path):
     layout = KVLayout(head_dim, bits)
     sizes = [planes.size for planes in layout.planes]
-    common = {"FIRST": bits == 3, "SYMMETRIC": True, "D": head_dim}
+    common = {"FIRST": bits == 3, "SYMMETRIC": True, "D": head_dim, "PDL": True}
     rows = {"row_bytes": layout.row_bytes, "low_bytes": sizes[0], "high_bytes": sum(sizes[1:])}
     power = triton.next_power_of_2
     append = rows | {"THREE": bits == 3, "ROTATE": True, "HALF": power(head_dim // 2), "QUARTER": power(head_dim // 4)}
@@ -214,7 +224,9 @@ def test_appending_and_merging_compile_without_spills(bits, head_dim, tmp_path):
         (kv.append_kernel, append, "*bf16", 1),
         (kv.merge_kernel, merge, "*bf16", 4),
     ):
-        kernel = compile_for(function, CACHE | {"out": out}, common | constants, {"capacity"}, 90, warps, 3)
+        types = CACHE | {"out": out}
+        kernel = compile_for(function, types, common | constants, {"capacity"}, 90, warps, 3, launch_pdl=True)
+        assert waits_first(kernel.asm["ptx"])
         assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0
 
 
@@ -227,11 +239,12 @@ def test_attending_reads_16_bytes_at_once_converts_nothing_and_spills_nothing(bi
     constants = {
         "D": head_dim, "row": tiles.row, "THREE": bits == 3, "FIRST": bits == 3, "QUANTIZE": quantize,
         "SYMMETRIC": True, "TOKENS": tiles.tokens, "WIDE": tiles.unit != torch.uint8,
-        "HALVES": tiles.unit == torch.int16, "BLOCK": tiles.block, "STAGES": tiles.stages, "ASM": True,
+        "HALVES": tiles.unit == torch.int16, "BLOCK": tiles.block, "STAGES": tiles.stages, "ASM": True, "PDL": True,
     }  # fmt: skip
     unit = {torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}[tiles.unit]
     types = CACHE | {"k_data": unit, "v_data": unit, "out": "*fp32"}
-    kernel = compile_for(kv.decode_kernel, types, constants, {"capacity"}, 90, tiles.warps, 3)
+    kernel = compile_for(kv.decode_kernel, types, constants, {"capacity"}, 90, tiles.warps, 3, launch_pdl=True)
+    assert waits_first(kernel.asm["ptx"])
     assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0
     if words:
         ptx = kernel.asm["ptx"]

@@ -7,6 +7,7 @@ in three digits of seven bits; values become floats without a conversion.
 import triton
 import triton.language as tl
 
+from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
 from paperlm_kernels.ternary_linear.tiles import add_dot_of_four
 
 MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: see rmsnorm_quantize.kernel
@@ -78,10 +79,13 @@ def append_kernel(
     capacity, row_bytes: tl.constexpr, low_bytes: tl.constexpr, high_bytes: tl.constexpr, levels, zero, most,
     first_levels, first_zero, k_batch, k_token, k_head, v_batch, v_token, v_head, q_batch, q_token, q_head,
     THREE: tl.constexpr, FIRST: tl.constexpr, SYMMETRIC: tl.constexpr, ROTATE: tl.constexpr, HALF: tl.constexpr,
-    QUARTER: tl.constexpr, EIGHTH: tl.constexpr, GROUPS: tl.constexpr,
+    QUARTER: tl.constexpr, EIGHTH: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (new token, batch and head, part): part 0 is the key, 1 the value, the next ones are the GROUPS queries
     that attend to the head, which are turned by the same angles into `turned` (B, T, query heads, D)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     t = tl.program_id(0)
     b, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     position = tl.load(lengths + b) + t
@@ -255,7 +259,7 @@ def decode_kernel(
     q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D: tl.constexpr, capacity,
     row: tl.constexpr, zero, scale, q_levels, q_zero, splits, THREE: tl.constexpr, FIRST: tl.constexpr,
     QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr, HALVES: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (batch and query head, split). Writes, of its positions, the weighted v, unnormalized, to `out` (program,
     D), and the largest score and the sum of weights to `stats` (program, 2).
@@ -264,6 +268,9 @@ def decode_kernel(
     row are summed across threads. row: its size in what k_data and v_data point to: words (WIDE), halves of them
     (HALVES), else bytes. scale: of the scores, times log2 e. FIRST: position 0 is left to `merge_kernel`.
     """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
     length = tl.load(lengths + b)
@@ -328,9 +335,12 @@ def first_row(data, step, D, zero, BLOCK: tl.constexpr):
 def merge_kernel(
     q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, shared_by, D: tl.constexpr, capacity,
     first_zero, scale, q_levels, q_zero, splits, FIRST: tl.constexpr, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (batch and query head): the parts of `decode_kernel`, and position 0 where it lies apart, as one."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64)
     split = tl.arange(0, SPLITS)

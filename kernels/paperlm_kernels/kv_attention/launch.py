@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paperlm_kernels.kv_attention import kernel
 from paperlm_kernels.kv_attention.layout import KVLayout, levels_of, zero_of
+from paperlm_kernels.overlap import launched, overlaps
 from paperlm_kernels.ternary_linear.launch import processors
 
 WARPS, STAGES = 1, 3
@@ -86,7 +87,7 @@ def run_append(
             first.levels, first.zero, *k.stride()[:3], *v.stride()[:3], *(q.stride()[:3] if groups else (0, 0, 0)),
             THREE=layout.bits == 3, FIRST=layout.has_first, SYMMETRIC=layout.mapping == "symmetric",
             ROTATE=cos is not None, HALF=_block(D // 2), QUARTER=_block(D // 4), EIGHTH=_block(-(-D // 8)),
-            GROUPS=groups, num_warps=1,
+            GROUPS=groups, num_warps=1, **launched(T == 1 and overlaps(k.device)),
         )  # fmt: skip
     return turned
 
@@ -120,16 +121,17 @@ def run_decode(
     of_query = {"QUANTIZE": quantize, "SYMMETRIC": layout.mapping == "symmetric"}
     scale = scale * math.log2(math.e)
     data = [rows.view(tiles.unit) for rows in (k_data, v_data)]
+    pdl = launched(overlaps(q.device))
     with torch.cuda.device_of(q):
         kernel.decode_kernel[(B * heads, splits)](
             q, *data, k_steps, v_steps, lengths, parts, stats, heads, heads // kv_heads, D, capacity, tiles.row,
             layout.zero, scale, q_levels, q_zero, splits, THREE=layout.bits == 3, FIRST=layout.has_first,
             TOKENS=tiles.tokens, WIDE=tiles.unit != torch.uint8, HALVES=tiles.unit == torch.int16, BLOCK=tiles.block,
-            STAGES=tiles.stages, ASM=ASM, **of_query, num_warps=tiles.warps,
+            STAGES=tiles.stages, ASM=ASM, **of_query, num_warps=tiles.warps, **pdl,
         )  # fmt: skip
         kernel.merge_kernel[(B * heads,)](
             q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, heads // kv_heads, D, capacity,
             layout.first.zero, scale, q_levels, q_zero, splits, FIRST=layout.has_first, SPLITS=_block(splits),
-            BLOCK=_block(D), **of_query, num_warps=4,
+            BLOCK=_block(D), **of_query, num_warps=4, **pdl,
         )  # fmt: skip
     return out

@@ -6,10 +6,14 @@ A program has a whole row in registers (BLOCK, the next power of two). Statistic
 import triton
 import triton.language as tl
 
+from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
+
 # 1.5 * 2^23: what is added to it is rounded to a whole number, half to even, up to 2^22. (The interpreter has no rint.)
 MAGIC = tl.constexpr(12582912.0)
 EPS = tl.constexpr(1e-5)
 INFINITY = tl.constexpr(float("inf"))
+LARGEST = tl.constexpr(2**31 - 2)
+SIXTEENTH = tl.constexpr(4 << 23)  # less of the bits of a float, a sixteenth of its value
 
 
 @triton.jit
@@ -28,17 +32,30 @@ def open_gate(gate):
 def keep_largest(y, inside, k):
     """y with zeros but at its k entries of largest magnitude; of equals, those that come first.
 
-    The bits of a positive float, read as a number, are in its order: the k-th largest is found bit by bit.
+    The bits of a positive float, read as a number, are in its order: a number that k entries reach is found by halving,
+    first at a sixteenth of the largest entry, which in a row of a model is close. None is reached by exactly k where
+    the k-th and the next are equal; only there does it take all bits, and places decide.
     """
     bits = tl.where(inside, tl.abs(y).to(tl.int32, bitcast=True), -1)
-    least = 0
-    for i in range(31):
-        trial = least | (1 << (30 - i))
-        least = tl.where(tl.sum((bits >= trial).to(tl.int32), 0) >= k, trial, least)
-    above = bits > least
-    equal = (bits == least).to(tl.int32)
-    room = k - tl.sum(above.to(tl.int32), 0)
-    return tl.where(above | ((equal == 1) & (tl.cumsum(equal, 0) <= room)), y, 0.0)
+    least = 0  # so many bits, or more, have k entries at least; `beyond` and more fewer than k
+    beyond = tl.minimum(tl.max(bits, 0), LARGEST) + 1
+    trial = tl.maximum(beyond - SIXTEENTH, 1)
+    found = k + 1
+    while (beyond - least > 1) & (found != k):
+        count = tl.sum((bits >= trial).to(tl.int32), 0)
+        if count >= k:
+            least = trial
+            found = count
+        else:
+            beyond = trial
+        trial = least + (beyond - least) // 2
+    if found == k:
+        kept = bits >= least
+    else:
+        equal = (bits == least).to(tl.int32)
+        room = k - tl.sum((bits > least).to(tl.int32), 0)
+        kept = (bits > least) | ((equal == 1) & (tl.cumsum(equal, 0) <= room))
+    return tl.where(kept, y, 0.0)
 
 
 @triton.jit
@@ -65,9 +82,14 @@ def norm_quantize_kernel(
     up_stride, residual_stride, eps, levels, low, high, multiple,
     GLU: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, TOPK: tl.constexpr, MEAN: tl.constexpr,
     E2M1: tl.constexpr, CODES: tl.constexpr, VALUES: tl.constexpr, COMPACT: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One row a program. CODES: writes codes (padded with zeros), scale and rowsum. VALUES: writes the dequantized row
-    and 1 / root mean square, for training. COMPACT: places of the codes that are not 0, and their number."""
+    and 1 / root mean square, for training. COMPACT: places of the codes that are not 0, and their number.
+    PDL: it is started before the kernel in front of it has ended, and waits for that here."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < D

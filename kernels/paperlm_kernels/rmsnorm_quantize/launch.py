@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from paperlm_kernels.overlap import FEW_ROWS, launched, overlaps
 from paperlm_kernels.rmsnorm_quantize import kernel
 from paperlm_kernels.rmsnorm_quantize.modes import Mode
 
@@ -63,7 +64,7 @@ def run_forward(
                 stride(rows.residual), rows.eps, mode.levels, float(mode.low), float(mode.high), float(multiple),
                 GLU=rows.up is not None, NORM=rows.gain is not None, RESIDUAL=rows.residual is not None, TOPK=k < D,
                 MEAN=mode.mean, E2M1=mode.e2m1, CODES=codes, VALUES=values, COMPACT=compact, BLOCK=block,
-                num_warps=warps,
+                num_warps=warps, **launched(M <= FEW_ROWS and not values and overlaps(x.device)),
             )  # fmt: skip
     return out
 

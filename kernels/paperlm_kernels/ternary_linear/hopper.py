@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import os
 import threading
 
 import torch
 import triton
 from torch import Tensor
+
+from paperlm_kernels.overlap import is_hopper
 
 COUNTERS = 256
 "Of programs that share tiles, one a tile: so many for all products of a CUDA graph."
@@ -74,14 +75,6 @@ def constants_of(tiles: StreamTiles, gated: bool = False, eight: bool = True) ->
         "PARTS": most_splits(tiles) if tiles.splits > 1 else 0,
         "HALF": 0 if not gated else 8 if tiles.rows == 64 else 64, "EIGHT": eight,
     }  # fmt: skip
-
-
-@functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Whether kernels may be compiled for the matrix units and the copy engine of Hopper there."""
-    if device.type != "cuda" or torch.version.hip is not None or os.environ.get("TRITON_INTERPRET") == "1":
-        return False
-    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @functools.cache

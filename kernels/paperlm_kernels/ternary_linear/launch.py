@@ -14,12 +14,15 @@ import torch
 import triton
 from torch import Tensor
 
+from paperlm_kernels.overlap import is_hopper, launched, overlaps
 from paperlm_kernels.ternary_linear import gemm, gemv, hopper
 from paperlm_kernels.ternary_linear.hopper import StreamTiles
 from paperlm_kernels.ternary_linear.packing import padded
 
 GEMV_TOKENS = 4
 "Up to so many tokens are taken by the dot products of four bytes, more by the matrix units."
+DENSE_STAGES = 2
+"Steps that are read ahead where a weight is a byte, of which three do not fit the shared memory."
 ASM = os.environ.get("TRITON_INTERPRET") != "1"
 "The interpreter has no inline assembly."
 
@@ -142,6 +145,8 @@ def run_linear(
         hopper.run_stream(codes, data, vectors, N, tiles, gated)
         return y
     tiles = tiles or tiles_of(M, N, width, programs)
+    if dense:
+        tiles = dataclasses.replace(tiles, stages=min(tiles.stages, DENSE_STAGES))
     splits = splits or tiles.splits
     m_tiles, n_tiles = triton.cdiv(M, tiles.tokens), triton.cdiv(N, tiles.rows)
     work, arrived = _shared(M * N, m_tiles * n_tiles, splits, codes.device)
@@ -173,7 +178,7 @@ def _run_gemv(
     if codes.storage_offset() % 4:
         codes = codes.clone()  # they are read in words
     BM = 1 if listed else triton.next_power_of_2(M)
-    if tiles is None and BM == 1 and hopper.is_hopper(codes.device):
+    if tiles is None and BM == 1 and is_hopper(codes.device):
         tiles = token_tiles_of(N, width, processors(codes.device))
     tiles = tiles or few_tiles_of(BM, N, processors(codes.device))
     blocks, tokens = triton.cdiv(N, tiles.rows), M if listed else 1
@@ -181,13 +186,12 @@ def _run_gemv(
     splits = splits or tiles.splits or max(1, min(steps, 2 * processors(codes.device) // (blocks * tokens)))
     work, arrived = _shared(M * N, blocks * tokens, splits, codes.device)
     places, counts = listed or (None, None)
-    pdl = hopper.is_hopper(codes.device) and gemv.gdc_wait is not None
     with torch.cuda.device_of(codes):
         gemv.gemv_kernel[(blocks, splits, tokens)](
             codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 32,
             splits, 0 if places is None else places.stride(0), BM=BM, BN=tiles.rows, WORDS=tiles.words,
             STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, GATED=gated, ASM=ASM,
-            PDL=pdl, num_warps=tiles.warps, **({"launch_pdl": True} if pdl else {}),
+            num_warps=tiles.warps, **launched(overlaps(codes.device)),
         )  # fmt: skip
 
 
