@@ -84,10 +84,7 @@ def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3, launch_pdl=pdl)
     ptx = kernel.asm["ptx"]
     if pdl:  # the kernel in front has ended before anything of memory is read
-        reads = [ptx.find(access) for access in ("ld.global", "cp.async")]
-        assert 0 < ptx.index("griddepcontrol.wait") < min(at for at in reads if at > 0)
-        asked = ptx.find("prefetch.global.L2")  # weights, unless which rows are read is not known yet
-        assert gather == (asked < 0) and asked < ptx.index("griddepcontrol.wait")
+        assert waits_first(ptx)
     # a thread has 16 words of weights for each token, of four codes in each of their four planes
     assert ptx.count("dp4a") == 16 * 4
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", ptx)  # ahead of their use
@@ -143,10 +140,9 @@ def test_the_list_of_open_gates_is_made_in_registers(tmp_path):
 
 
 def waits_first(ptx):
-    """Whether the next kernel is let in, and the end of the one in front waited for, before any access to memory."""
-    let_in, waited = (ptx.index(f"griddepcontrol.{what}") for what in ("launch_dependents", "wait"))
-    touched = [ptx.find(access) for access in ("ld.global", "st.global", "cp.async")]
-    return let_in < waited < min(at for at in touched if at > 0)
+    """Whether the end of the kernel in front is waited for before memory is touched and the next kernel let in."""
+    touched = [ptx.find(access) for access in ("griddepcontrol.launch", "ld.global", "st.global", "cp.async")]
+    return 0 < ptx.index("griddepcontrol.wait") < min(at for at in touched if at > 0)
 
 
 NORM = dict.fromkeys(

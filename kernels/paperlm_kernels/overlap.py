@@ -1,8 +1,9 @@
 """Kernels that are started before the one in front of them has ended: programmatic dependent launch, on Hopper.
 
-Such a kernel says first that the next may be started, then waits for the end of the one in front. Before that wait it
-may not read what any kernel writes; it may ask for lines to be brought to the L2 cache, where all see the same. As
-every one waits, the end of one means the end of all before it.
+Such a kernel waits for the end of the one in front before it touches memory, and says then that the next may be
+started. As every one waits, the end of one means the end of all before it. What it says first of all starts kernels
+too early: with a 4-bit cache a token of 3B took 1.69 ms where norms, cache and attention did so, 1.46 in this order,
+and 1.53 where they are started one after the other (an H200, in turns).
 """
 
 from __future__ import annotations
@@ -11,16 +12,12 @@ import functools
 import os
 
 import torch
-import triton
-import triton.language as tl
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # an older Triton; where they are called, PDL is on
     gdc_launch_dependents = gdc_wait = None
 
-LINE = tl.constexpr(128)
-"Bytes that memory is read in."
 FEW_ROWS = 16
 "With more rows than this a kernel takes so long that its start does not count."
 
@@ -41,9 +38,3 @@ def overlaps(device: torch.device) -> bool:
 def launched(pdl: bool) -> dict[str, bool]:
     """Keywords of a launch, and the constant PDL of its kernel."""
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
-
-
-@triton.jit
-def prefetch(at):
-    """Brings the lines at these addresses to the L2 cache; nothing waits for them, and nothing is read."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, False, 1)

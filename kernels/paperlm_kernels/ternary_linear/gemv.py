@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paperlm_kernels.overlap import LINE, gdc_launch_dependents, gdc_wait, prefetch
+from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
 from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish, row_of
 
 
@@ -20,23 +20,14 @@ def gemv_kernel(
     Word w of a row holds, in plane s, the codes of the four activations in word 32 (w // 8) + 8 s + w % 8.
 
     GATHER: of token `program_id(2)` only the rows in its list (places, counts) are computed, y is zeros elsewhere.
-    GATED: as in gemm_kernel. PDL: it is started before the kernel in front of it has ended, and waits for that here,
-    with its weights on their way to the L2 cache.
+    GATED: as in gemm_kernel. PDL: it is started before the kernel in front of it has ended, and waits for that here.
     """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     width = 8 * chunks
     block = tl.program_id(0)
     split = tl.program_id(1)
-    steps = tl.cdiv(width, WORDS)
-    share = tl.cdiv(steps, splits)
-    if PDL:
-        gdc_launch_dependents()
-        if not GATHER:
-            row = tl.minimum(block * BN + tl.arange(0, BN), N - 1)
-            line = tl.arange(0, 4 * WORDS // LINE) * (LINE // 4)
-            for step in range(split * share, tl.minimum((split + 1) * share, steps)):
-                word = tl.minimum(step * WORDS + line, width - 1)
-                prefetch(weight + row_of(row, N, GATED).to(tl.int64)[:, None] * width + word[None, :])
-        gdc_wait()
     token = tl.program_id(2) + tl.arange(0, BM)
     n = block * BN + tl.arange(0, BN)
     if GATHER:
@@ -46,6 +37,8 @@ def gemv_kernel(
         asked = n < N
     word = tl.arange(0, WORDS)
     acc = tl.zeros([BM, BN, WORDS], dtype=tl.int32)
+    steps = tl.cdiv(width, WORDS)
+    share = tl.cdiv(steps, splits)
     for step in tl.range(split * share, tl.minimum((split + 1) * share, steps), num_stages=STAGES):
         w = step * WORDS + word
         at = weight + row_of(n, N, GATED).to(tl.int64)[:, None] * width + w[None, :]
