@@ -84,8 +84,8 @@ def append_kernel(
     """Program (new token, batch and head, part): part 0 is the key, 1 the value, the next ones are the GROUPS queries
     that attend to the head, which are turned by the same angles into `turned` (B, T, query heads, D)."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     t = tl.program_id(0)
     b, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     position = tl.load(lengths + b) + t
@@ -269,8 +269,8 @@ def decode_kernel(
     (HALVES), else bytes. scale: of the scores, times log2 e. FIRST: position 0 is left to `merge_kernel`.
     """
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
     length = tl.load(lengths + b)
@@ -339,8 +339,8 @@ def merge_kernel(
 ):  # fmt: skip
     """Program (batch and query head): the parts of `decode_kernel`, and position 0 where it lies apart, as one."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64)
     split = tl.arange(0, SPLITS)

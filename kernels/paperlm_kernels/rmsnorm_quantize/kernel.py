@@ -88,8 +88,8 @@ def norm_quantize_kernel(
     and 1 / root mean square, for training. COMPACT: places of the codes that are not 0, and their number.
     PDL: it is started before the kernel in front of it has ended, and waits for that here."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < D

@@ -29,7 +29,6 @@ def gemv_kernel(
     steps = tl.cdiv(width, WORDS)
     share = tl.cdiv(steps, splits)
     if PDL:
-        gdc_launch_dependents()
         if not GATHER:
             row = tl.minimum(block * BN + tl.arange(0, BN), N - 1)
             line = tl.arange(0, 4 * WORDS // LINE) * (LINE // 4)
@@ -37,6 +36,7 @@ def gemv_kernel(
                 word = tl.minimum(step * WORDS + line, width - 1)
                 prefetch(weight + row_of(row, N, GATED).to(tl.int64)[:, None] * width + word[None, :])
         gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(2) + tl.arange(0, BM)
     n = block * BN + tl.arange(0, BN)
     if GATHER:
