@@ -294,14 +294,23 @@ def test_curves_are_drawn_with_a_panel_a_column_and_a_legend_inside(tmp_path, mo
     assert {row["kind"] for row in rows} == {"train", "eval"} and {row["scale"] for row in rows} == {"gpu"}
 
 
-def test_a_table_whose_methods_are_its_columns_has_curves_too(tmp_path):
+def test_a_table_whose_methods_are_its_columns_has_a_line_for_each(tmp_path, monkeypatch):
+    left = []
+    monkeypatch.setattr(plt, "close", left.append)
     project = Project({"scale": "tiny"})
     files = [tmp_path / f"{job.job_id}.json" for job in project.jobs_of("mixln_table5")]
     for path, job in zip(files, project.jobs_of("mixln_table5"), strict=True):
         write_record(path, pretrained(job, float("inf") if job.norm["name"] == "post_ln" else 20.0))
     draw_curves(project, "mixln_table5", files, tmp_path / "curves.svg")
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
-    assert {row["column"] for row in rows} == set(project.table("mixln_table5")[1].columns)
+    columns = project.table("mixln_table5")[1].columns
+    assert {row["column"] for row in rows} == set(columns)
+    (figure,) = left
+    assert [axis.get_title() for axis in figure.axes] == ["Perplexity"], "one panel, in which they can be compared"
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named[: len(columns)] == list(columns)
+    colors = [line.get_color() for line in figure.axes[0].lines][: len(columns)]
+    assert len(set(colors)) == len(columns)
 
 
 def test_jobs_without_a_curve_and_columns_of_the_same_runs_have_no_panel(tmp_path):
@@ -323,7 +332,10 @@ def test_curves_say_what_their_table_says_of_its_numbers(tmp_path, scale, compar
     draw_curves(project, "mixln_table1", [tmp_path / "one.json"], tmp_path / "curves.svg")
     said = (tmp_path / "curves.notes.txt").read_text().splitlines()
     of_the_table = table_contents(project, "mixln_table1", []).notes
-    assert said == [*of_the_table, "Post-LN: leaks the future"]
+    departures = [f"{departure.what}: {departure.why}" for departure in project.deviations("mixln_table1")]
+    missing = "not run: DeepNorm, DeepNorm (as defined), Pre-LN, Mix-LN"
+    missing = missing if scale == "paper" else missing.replace(", DeepNorm (as defined)", "")
+    assert said == [*of_the_table[:1], missing, *of_the_table[1:], "Post-LN, LLaMA-71M: leaks the future", *departures]
     assert comparable == (not of_the_table), "a proxy, and another scale than the paper's"
     assert said[0][:40] in (tmp_path / "curves.svg").read_text()
 

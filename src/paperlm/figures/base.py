@@ -22,7 +22,7 @@ from paperlm.tables.contents import ITEMS_ONLY, Contents, DiffRow, Key
 from paperlm.tables.jobs import PROXY, incomparable, labels, proxies
 from paperlm.tables.results import collect
 from paperlm.tables.verdicts import claim_rows
-from paperlm.tables.vocabulary import NOT_PRINTED, SEE_CLAIMS
+from paperlm.tables.vocabulary import NOT_PRINTED, NOT_RUN, SEE_CLAIMS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,12 +108,18 @@ def write_picture(figure: Figure, lines: list[str], out: Path) -> None:
 
 
 def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str, ...]:
-    """Models whose training collapsed, proxies, and labels of the records behind a figure of jobs: the picture has room
-    for the first."""
-    cells = [(row, cell) for (row, _), cell in collect(project, name, records).cells.items() if cell.records]
+    """Rows that were not run where others were, models whose training collapsed, proxies, and labels of the records
+    behind a figure of jobs: the picture has room for the first."""
+    of_jobs = [(row, cell) for (row, _), cell in collect(project, name, records).cells.items() if cell.cell.jobs]
+    cells = [(row, cell) for row, cell in of_jobs if cell.records]
+    seen = {row for row, _ in cells}
+    missing = list(dict.fromkeys(row for row, _ in of_jobs if row not in seen)) if seen else []
+    if name in project.tables:  # columns are models there; in a figure they are states of one
+        cells = [(f"{row}, {cell.cell.column}", cell) for row, cell in cells]
     collapsed = [f"{row}: {said}" for row, cell in cells if (said := cell.collapsed)]
     found = [f"{row}: {label}" for row, cell in cells for label in labels(cell)]
-    return tuple(dict.fromkeys([*collapsed, *proxies(project, name), *found]))
+    absent = [f"{NOT_RUN}: {', '.join(missing)}"] if missing else []
+    return tuple(dict.fromkeys([*absent, *collapsed, *proxies(project, name), *found]))
 
 
 def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffRow]:
@@ -139,7 +145,7 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
             table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=regenerated,
             metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(finite):.4g}" if several else "",
             seeds=len(sample.values), verdict=SEE_CLAIMS if said else NOT_PRINTED, reason=reason,
-            labels="; ".join(drawing.labels),
+            labels="; ".join(label for label in drawing.labels if not label.startswith(f"{NOT_RUN}: ")),
         ))  # fmt: skip
     return rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.depth import Also, depth_samples, mean_over_seeds, statistics_of
 from paperlm.figures.options import Columns, FigureOptions, options_of
-from paperlm.figures.style import method_color, norm_of
+from paperlm.figures.style import headline, method_color, norm_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect, seed_of
@@ -43,7 +43,8 @@ class Options(FigureOptions):
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """Bars are means over seeds, a dot is one seed's number."""
+    """Bars are means over seeds, a dot is one seed's number; of a single seed they have the 95 % interval of the
+    measurement, if it has one."""
     import matplotlib.pyplot as plt
     import pandas as pd
     from matplotlib.ticker import MaxNLocator
@@ -63,14 +64,17 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     count = max(1, len(found))
     lines, across = -(-count // ACROSS), min(count, ACROSS)
     figure, axes = plt.subplots(
-        lines, across, figsize=(2.9 * across + 0.5, 2.5 * lines + 0.4), sharey=True, squeeze=False
+        lines, across, figsize=(2.15 * across + 0.55, 2.1 * lines + 0.5), sharey=True, squeeze=False
     )
     for axis in axes.flat[count:]:
         axis.set_axis_off()
+    errors = _errors(found, options)
     methods = {row: norm_of(cell.cell.jobs[0]) for (row, _), cell in results.cells.items()}
     for place, (axis, (row, seeds)) in enumerate(zip(axes.flat, curves.items(), strict=False)):
         mean = mean_over_seeds(seeds)
-        axis.bar(range(len(mean)), mean, color=method_color(methods[row]), width=0.75)
+        error = 1.96 * errors[row] if errors and len(seeds) == 1 else None  # several seeds show how far they spread
+        axis.bar(range(len(mean)), mean, color=method_color(methods[row]), width=0.75, yerr=error,
+                 error_kw={"elinewidth": 0.7, "ecolor": "0.3"})  # fmt: skip
         for seed in seeds if len(seeds) > 1 else ():
             axis.plot(range(len(seed)), seed, ".", color="0.2", markersize=3)
         if options["log"]:
@@ -79,16 +83,17 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             axis.axhline(0, color="0.4", linewidth=0.8)
         axis.set(title=row, ylabel="" if place % across else options["label"])
         axis.set_xlabel("block (from 0, as in print)" if place + across >= count else "")
+        axis.set_xlim(-0.6, len(mean) - 0.4)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(visible=False, axis="x")
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     figure.tight_layout()
     also = options["also"]
     statistics = {row: [statistics_of(curve, also) for curve in seeds] for row, seeds in curves.items()}
-    samples = depth_samples(statistics, _errors(found, options))
+    samples = depth_samples(statistics, errors)
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
 

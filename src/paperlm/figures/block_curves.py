@@ -12,6 +12,7 @@ from pathlib import Path
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.depth import CORRELATION, depth_samples, depth_statistics
 from paperlm.figures.options import Columns, FigureOptions, options_of
+from paperlm.figures.style import headline
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect, seed_of
@@ -39,8 +40,9 @@ class Options(FigureOptions):
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """Lines from dark (first block) to light (last); the first seed of each row."""
     import matplotlib.pyplot as plt
+    import numpy as np
     import pandas as pd
-    import seaborn as sns
+    from matplotlib.colors import ListedColormap
 
     _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
@@ -62,24 +64,26 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     frame = pd.DataFrame(rows, columns=["row", "seed", "update", "block", options["column"]])
     count = max(1, len(curves))
     figure, axes = plt.subplots(
-        1, count, figsize=(3.1 * count + 0.7, 3.0), sharey=options["log"], squeeze=False, layout="constrained"
+        1, count, figsize=(2.15 * count + 0.7, 2.7), sharey=options["log"], squeeze=False, layout="constrained"
     )
+    # without the lightest end, which is hard to see on white; lines and bar are of the same map
+    shades = ListedColormap(plt.get_cmap("viridis")(np.linspace(0, 0.9, 256)))
     for axis, (row, seeds) in zip(axes[0], curves.items(), strict=False):
         curve = next(iter(seeds.values()))
         updates = sorted(curve)
         depth = len(curve[updates[0]])
-        for block, color in enumerate(sns.color_palette("viridis", depth)):
+        for block, color in enumerate(shades(np.linspace(0, 1, depth))):
             axis.plot(updates, [curve[update][block] for update in updates], color=color, linewidth=1.1)
         if options["log"]:
             axis.set_yscale("log")
         axis.set(title=row, xlabel="update", ylabel=options["label"] if axis is axes[0][0] else "")
     if curves:
-        colours = plt.cm.ScalarMappable(plt.Normalize(1, depth), "viridis")
+        colours = plt.cm.ScalarMappable(plt.Normalize(1, depth), shades)
         figure.colorbar(colours, ax=axes[0].tolist(), label="block", fraction=0.04, pad=0.02)
     else:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     wanted = Counter(row for row, _ in results.cells)
     whole = {row: [c for c in seeds.values() if len(c) == wanted[row]] for row, seeds in curves.items()}
     statistics = {row: [curve_statistics(curve) for curve in found] for row, found in whole.items() if found}

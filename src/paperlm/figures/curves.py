@@ -1,4 +1,5 @@
-"""Training curves behind a table of runs: one panel per column, one line per row."""
+"""Training curves behind a table of runs: a panel for each column and a line for each row; of a table with a single row
+one panel, with a line for each column."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ from pathlib import Path
 
 from paperlm.errors import SpecError
 from paperlm.figures.base import labels_of, write_picture
-from paperlm.figures.style import legend_below, row_styles
+from paperlm.figures.style import headline, legend_below, row_styles
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.result import UNIGRAM
 from paperlm.tables.jobs import incomparable
 from paperlm.tables.results import collect, seed_of
+
+ACROSS = 3
+"Panels beside each other: more of them are too narrow to read on a page."
 
 
 def draw_curves(project: Project, table_name: str, records: Iterable[Path], out: Path) -> None:
@@ -48,23 +52,32 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     write_atomic(out.with_suffix(".csv"), lambda file: file.write(text.encode()))
 
     shown = [c for c in table.columns if (frame["column"] == c).any()]
-    styles = row_styles(project, table_name)
-    methods = list(styles)
+    missing = [c for c in table.columns if not any(cell.records for cell in results.column(c))]
+    line_of = "column" if len({cell.row for cell in project.cells(table_name) if cell.jobs}) == 1 else "row"
+    styles = row_styles(project, table_name, line_of)
+    methods = [name for name in styles if (frame[line_of] == name).any()] if line_of == "column" else list(styles)
+    panels = {column: frame[frame["column"] == column] for column in shown}
+    if line_of == "column":
+        panels = {row: frame[frame["row"] == row] for row in frame["row"].unique()}
+    across, down = max(1, min(ACROSS, len(panels))), max(1, -(-len(panels) // ACROSS))
     sns.set_theme(style="whitegrid", context="paper")
     plt.rcParams["svg.hashsalt"] = table_name  # the same numbers give the same file
-    figure, axes = plt.subplots(1, max(1, len(shown)), figsize=(max(5.2, 3.4 * len(shown)), 3.4), squeeze=False)
-    for axis, column in zip(axes[0], shown, strict=False):
-        panel = frame[(frame["column"] == column) & (frame["kind"] == "train")]
-        for row in methods:
+    size = (5.2, 3.4) if len(panels) < 2 else (2.2 * across + 0.4, 2.4 * down + 0.9)
+    figure, axes = plt.subplots(down, across, figsize=size, squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for place, (axis, (heading, panel)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
+        lines_of = panel[panel["kind"] == "train"]
+        for name in methods:
             # A line a seed: one that diverged and one that trained have no common mean.
-            for _, seed in panel[panel["row"] == row].groupby("seed"):
-                axis.plot(seed[counted], seed["value"], linewidth=1.0, **styles[row])
-        plateaus = {r.metrics.get(UNIGRAM) for cell in results.column(column) for r in cell.records} - {None}
+            for _, seed in lines_of[lines_of[line_of] == name].groupby("seed"):
+                axis.plot(seed[counted], seed["value"], linewidth=1.0, **styles[name])
+        behind = [cell for column in panel["column"].unique() for cell in results.column(column)]
+        plateaus = {record.metrics.get(UNIGRAM) for cell in behind for record in cell.records} - {None}
         for plateau in plateaus:
             axis.axhline(math.log(plateau), color="0.4", linestyle=":", linewidth=1)
-        axis.set(
-            title=column, xlabel=f"training {counted}", ylabel="training loss (nats)" if axis is axes[0][0] else ""
-        )
+        axis.set(title=heading, ylabel="" if place % across else "training loss (nats)")
+        axis.set_xlabel(f"training {counted}" if place + across >= len(panels) else "")
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     if not shown:
         axes[0][0].text(0.5, 0.5, "no run has a record yet", ha="center", va="center")
@@ -73,10 +86,11 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods]
         if plateaus:
             lines.append(plt.Line2D([], [], color="0.4", linestyle=":", label="unigram plateau"))
-    missing = [c for c in table.columns if not any(cell.records for cell in results.column(c))]
     note = f" (not run: {', '.join(missing)})" if missing and shown else ""
-    figure.suptitle(f"{table_name}, scale {project.scale.scale}{note}")
+    headline(figure, f"{table_name}{note}", project.scale.scale)
     if shown:
         legend_below(figure, lines, [line.get_label() for line in lines])
-    write_picture(figure, [*incomparable(project, table_name), *labels_of(project, table_name, records)], out)
+    departures = [f"{d.what}: {d.why}" for d in project.deviations(table_name)]
+    known = [*incomparable(project, table_name), *labels_of(project, table_name, records), *departures]
+    write_picture(figure, known, out)
     plt.close(figure)

@@ -15,6 +15,7 @@ from pydantic import Field
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.depth import Also, depth_samples, statistics_of
 from paperlm.figures.options import Columns, FigureOptions, options_of
+from paperlm.figures.style import headline
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect, seed_of
@@ -53,7 +54,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     frame = pd.DataFrame(rows, columns=["row", "seed", "block", "n", "raw", "scaled", "raw_last"])
     options = options_of(project, name)
     shown = options["values"]
-    width, height = 2.6 * max(1, len(found)) + 0.9, 2.5 * len(shown) + 0.5
+    width, height = 2.0 * max(1, len(found)) + 0.9, 2.0 * len(shown) + 0.5
     figure, axes = plt.subplots(
         len(shown), max(1, len(found)), figsize=(width, height), squeeze=False, layout="constrained"
     )
@@ -76,7 +77,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         for axis in axes.flat:
             axis.set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     statistics = {
         row: [statistics_of(neighbours(record), options["also"]) for record in seeds] for row, seeds in found.items()
     }
@@ -99,4 +100,6 @@ def grid(record: Record, value: str) -> np.ndarray:
     array = np.full((depth, depth), np.nan)
     for block, n, number in zip(blocks, steps, values, strict=True):
         array[n - 1, block - 1] = np.nan if number is None else number
+    if value == "scaled":  # one number alone has no range that it could be stretched over
+        array[np.isfinite(array).sum(1) < 2] = np.nan
     return array

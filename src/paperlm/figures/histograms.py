@@ -12,7 +12,7 @@ from pydantic import Field
 
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.options import Columns, FigureOptions, options_of
-from paperlm.figures.style import palette
+from paperlm.figures.style import headline, palette
 from paperlm.jobs.activation_distribution import OF_INPUTS, OF_QUANTIZED
 from paperlm.plan.project import Project
 from paperlm.quantizers.scheme import INPUTS
@@ -105,7 +105,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="left", va="center")
         for axis in axes.flat:
             axis.set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     samples = {
         (row, f"{CALLED[metric]}, {title}"): _sample(seeds, f"{tensor}/{metric}")
         for row, seeds in found.items()

@@ -10,6 +10,7 @@ import numpy as np
 
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.options import Columns, FigureOptions
+from paperlm.figures.style import headline
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.claims import CellSamples
@@ -56,7 +57,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     samples = {
         (row, statistic): CellSamples(values, measured=len(values) > 1)
         for row, seeds in found.items()

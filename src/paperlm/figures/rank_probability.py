@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.options import Columns, FigureOptions
-from paperlm.figures.style import legend_below, row_styles
+from paperlm.figures.style import headline, legend_below, row_styles
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import Key
@@ -70,7 +70,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         about = f"\n{vocab:,} ids, {tokens:,} validation tokens, {record.environment.device}"
     else:
         axis.text(0.5, 0.5, "no model has been probed yet", ha="center", va="center", transform=axis.transAxes)
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}{about}", fontsize=10)
+    headline(figure, f"{spec.number}: {spec.title}{about}", project.scale.scale)
     legend_below(figure, *axis.get_legend_handles_labels())
     samples: dict[Key, CellSamples] = {
         (label, column): CellSamples((float(record.metrics[metric]),), measured=False)

@@ -1,6 +1,7 @@
 """A series of the records over its first column, one line a row: rewards, training losses, validation perplexities.
 
-Bands: 95 % interval over seeds.
+Bands: 95 % interval over seeds; of a single seed, of what one point is the mean of, where the records say how far that
+spreads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.divergence import Rise
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import band, smoothed
-from paperlm.figures.style import legend_below, row_styles
+from paperlm.figures.style import headline, legend_below, row_styles
 from paperlm.jobs.base import Job
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -47,6 +48,10 @@ class Options(FigureOptions):
     "of the axis"
     window: int = Field(gt=0)
     "so many points are averaged"
+    spread: str = ""
+    "column with the deviation among the samples that one point is the mean of"
+    samples: str = ""
+    "setting of the job that counts them"
     log: bool = False
     "the axis is logarithmic"
     reference: str = ""
@@ -61,7 +66,8 @@ class Options(FigureOptions):
     "y is in nats, of trainings: a second axis has bits, and the numbers have update, rate, decay and divergence"
 
     def reads(self) -> Columns:
-        return {self.series: (self.x, self.y, *(("update",) if self.diverged or self.bits else ()))}
+        further = (*(("update",) if self.diverged or self.bits else ()), *((self.spread,) if self.spread else ()))
+        return {self.series: (self.x, self.y, *further)}
 
     def names_rows(self) -> dict[str, str]:
         return {"reference": self.reference} if self.reference else {}
@@ -99,9 +105,11 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         curves = np.array([smoothed(here[seed].to_list(), options["window"]) for seed in here])
         x = here.index.to_numpy()[-curves.shape[1] :]
         mean, half = band(curves)
+        if len(curves) == 1 and options["spread"]:
+            half = sampling(found[row][0], options)
         marker = "o" if len(x) <= FEW else ""
         axis.plot(x, mean, linewidth=1.4, label=row, marker=marker, markersize=3, **style)
-        if len(curves) > 1:
+        if len(curves) > 1 or options["spread"]:
             axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
     axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options["log"] else "linear")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -117,7 +125,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     if found:
         legend_below(figure, *axis.get_legend_handles_labels())
     else:
@@ -128,6 +136,13 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     samples = curve_samples(found, options, noise.value) if options["reference"] else {}
     labels = (*labels_of(project, name, records), *_rises(found, options))
     return Drawing(figure, frame, samples, untested, labels=labels, one_sample=one_seed(noise))
+
+
+def sampling(record: Record, options: Mapping[str, Any]) -> np.ndarray:
+    """Half the width of the 95 % interval of each smoothed point of one run, whose samples are drawn anew each time."""
+    variances = smoothed([s**2 for s in record.series[options["series"]].column(options["spread"])], options["window"])
+    points = len(record.series[options["series"]].rows) - len(variances) + 1
+    return 1.96 * np.sqrt(variances / (points * record.job[options["samples"]]))
 
 
 def training(record: Record, jobs: Mapping[str, Job], options: Mapping[str, Any]) -> Iterator[list[Any]]:

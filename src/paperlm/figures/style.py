@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paperlm.plan.project import Project
 
@@ -37,8 +37,8 @@ def method_color(norm: str) -> tuple[float, float, float]:
     return colors[(METHODS.index(norm) if norm in METHODS else sum(map(ord, norm))) % len(colors)]
 
 
-def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
-    """Colour and dashes of each row of an exhibit of jobs.
+def row_styles(project: Project, name: str, of: Literal["row", "column"] = "row") -> dict[str, dict[str, Any]]:
+    """Colour and dashes of each row of an exhibit of jobs, or of each of its columns.
 
     Where rows differ in their norm they have its colour, the same in every figure; further rows of one norm have
     lighter shades of it. Where all have the same norm they have a colour by their place. Dashes alternate by place, so
@@ -48,7 +48,7 @@ def row_styles(project: Project, name: str) -> dict[str, dict[str, Any]]:
     found: dict[str, set[str]] = {}
     for cell in project.cells(name):
         if cell.jobs:
-            found.setdefault(cell.row, set()).add(norm_of(cell.jobs[0]))
+            found.setdefault(getattr(cell, of), set()).add(norm_of(cell.jobs[0]))
     norms = {row: ", ".join(sorted(names)) for row, names in found.items()}
     one_each = all(len(names) == 1 for names in found.values())
     by_norm = one_each and (len(set(norms.values())) > 1 or len(norms) == 1)
@@ -68,6 +68,13 @@ def norm_of(job: Any) -> str:
     if own is not None:
         return own["name"]
     return next((norm_of(parent) for parent in job.parents().values()), "")
+
+
+def headline(figure: Figure, text: str, scale: str = "") -> None:
+    """What a figure shows, and in its corner the scale that its numbers are of."""
+    figure.suptitle(text, fontsize=10)
+    if scale:
+        figure.text(0.995, 0.995, f"scale {scale}", ha="right", va="bottom", fontsize=7.5, color="0.35")
 
 
 def legend_below(figure: Figure, handles: Iterable[Any], labels: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.options import Columns, FigureOptions
-from paperlm.figures.style import palette
+from paperlm.figures.style import headline, palette
 from paperlm.jobs.weight_entropy import FIELDS
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples
@@ -60,7 +60,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="left", va="center")
         for axis in axes.flat:
             axis.set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     samples = {
         (row, label): CellSamples(tuple(float(r.metrics[metric]) for r in seeds), deviation=0.0)
         for row, seeds in found.items()

@@ -123,13 +123,13 @@ def _diff_row(
         "judged_on": format_value(result.mean(judged), printed or "0.00"),
         "spread": f"{spread:.3g}" if spread is not None else f"standard error {error:.2g}" if error else "",
     }
-    if verdict := _outcomes(table, project.diverged_rule(cell.exhibit), result, reference, cell.row):
+    if verdict := _outcomes(table, project.diverged_rule(cell.exhibit), result, reference, cell.row, cell.column):
         return DiffRow(**common, **shown, verdict=verdict[0], reason=verdict[1])
     if printed == OUT_OF_MEMORY:
         reason = "a number here, out of memory in the paper: outcomes compared, not numbers"
         return DiffRow(**common, **shown, verdict="differs", reason=reason)
     if reference is None:
-        return DiffRow(**common, **shown, verdict=NOT_PRINTED, reason=table.rows[cell.row].source)
+        return DiffRow(**common, **shown, verdict=NOT_PRINTED, reason=_source(table, cell.row, cell.column))
     difference = value - reference
     if not project.scale.comparable and (rule := table.prediction(cell.row, cell.column)):
         close = "match" if abs(difference) <= half_a_digit(printed) else f"within {rule.within:g}"
@@ -149,6 +149,12 @@ def _diff_row(
     return DiffRow(**common, **shown, verdict=verdict)
 
 
+def _source(table: JobsTable, row: str, column: str) -> str:
+    """Where a cell that is not printed comes from: from its column, if that is what the paper does not have."""
+    own = "" if table.columns[column].in_print else table.columns[column].source
+    return own or table.rows[row].source
+
+
 def _out_of_memory(printed: str, reference: float | None) -> tuple[str, str]:
     """Verdict and reason where a job did not fit here."""
     if printed == OUT_OF_MEMORY:
@@ -159,15 +165,16 @@ def _out_of_memory(printed: str, reference: float | None) -> tuple[str, str]:
 
 
 def _outcomes(
-    table: JobsTable, rule: DivergedRule | None, result: CellResult, reference: float | None, row: str
-) -> tuple[str, str] | None:
+    table: JobsTable, rule: DivergedRule | None, result: CellResult, reference: float | None,
+    row: str, column: str,
+) -> tuple[str, str] | None:  # fmt: skip
     """Verdict and reason where a run diverged here or in the paper; None where two numbers can be compared."""
     published = printed_diverged(table.diverged, reference)
     diverged = all(result.diverged)
     if diverged and published:
         return "diverged as published", "outcomes compared, not numbers"
     if reference is None and any(result.diverged):
-        return NOT_PRINTED, f"diverged; {table.rows[row].source}"
+        return NOT_PRINTED, f"diverged; {_source(table, row, column)}"
     if any(result.diverged) or published:
         here = "diverged" if diverged else "diverged for some seeds" if any(result.diverged) else "trained"
         print_ = "diverged" if published else "trained"
