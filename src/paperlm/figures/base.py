@@ -20,9 +20,9 @@ from paperlm.tables.build import sibling, table_contents, write_claims, write_di
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import ITEMS_ONLY, Contents, DiffRow, Key
 from paperlm.tables.jobs import PROXY, incomparable, labels, proxies
-from paperlm.tables.results import collect
+from paperlm.tables.results import CellResult, Results, collect
 from paperlm.tables.verdicts import claim_rows
-from paperlm.tables.vocabulary import NOT_PRINTED, SEE_CLAIMS
+from paperlm.tables.vocabulary import NOT_PRINTED, NOT_RUN, SEE_CLAIMS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,6 +114,30 @@ def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str
     collapsed = [f"{row}: {said}" for row, cell in cells if (said := cell.collapsed)]
     found = [f"{row}: {label}" for row, cell in cells for label in labels(cell)]
     return tuple(dict.fromkeys([*collapsed, *proxies(project, name), *found]))
+
+
+def headline(figure: Figure, project: Project, name: str, results: Results, about: str = "") -> None:
+    """The title of a figure of jobs; under it what was run (`about`), and which rows are not in the picture."""
+    _, spec = project.figure(name)
+    lines = [f"{spec.number}: {spec.title}, scale {project.scale.scale}", about, absent(results)]
+    width = int(figure.get_figwidth() * 13)
+    figure.suptitle("\n".join(part for line in lines for part in textwrap.wrap(line, width)), fontsize=10)
+
+
+def absent(results: Results) -> str:
+    """Rows without a number, by the reason: `not run: A, B; blocked: C`. Empty where no row has one, which the panel
+    says."""
+    rows: dict[str, list[CellResult]] = {}
+    for (row, _), cell in results.cells.items():
+        rows.setdefault(row, []).append(cell)
+    left_out = {row: cells for row, cells in rows.items() if not any(cell.usable for cell in cells)}
+    if len(left_out) == len(rows):
+        return ""
+    reasons: dict[str, list[str]] = {}
+    for row, cells in left_out.items():
+        outcomes = {record.outcome.replace("_", " ") for cell in cells for record in cell.records}
+        reasons.setdefault(" or ".join(sorted(outcomes)) or NOT_RUN, []).append(row)
+    return "; ".join(f"{reason}: {', '.join(names)}" for reason, names in reasons.items())
 
 
 def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.depth import Also, depth_samples, mean_over_seeds, statistics_of
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.style import method_color, norm_of
@@ -48,7 +48,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import pandas as pd
     from matplotlib.ticker import MaxNLocator
 
-    _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
@@ -84,7 +83,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, project, name, results)
     figure.tight_layout()
     also = options["also"]
     statistics = {row: [statistics_of(curve, also) for curve in seeds] for row, seeds in curves.items()}

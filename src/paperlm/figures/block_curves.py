@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.depth import CORRELATION, depth_samples, depth_statistics
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.plan.project import Project
@@ -42,7 +42,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import pandas as pd
     import seaborn as sns
 
-    _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     curves: dict[str, dict[int, Curve]] = {}
@@ -79,7 +78,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     else:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, project, name, results)
     wanted = Counter(row for row, _ in results.cells)
     whole = {row: [c for c in seeds.values() if len(c) == wanted[row]] for row, seeds in curves.items()}
     statistics = {row: [curve_statistics(curve) for curve in found] for row, found in whole.items() if found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,12 +14,16 @@ from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.result import UNIGRAM
 from paperlm.tables.jobs import incomparable
-from paperlm.tables.results import collect, seed_of
+from paperlm.tables.results import Results, collect, seed_of
+from paperlm.tables.vocabulary import NOT_RUN
+
+PANEL_WIDTH = 44
+"Letters that a line below a panel has room for."
 
 
 def draw_curves(project: Project, table_name: str, records: Iterable[Path], out: Path) -> None:
     """Write the figure as SVG and PNG, its numbers as CSV and what has to be known about it as .notes.txt, all of one
-    stem. Cells without a record are left out and named."""
+    stem. Cells without a record are left out and named, below their panel or, of whole columns, in the title."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -62,21 +67,27 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         plateaus = {r.metrics.get(UNIGRAM) for cell in results.column(column) for r in cell.records} - {None}
         for plateau in plateaus:
             axis.axhline(math.log(plateau), color="0.4", linestyle=":", linewidth=1)
-        axis.set(
-            title=column, xlabel=f"training {counted}", ylabel="training loss (nats)" if axis is axes[0][0] else ""
-        )
+        below = [f"training {counted}", *textwrap.wrap(without_record(results, column), PANEL_WIDTH)]
+        axis.set(title=column, xlabel="\n".join(below), ylabel="training loss (nats)" if axis is axes[0][0] else "")
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     if not shown:
         axes[0][0].text(0.5, 0.5, "no run has a record yet", ha="center", va="center")
         axes[0][0].set_axis_off()
     else:
-        lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods]
+        lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods if (frame["row"] == m).any()]
         if plateaus:
             lines.append(plt.Line2D([], [], color="0.4", linestyle=":", label="unigram plateau"))
     missing = [c for c in table.columns if not any(cell.records for cell in results.column(c))]
-    note = f" (not run: {', '.join(missing)})" if missing and shown else ""
+    note = f" ({NOT_RUN}: {', '.join(missing)})" if missing and shown else ""
     figure.suptitle(f"{table_name}, scale {project.scale.scale}{note}")
     if shown:
         legend_below(figure, lines, [line.get_label() for line in lines])
     write_picture(figure, [*incomparable(project, table_name), *labels_of(project, table_name, records)], out)
     plt.close(figure)
+
+
+def without_record(results: Results, column: str) -> str:
+    """`not run: ...` of the rows of a panel that have no record; empty where all have one."""
+    cells = [(row, cell) for (row, c), cell in results.cells.items() if c == column and cell.cell.jobs]
+    names = ", ".join(row for row, cell in cells if not cell.records)
+    return f"{NOT_RUN}: {names}" if names else ""

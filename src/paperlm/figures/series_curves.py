@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.divergence import Rise
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import band, smoothed
@@ -74,7 +74,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import pandas as pd
     from matplotlib.ticker import EngFormatter
 
-    _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
@@ -117,7 +116,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
-    figure.suptitle(f"{spec.number}: {spec.title}, scale {project.scale.scale}", fontsize=10)
+    headline(figure, project, name, results)
     if found:
         legend_below(figure, *axis.get_legend_handles_labels())
     else:
