@@ -32,13 +32,14 @@ from paperlm.tables.build import table_contents
 
 plt.switch_backend("Agg")
 SCALE = "tiny"
-FIGURES = list(Project({"scale": SCALE}).figures)
-OF_JOBS = [name for name in FIGURES if Project({"scale": SCALE}).figure(name)[1].job]
+TINY = Project({"scale": SCALE})
+FIGURES = list(TINY.figures)
+OF_JOBS = [name for name in FIGURES if TINY.figure(name)[1].job]
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Project:
-    return Project({"scale": SCALE})
+    return TINY
 
 
 @pytest.fixture(scope="module")
@@ -254,9 +255,32 @@ def test_a_blocked_record_is_left_out_of_a_figure(tiny, files, tmp_path, monkeyp
     blocked = tmp_path / f"{job.job_id}.json"
     write_record(blocked, record_of(job, outcome="blocked", reason="its model ended not_finite"))
     others = [path for path in files[name] if path.name != blocked.name]
-    drawn(monkeypatch, tiny, name, [*others, blocked], tmp_path)
+    figure = drawn(monkeypatch, tiny, name, [*others, blocked], tmp_path)
     rows = {line["row"] for line in csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())}
     assert rows == {"Pre-LN", "Mix-LN"}
+    assert figure.get_suptitle().endswith("\nblocked: Post-LN")
+
+
+@pytest.mark.parametrize("name", [name for name in OF_JOBS if len({c.row for c in TINY.cells(name)}) > 1])
+def test_a_row_that_was_not_run_is_named_in_the_picture(tiny, files, tmp_path, monkeypatch, name):
+    """Half of the rows, so that a list of names has to find its place; none is named where all were run."""
+    rows = list(dict.fromkeys(cell.row for cell in tiny.cells(name)))
+    left_out = rows[: len(rows) // 2]
+    unwanted = {job.job_id for cell in tiny.cells(name) if cell.row in left_out for job in cell.jobs}
+    unwanted -= {job.job_id for cell in tiny.cells(name) if cell.row not in left_out for job in cell.jobs}
+    figure = drawn(monkeypatch, tiny, name, [p for p in files[name] if p.stem not in unwanted], tmp_path)
+    title = figure.get_suptitle()
+    assert title.replace("\n", " ").partition("not run")[2].endswith(f": {', '.join(left_out)}")
+    figure.canvas.draw()
+    left, bottom, right, _ = extent(figure, figure._suptitle)
+    assert left >= 0 and right <= 1 and all(extent(figure, axis.title)[3] <= bottom for axis in figure.axes)
+    numbers = csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines())
+    assert {line["row"] for line in numbers} == set(rows) - set(left_out)
+
+
+@pytest.mark.parametrize("name", OF_JOBS)
+def test_a_figure_of_which_every_row_was_run_names_none(page, name):
+    assert "not run" not in page(name).figure.get_suptitle()
 
 
 def test_what_stands_beside_the_numbers_of_a_figure_is_in_the_notes_first(tiny, files, tmp_path, monkeypatch):
@@ -279,12 +303,16 @@ def test_curves_are_drawn_with_a_panel_a_column_and_a_legend_inside(tmp_path, mo
     left = []
     monkeypatch.setattr(plt, "close", left.append)
     project = Project({"scale": "gpu"})
-    some = write_records(project, tmp_path, lambda r, c, s: 30.0 if c != "LLaMA-1B" else None)
+    not_run = {("DeepNorm (as defined)", "LLaMA-250M"), ("Mix-LN", "LLaMA-250M")}
+    value = lambda r, c, s: None if c == "LLaMA-1B" or (r, c) in not_run else 30.0  # noqa: E731
+    some = write_records(project, tmp_path, value)
     draw_curves(project, "mixln_table1", some, tmp_path / "curves.svg")
     (figure,) = left
     figure.canvas.draw()
     assert [axis.get_title() for axis in figure.axes] == ["LLaMA-71M", "LLaMA-130M", "LLaMA-250M"]
     assert "(not run: LLaMA-1B)" in figure.get_suptitle()
+    below = [axis.get_xlabel().replace("\n", " ").removeprefix("training tokens") for axis in figure.axes]
+    assert below == ["", "", " not run: DeepNorm (as defined), Mix-LN"]
     x0, y0, x1, y1 = extent(figure, figure.legends[0])
     assert min(x0, y0) >= 0 and max(x1, y1) <= 1
     names = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -28,7 +28,8 @@ RESULTS, PLACES = "docs/results.md", ("README.md", "docs/*.md", "kernels/*.md")
 MARK = re.compile(r"<!-- (\w+: .+) -->")
 END = "<!-- end -->"
 SHOW = (["python", "-m", "paperlm", "bench", "show"], ["python", "-m", "paperlm_kernels.bench", "show"])
-"Commands whose output can be quoted."
+SWEPT = ["python", "-m", "paperlm_kernels.bench.ops.ternary_linear.swept"]
+"Commands whose output can be quoted: rows of the benchmark, and of the sweep of tiles."
 
 
 def generated(project: Project) -> dict[Path, str]:
@@ -69,15 +70,16 @@ def part(project: Project, mark: str) -> str:
 
 
 def _measured(root: Path, command: str) -> str:
+    from paperlm_kernels.bench import rows
     from paperlm_kernels.bench.command import shown
-    from paperlm_kernels.bench.rows import read
+    from paperlm_kernels.bench.ops.ternary_linear import swept
 
     *words, path = shlex.split(command, comments=True)
-    if words not in SHOW:
-        raise SpecError(f"<!-- measured: {command} -->: quote {' or '.join(map(' '.join, SHOW))} and a file of rows")
+    if words not in (known := [*SHOW, SWEPT]):
+        raise SpecError(f"<!-- measured: {command} -->: quote {' or '.join(map(' '.join, known))} and a file of rows")
     with_ours()
     try:
-        whole = shown(read(root / path))
+        whole = swept.table(swept.read(root / path)) if words == SWEPT else shown(rows.read(root / path))
     except (ValueError, OSError) as error:
         raise RecordError(f"<!-- measured: {command} -->: {error}") from None
     if not command.endswith("# first table"):

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 from paperlm.errors import SpecError, unknown
 from paperlm.figures import figure_kinds
+from paperlm.figures.style import title_and_scale
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.tables.build import sibling, table_contents, write_claims, write_diff
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import ITEMS_ONLY, Contents, DiffRow, Key
 from paperlm.tables.jobs import PROXY, incomparable, labels, proxies
-from paperlm.tables.results import collect
+from paperlm.tables.results import CellResult, Results, collect
 from paperlm.tables.verdicts import claim_rows
 from paperlm.tables.vocabulary import NOT_PRINTED, NOT_RUN, SEE_CLAIMS
 
@@ -108,18 +109,40 @@ def write_picture(figure: Figure, lines: list[str], out: Path) -> None:
 
 
 def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str, ...]:
-    """Rows that were not run where others were, models whose training collapsed, proxies, and labels of the records
-    behind a figure of jobs: the picture has room for the first."""
-    of_jobs = [(row, cell) for (row, _), cell in collect(project, name, records).cells.items() if cell.cell.jobs]
-    cells = [(row, cell) for row, cell in of_jobs if cell.records]
-    seen = {row for row, _ in cells}
-    missing = list(dict.fromkeys(row for row, _ in of_jobs if row not in seen)) if seen else []
+    """Models whose training collapsed, proxies, and labels of the records behind a figure of jobs: the picture has room
+    for the first."""
+    cells = [(row, cell) for (row, _), cell in collect(project, name, records).cells.items() if cell.records]
     if name in project.tables:  # columns are models there; in a figure they are states of one
         cells = [(f"{row}, {cell.cell.column}", cell) for row, cell in cells]
     collapsed = [f"{row}: {said}" for row, cell in cells if (said := cell.collapsed)]
     found = [f"{row}: {label}" for row, cell in cells for label in labels(cell)]
-    absent = [f"{NOT_RUN}: {', '.join(missing)}"] if missing else []
-    return tuple(dict.fromkeys([*absent, *collapsed, *proxies(project, name), *found]))
+    return tuple(dict.fromkeys([*collapsed, *proxies(project, name), *found]))
+
+
+def headline(figure: Figure, project: Project, name: str, results: Results, about: str = "") -> None:
+    """The title of a figure of jobs; under it what was run (`about`), and which rows are not in the picture."""
+    _, spec = project.figure(name)
+    lines = [f"{spec.number}: {spec.title}", about, absent(results)]
+    width = int(figure.get_figwidth() * 13)
+    title_and_scale(
+        figure, "\n".join(part for line in lines for part in textwrap.wrap(line, width)), project.scale.scale
+    )
+
+
+def absent(results: Results) -> str:
+    """Rows without a number, by the reason: `not run: A, B; blocked: C`. Empty where no row has one, which the panel
+    says."""
+    rows: dict[str, list[CellResult]] = {}
+    for (row, _), cell in results.cells.items():
+        rows.setdefault(row, []).append(cell)
+    left_out = {row: cells for row, cells in rows.items() if not any(cell.usable for cell in cells)}
+    if len(left_out) == len(rows):
+        return ""
+    reasons: dict[str, list[str]] = {}
+    for row, cells in left_out.items():
+        outcomes = {record.outcome.replace("_", " ") for cell in cells for record in cell.records}
+        reasons.setdefault(" or ".join(sorted(outcomes)) or NOT_RUN, []).append(row)
+    return "; ".join(f"{reason}: {', '.join(names)}" for reason, names in reasons.items())
 
 
 def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffRow]:
@@ -145,7 +168,7 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
             table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=regenerated,
             metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(finite):.4g}" if several else "",
             seeds=len(sample.values), verdict=SEE_CLAIMS if said else NOT_PRINTED, reason=reason,
-            labels="; ".join(label for label in drawing.labels if not label.startswith(f"{NOT_RUN}: ")),
+            labels="; ".join(drawing.labels),
         ))  # fmt: skip
     return rows
 

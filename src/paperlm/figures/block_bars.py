@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.depth import Also, depth_samples, mean_over_seeds, statistics_of
 from paperlm.figures.options import Columns, FigureOptions, options_of
-from paperlm.figures.style import headline, method_color, norm_of
+from paperlm.figures.style import method_color, norm_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect, seed_of
@@ -49,7 +49,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import pandas as pd
     from matplotlib.ticker import MaxNLocator
 
-    _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
@@ -89,7 +88,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
-    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
+    headline(figure, project, name, results)
     figure.tight_layout()
     also = options["also"]
     statistics = {row: [statistics_of(curve, also) for curve in seeds] for row, seeds in curves.items()}

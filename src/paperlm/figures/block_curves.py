@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.depth import CORRELATION, depth_samples, depth_statistics
 from paperlm.figures.options import Columns, FigureOptions, options_of
-from paperlm.figures.style import headline
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect, seed_of
@@ -44,7 +43,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import pandas as pd
     from matplotlib.colors import ListedColormap
 
-    _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     curves: dict[str, dict[int, Curve]] = {}
@@ -83,7 +81,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     else:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
-    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
+    headline(figure, project, name, results)
     wanted = Counter(row for row, _ in results.cells)
     whole = {row: [c for c in seeds.values() if len(c) == wanted[row]] for row, seeds in curves.items()}
     statistics = {row: [curve_statistics(curve) for curve in found] for row, found in whole.items() if found}

@@ -4,17 +4,22 @@ one panel, with a line for each column."""
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
 from paperlm.errors import SpecError
 from paperlm.figures.base import labels_of, write_picture
-from paperlm.figures.style import headline, legend_below, row_styles
+from paperlm.figures.style import legend_below, row_styles, title_and_scale
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.result import UNIGRAM
 from paperlm.tables.jobs import incomparable
-from paperlm.tables.results import collect, seed_of
+from paperlm.tables.results import Results, collect, seed_of
+from paperlm.tables.vocabulary import NOT_RUN
+
+PANEL_WIDTH = 30
+"Letters that a line below a panel has room for."
 
 ACROSS = 3
 "Panels beside each other: more of them are too narrow to read on a page."
@@ -22,7 +27,7 @@ ACROSS = 3
 
 def draw_curves(project: Project, table_name: str, records: Iterable[Path], out: Path) -> None:
     """Write the figure as SVG and PNG, its numbers as CSV and what has to be known about it as .notes.txt, all of one
-    stem. Cells without a record are left out and named."""
+    stem. Cells without a record are left out and named, below their panel or, of whole columns, in the title."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -55,7 +60,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     missing = [c for c in table.columns if not any(cell.records for cell in results.column(c))]
     line_of = "column" if len({cell.row for cell in project.cells(table_name) if cell.jobs}) == 1 else "row"
     styles = row_styles(project, table_name, line_of)
-    methods = [name for name in styles if (frame[line_of] == name).any()] if line_of == "column" else list(styles)
+    methods = list(styles)
     panels = {column: frame[frame["column"] == column] for column in shown}
     if line_of == "column":
         panels = {row: frame[frame["row"] == row] for row in frame["row"].unique()}
@@ -76,21 +81,29 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         plateaus = {record.metrics.get(UNIGRAM) for cell in behind for record in cell.records} - {None}
         for plateau in plateaus:
             axis.axhline(math.log(plateau), color="0.4", linestyle=":", linewidth=1)
+        absent = textwrap.wrap(without_record(results, heading), PANEL_WIDTH) if line_of == "row" else []
         axis.set(title=heading, ylabel="" if place % across else "training loss (nats)")
-        axis.set_xlabel(f"training {counted}" if place + across >= len(panels) else "")
+        axis.set_xlabel("\n".join([f"training {counted}", *absent] if place + across >= len(panels) else absent))
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     if not shown:
         axes[0][0].text(0.5, 0.5, "no run has a record yet", ha="center", va="center")
         axes[0][0].set_axis_off()
     else:
-        lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods]
+        lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods if (frame[line_of] == m).any()]
         if plateaus:
             lines.append(plt.Line2D([], [], color="0.4", linestyle=":", label="unigram plateau"))
-    note = f" (not run: {', '.join(missing)})" if missing and shown else ""
-    headline(figure, f"{table_name}{note}", project.scale.scale)
+    note = f" ({NOT_RUN}: {', '.join(missing)})" if missing and shown else ""
+    title_and_scale(figure, f"{table_name}{note}", project.scale.scale)
     if shown:
         legend_below(figure, lines, [line.get_label() for line in lines])
     departures = [f"{d.what}: {d.why}" for d in project.deviations(table_name)]
     known = [*incomparable(project, table_name), *labels_of(project, table_name, records), *departures]
     write_picture(figure, known, out)
     plt.close(figure)
+
+
+def without_record(results: Results, column: str) -> str:
+    """`not run: ...` of the rows of a panel that have no record; empty where all have one."""
+    cells = [(row, cell) for (row, c), cell in results.cells.items() if c == column and cell.cell.jobs]
+    names = ", ".join(row for row, cell in cells if not cell.records)
+    return f"{NOT_RUN}: {names}" if names else ""

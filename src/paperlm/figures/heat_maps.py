@@ -12,10 +12,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.depth import Also, depth_samples, statistics_of
 from paperlm.figures.options import Columns, FigureOptions, options_of
-from paperlm.figures.style import headline
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect, seed_of
@@ -41,7 +40,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import matplotlib.pyplot as plt
     import pandas as pd
 
-    _, spec = project.figure(name)
     records = list(records)
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
@@ -77,7 +75,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         for axis in axes.flat:
             axis.set_axis_off()
-    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
+    headline(figure, project, name, results)
     statistics = {
         row: [statistics_of(neighbours(record), options["also"]) for record in seeds] for row, seeds in found.items()
     }

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.options import Columns, FigureOptions, options_of
-from paperlm.figures.style import headline, palette
+from paperlm.figures.style import palette
 from paperlm.jobs.activation_distribution import OF_INPUTS, OF_QUANTIZED
 from paperlm.plan.project import Project
 from paperlm.quantizers.scheme import INPUTS
@@ -63,10 +63,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import matplotlib.pyplot as plt
     import pandas as pd
 
-    _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
     panels = options["panels"]
-    found = {row: cell.usable for (row, _), cell in collect(project, name, records).cells.items() if cell.usable}
+    results = collect(project, name, records)
+    found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     columns = ["tensor", "block", "left", "right", "count", "density"]
     rows = [
         [row, seed, *values]
@@ -105,7 +105,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="left", va="center")
         for axis in axes.flat:
             axis.set_axis_off()
-    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
+    headline(figure, project, name, results)
     samples = {
         (row, f"{CALLED[metric]}, {title}"): _sample(seeds, f"{tensor}/{metric}")
         for row, seeds in found.items()

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from paperlm.figures.base import Drawing
 from paperlm.figures.options import FigureOptions, options_of
-from paperlm.figures.style import headline
+from paperlm.figures.style import title_and_scale
 from paperlm.plan.project import Project
 from paperlm.tables.build import table_contents
 from paperlm.tables.contents import Contents
@@ -76,7 +76,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         line[0].set_yticks(range(len(order)), [f"{row}\n{maker}" for row, maker in zip(order, makers, strict=True)])
         line[1].set_yticklabels([])
     cards = ", ".join(dict.fromkeys(label.split(", ")[0] for label in frame["labels"]))
-    headline(figure, f"{spec.number}: {spec.title}" + (f" ({cards})" if cards else ""), project.scale.scale)
+    title_and_scale(figure, f"{spec.number}: {spec.title}" + (f" ({cards})" if cards else ""), project.scale.scale)
     figure.tight_layout()
     drawn = frame["row"] if len(cases_of) == 1 else frame["case"] + ": " + frame["row"]
     said = dict.fromkeys(contents.proxies[place] for place in drawn if place in contents.proxies)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from paperlm.figures.base import Drawing
 from paperlm.figures.options import FigureOptions, options_of
-from paperlm.figures.style import DASHES, headline, palette
+from paperlm.figures.style import DASHES, palette, title_and_scale
 from paperlm.plan.measured import places
 from paperlm.plan.project import Project
 from paperlm.tables.build import table_contents
@@ -79,7 +79,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             handles.values(), handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, fontsize=8
         )
     devices = ", ".join(dict.fromkeys(found["device"]))
-    headline(figure, f"{spec.number}: {spec.title}" + (f" ({devices})" if devices else ""), project.scale.scale)
+    title_and_scale(figure, f"{spec.number}: {spec.title}" + (f" ({devices})" if devices else ""), project.scale.scale)
     figure.tight_layout()
     contents = table_contents(project, spec.table, records)
     untested = contents.untested if not found.empty else "nothing has been measured"

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.options import Columns, FigureOptions
-from paperlm.figures.style import headline
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.claims import CellSamples
@@ -35,9 +34,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import matplotlib.pyplot as plt
     import pandas as pd
 
-    _, spec = project.figure(name)
     records = list(records)
-    found = {row: cell.usable for (row, _), cell in collect(project, name, records).cells.items() if cell.usable}
+    results = collect(project, name, records)
+    found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     rows = [
         [row, seed, *values]
         for row, seeds in found.items()
@@ -57,7 +56,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
-    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
+    headline(figure, project, name, results)
     samples = {
         (row, statistic): CellSamples(values, measured=len(values) > 1)
         for row, seeds in found.items()

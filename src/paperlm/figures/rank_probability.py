@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.options import Columns, FigureOptions
-from paperlm.figures.style import headline, legend_below, row_styles
+from paperlm.figures.style import legend_below, row_styles
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import Key
@@ -43,7 +43,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import matplotlib.pyplot as plt
     import pandas as pd
 
-    _, spec = project.figure(name)
     records = list(records)
     results = collect(project, name, records)
     found = {row: cell.usable[0] for (row, _), cell in results.cells.items() if cell.usable}
@@ -67,10 +66,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         )
         axis.set(xscale="log", yscale="log", xlabel="rank of the id", ylabel="mean probability")
         vocab, tokens = record.job["of"]["vocab_size"], record.metrics["tokens"]
-        about = f"\n{vocab:,} ids, {tokens:,} validation tokens, {record.environment.device}"
+        about = f"{vocab:,} ids, {tokens:,} validation tokens, {record.environment.device}"
     else:
         axis.text(0.5, 0.5, "no model has been probed yet", ha="center", va="center", transform=axis.transAxes)
-    headline(figure, f"{spec.number}: {spec.title}{about}", project.scale.scale)
+    headline(figure, project, name, results, about)
     legend_below(figure, *axis.get_legend_handles_labels())
     samples: dict[Key, CellSamples] = {
         (label, column): CellSamples((float(record.metrics[metric]),), measured=False)

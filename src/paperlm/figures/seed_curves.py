@@ -10,7 +10,7 @@ import numpy as np
 
 from paperlm.figures.base import Drawing, labels_of
 from paperlm.figures.paired import band
-from paperlm.figures.style import headline, legend_below
+from paperlm.figures.style import legend_below, title_and_scale
 from paperlm.models.sizes import parameter_count
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -94,7 +94,7 @@ def finish(project: Project, name: str, figure: Figure, first: Axes, runs: Runs,
         about += f"; not run to the end: {', '.join(missing)}" if missing else ""
     else:
         first.text(0.5, 0.5, "no run has a record yet", ha="center", va="center", transform=first.transAxes)
-    headline(figure, f"{spec.number}: {spec.title}{about}", project.scale.scale)
+    title_and_scale(figure, f"{spec.number}: {spec.title}{about}", project.scale.scale)
     legend_below(figure, *first.get_legend_handles_labels())
 
 

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.divergence import Rise
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import band, smoothed
-from paperlm.figures.style import headline, legend_below, row_styles
+from paperlm.figures.style import legend_below, row_styles
 from paperlm.jobs.base import Job
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -80,7 +80,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import pandas as pd
     from matplotlib.ticker import EngFormatter
 
-    _, spec = project.figure(name)
     options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
@@ -125,7 +124,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
-    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
+    headline(figure, project, name, results)
     if found:
         legend_below(figure, *axis.get_legend_handles_labels())
     else:

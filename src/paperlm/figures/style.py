@@ -70,7 +70,7 @@ def norm_of(job: Any) -> str:
     return next((norm_of(parent) for parent in job.parents().values()), "")
 
 
-def headline(figure: Figure, text: str, scale: str = "") -> None:
+def title_and_scale(figure: Figure, text: str, scale: str = "") -> None:
     """What a figure shows, and in its corner the scale that its numbers are of."""
     figure.suptitle(text, fontsize=10)
     if scale:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from paperlm.figures.base import Drawing, exhibit_contents
 from paperlm.figures.options import FigureOptions, options_of
-from paperlm.figures.style import headline, palette
+from paperlm.figures.style import palette, title_and_scale
 from paperlm.frozen import Frozen
 from paperlm.plan.project import Project
 
@@ -76,7 +76,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         if not points:
             axis.text(0.5, 0.5, "no row has been measured yet", ha="center", va="center", transform=axis.transAxes)
         axis.set(title=title, xlabel=options["x"], ylabel=options["y"] if axis is axes[0][0] else "")
-    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
+    title_and_scale(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     figure.tight_layout()
     numbers = pd.DataFrame(rows, columns=["panel", "row", options["x"], options["y"], "pareto_optimal"])
     untested = "" if rows else "no row of its table has been measured"

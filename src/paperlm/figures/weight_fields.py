@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from paperlm.figures.base import Drawing, labels_of
+from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.options import Columns, FigureOptions
-from paperlm.figures.style import headline, palette
+from paperlm.figures.style import palette
 from paperlm.jobs.weight_entropy import FIELDS
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples
@@ -38,9 +38,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     import matplotlib.pyplot as plt
     import pandas as pd
 
-    _, spec = project.figure(name)
     records = list(records)
-    found = {row: cell.usable for (row, _), cell in collect(project, name, records).cells.items() if cell.usable}
+    results = collect(project, name, records)
+    found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     lines = max(1, len(found))
     figure, axes = plt.subplots(lines, 3, figsize=(8, 2.3 * lines + 0.5), squeeze=False, layout="constrained")
     rows = []
@@ -60,7 +60,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="left", va="center")
         for axis in axes.flat:
             axis.set_axis_off()
-    headline(figure, f"{spec.number}: {spec.title}", project.scale.scale)
+    headline(figure, project, name, results)
     samples = {
         (row, label): CellSamples(tuple(float(r.metrics[metric]) for r in seeds), deviation=0.0)
         for row, seeds in found.items()
