@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from paperlm_kernels.neuzip import ContainerError, decode_errors
 from paperlm_kernels.stored import stored_weights, weight_bytes
 from pydantic import ValidationError
 from support import smoke_run
@@ -16,7 +17,7 @@ from support_stored import TABLES
 
 from paperlm.data.texts import prepare_text
 from paperlm.errors import JobError
-from paperlm.evaluate.stores import put_into_stores
+from paperlm.evaluate.stores import counted, put_into_stores
 from paperlm.evaluate.windows import mean_losses, windows_of
 from paperlm.jobs import job_kinds, stored_speed
 from paperlm.jobs.base import Inputs, Machine
@@ -309,3 +310,14 @@ def test_windows_are_counted_on_a_bar_where_it_is_wanted_and_has_a_name(progress
     machine = Machine(device="cpu", progress=progress)
     mean_losses(Counting(), [[0, 1, 2, 3]], machine, title)
     assert ("a job" in capsys.readouterr().err) == (progress and title == "a job")
+
+
+def test_what_came_of_a_weight_that_a_card_found_damaged_is_not_recorded():
+    """The word that kernels leave behind is read before an evaluation is counted."""
+
+    model = torch.nn.Linear(4, 4).bfloat16()
+    assert counted(model, torch.device("cpu"))["weight_bytes"] == 2 * (16 + 4)
+    decode_errors.word(torch.device("cpu")).fill_(1)
+    with pytest.raises(ContainerError, match="damaged; load it again"):
+        counted(model, torch.device("cpu"))
+    assert counted(model, torch.device("cpu")), "said once"

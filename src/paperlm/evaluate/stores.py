@@ -90,6 +90,23 @@ def store_factory(job: StoreSettings) -> Any:
     return partial(Nf4Store, quant_type=name, double=bool(double))
 
 
+def counted(model: Any, device: Any) -> dict[str, float]:
+    """weight_bytes, bits_per_weight and stored_weights of a model that was evaluated on a device.
+
+    Raises StreamError if a packed weight was found damaged while a card unpacked it for that: what came of it is wrong.
+    """
+    from paperlm_kernels.neuzip import raise_decode_errors
+    from paperlm_kernels.stored import weight_bytes
+
+    raise_decode_errors(device)
+    found = weight_bytes(model)
+    return {
+        "weight_bytes": found.total,
+        "bits_per_weight": found.bits_per_weight or 16.0,
+        "stored_weights": found.stored_weights,
+    }
+
+
 def put_into_stores(model: Any, job: StoreSettings, device: Any) -> Any:
     """A model in bfloat16, converted in place, on a device. Weights go there one after the other and are stored there,
     so that a model that fits on a card in its stores alone gets there too; what is not stored follows."""

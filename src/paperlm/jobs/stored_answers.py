@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from paperlm.data.settings import DataSettings
-from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
+from paperlm.evaluate.stores import StoredModel, cannot_store, counted, put_into_stores
 from paperlm.jobs.base import At, Head, Inputs, Machine, parent
 from paperlm.jobs.text_to_sql import Questions
 from paperlm.result import Result, Series
@@ -98,7 +98,6 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
 
     import numpy as np
     import torch
-    from paperlm_kernels.stored import weight_bytes
 
     from paperlm.evaluate.perplexity import perplexity
     from paperlm.models.folder import load_model
@@ -118,7 +117,7 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     losses, tokens = mean_losses(model, batches, job, machine)
     if not all(map(math.isfinite, losses)):
         return Result(outcome="blocked", reason="losses of this model are no finite numbers")
-    found, loss = weight_bytes(model), float(np.mean(losses))
+    loss = float(np.mean(losses))
     metrics = {
         "perplexity": perplexity(loss),
         "loss": loss,
@@ -126,9 +125,7 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
         "tokens": sum(tokens),
         "questions": sum(len(batch["labels"]) for batch in batches),
         "parameters": parameters,
-        "weight_bytes": found.total,
-        "bits_per_weight": found.bits_per_weight or 16.0,
-        "stored_weights": found.stored_weights,
+        **counted(model, machine.torch_device()),
     }
     rows: list[list[Any]] = [[index, *pair] for index, pair in enumerate(zip(losses, tokens, strict=True))]
     return Result(

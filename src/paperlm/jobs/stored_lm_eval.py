@@ -7,7 +7,7 @@ import hashlib
 from typing import ClassVar
 
 from paperlm.evaluate.questions import AskedModel, ask, check_items
-from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
+from paperlm.evaluate.stores import StoredModel, cannot_store, counted, put_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
 
@@ -39,7 +39,6 @@ def run(job: StoredLmEval, inputs: Inputs, machine: Machine) -> Result:
     """
     import numpy as np
     import torch
-    from paperlm_kernels.stored import weight_bytes
 
     from paperlm.models.folder import load_model
 
@@ -48,12 +47,9 @@ def run(job: StoredLmEval, inputs: Inputs, machine: Machine) -> Result:
     check_items(job, inputs)
     model = put_into_stores(load_model(inputs.models["of"], dtype=torch.bfloat16), job, machine.torch_device())
     result, likelihoods = ask(job, model, inputs, machine)
-    found = weight_bytes(model)
     exact = {
         "likelihoods_hash": int(hashlib.sha256(np.array(likelihoods, dtype=np.float32).tobytes()).hexdigest()[:12], 16),
-        "weight_bytes": found.total,
-        "bits_per_weight": found.bits_per_weight or 16.0,
-        "stored_weights": found.stored_weights,
+        **counted(model, machine.torch_device()),
     }
     return dataclasses.replace(
         result,

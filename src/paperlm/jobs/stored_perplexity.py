@@ -10,7 +10,7 @@ from pydantic import Field
 from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
-from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
+from paperlm.evaluate.stores import StoredModel, cannot_store, counted, put_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result, Series
 
@@ -62,7 +62,6 @@ def run(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
 
     import numpy as np
     import torch
-    from paperlm_kernels.stored import weight_bytes
 
     from paperlm.evaluate.perplexity import perplexity
     from paperlm.evaluate.windows import mean_losses, windows_of
@@ -76,7 +75,7 @@ def run(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
     losses = np.array(mean_losses(model, windows, machine, job.job_id))
     if not np.isfinite(losses).all():
         return Result(outcome="blocked", reason="losses of this model are no finite numbers")
-    words, found, loss = len(text.split()), weight_bytes(model), float(losses.mean())
+    words, loss = len(text.split()), float(losses.mean())
     metrics = {
         "perplexity": perplexity(loss),
         "word_perplexity": math.exp(min(700.0, float(losses.sum()) * job.window / words)),
@@ -85,9 +84,7 @@ def run(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
         "tokens": len(losses) * (job.window - 1),
         "words": words,
         "windows": len(losses),
-        "weight_bytes": found.total,
-        "bits_per_weight": found.bits_per_weight or 16.0,
-        "stored_weights": found.stored_weights,
+        **counted(model, machine.torch_device()),
     }
     rows = [[index, float(value)] for index, value in enumerate(losses.astype(np.float32))]
     return Result(

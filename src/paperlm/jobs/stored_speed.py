@@ -55,6 +55,7 @@ def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
     (`rate_of`), and peak_bytes, of the device meanwhile. `blocked`
     without a GPU, where the time would be that of a reference, and for a store that is not to be had here."""
     import torch
+    from paperlm_kernels.neuzip import raise_decode_errors
 
     device = machine.torch_device()
     if device.type != "cuda":
@@ -64,6 +65,7 @@ def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
     step = iteration(job, inputs, device)
     torch.cuda.reset_peak_memory_stats(device)  # before it was stored the model lay there whole
     seconds = timed(step, job.repeats, lambda: torch.cuda.synchronize(device))
+    raise_decode_errors(device)
     rate, spread = rate_of(seconds)
     return Result(
         outcome="measured",

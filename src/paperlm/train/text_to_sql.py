@@ -186,7 +186,9 @@ def _padded(rows: list[list[int]], value: int, device: torch.device) -> torch.Te
 def judged(
     job: TextToSQL, model: Any, tokenizer: TextTokenizer, items: list[dict[str, Any]], device: torch.device
 ) -> dict[str, float]:
-    """bleu, exact and loss of the validation items; answers are written greedily."""
+    """bleu, exact and loss of the validation items; answers are written greedily. Raises StreamError if a packed weight
+    was found damaged on the way."""
+    from paperlm_kernels.neuzip import raise_decode_errors
     from sacrebleu import corpus_bleu
 
     model.eval()
@@ -203,6 +205,7 @@ def judged(
             do_sample=False, num_beams=1,
         )  # fmt: skip
         written += [tokenizer.inner.decode(row, skip_special_tokens=True).strip() for row in ids.tolist()]
+    raise_decode_errors(device)
     right = [item["answer"].strip() for item in items]
     exact = sum(one == other for one, other in zip(written, right, strict=True)) / len(right)
     return {"bleu": corpus_bleu(written, [right]).score, "exact": exact, "loss": sums / tokens}
