@@ -58,6 +58,13 @@ def test_speeds_of_which_no_record_says_how_they_vary_decide_nothing(committed):
     assert row["verdict"] == "undecided" and "varies" in row["reason"]
 
 
+def test_jobs_that_no_machine_can_make_are_not_offered_as_what_would_decide(committed):
+    rows = rows_of(committed, "neuzip_table2")
+    assert rows["NEU-T2-4", "T5 1B"]["would_decide"].startswith("nothing here: QLoRA trains small matrices")
+    assert rows["NEU-T2-3", "T5 3B"]["would_decide"].startswith("2 jobs"), "of this part nothing is blocked"
+    assert rows["NEU-T2-1", "T5 1B"]["verdict"] == rows["NEU-T2-1v", "T5 1B"]["verdict"] == "holds"
+
+
 def test_a_whole_names_how_far_its_parts_got(committed):
     whole = rows_of(committed)["MIX-T1-6", ""]
     assert whole["verdict"] == "fails"

@@ -52,6 +52,11 @@ class StoreSettings(Job):
         authors = "_authors" if self.norm_semantics == "authors_v1" else ""
         return f"packed{self.mant_bits}{norm}{authors}"
 
+    def never(self) -> str:
+        if self.store == "int8":
+            return "INT8 of bitsandbytes is a layer of its own, with outliers apart, and no store here has it"
+        return ""
+
 
 class StoredModel(StoreSettings, LooksAtModel):
     """Settings of a job that looks at a model whose weights are rounded to bfloat16, and stored."""
@@ -68,8 +73,8 @@ def cannot_store(job: StoreSettings) -> str:
     """Why the job's store is not to be had here; empty if it is."""
     import importlib.util
 
-    if job.store == "int8":
-        return "INT8 of bitsandbytes is a layer of its own, with outliers apart, and no store here has it"
+    if why := job.never():
+        return why
     if job.store not in ("plain", "packed") and importlib.util.find_spec("bitsandbytes") is None:
         return f"{job.store.upper()} is that of bitsandbytes, which is not installed: pip install bitsandbytes"
     return ""

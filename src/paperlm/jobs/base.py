@@ -110,6 +110,10 @@ class Job(Frozen):
         that says something else is refused."""
         return {}
 
+    def never(self) -> str:
+        """Why a job of these settings makes no number on any machine; empty if one could. It is `blocked` for that."""
+        return ""
+
     def slug(self) -> str:
         """Readable part of the name: lower case letters, digits, `_`, `.` and `-`."""
         raise NotImplementedError(f"jobs/{self.kind}.py: define slug()")

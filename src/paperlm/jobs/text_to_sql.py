@@ -101,6 +101,9 @@ class TextToSQL(Job):
     timed: bool = False
     "time updates on a GPU, in place of training to the end"
 
+    def never(self) -> str:
+        return NO_ADAPTER if self.adapter != "none" and self.of is None else ""
+
     @model_validator(mode="after")
     def items_have_the_fields(self) -> TextToSQL:
         has_fields(self.dataset, "question", "context", "answer")
@@ -163,8 +166,8 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
 
     from paperlm.train.text_to_sql import speed, train
 
-    if job.adapter != "none" and job.of is None:
-        return Result(outcome="blocked", reason=NO_ADAPTER)
+    if why := job.never():
+        return Result(outcome="blocked", reason=why)
     if job.adapter != "none" and importlib.util.find_spec("bitsandbytes") is None:
         return Result(
             outcome="blocked", reason="QLoRA needs bitsandbytes, which is not installed: pip install bitsandbytes"

@@ -26,6 +26,8 @@ class Needs:
     "of each cell, where more seeds are what is missing; 0: cells that were not run are"
     too_many: bool = False
     "more than MOST_SEEDS seeds"
+    never: str = ""
+    "why one of them, or what it works on, makes no number on any machine"
 
 
 class Evidence:
@@ -42,7 +44,7 @@ class Evidence:
     def needs(self, exhibits: Mapping[str, str], verdict: Verdict) -> Needs:
         """`exhibits`: name in claims -> exhibit."""
         if verdict.missing:  # one seed each says how they come out; what that leaves open is asked for then
-            return Needs(self._lacking((cell, 1) for cell in self._cells(exhibits, verdict.missing)))
+            return self._possible(self._lacking((cell, 1) for cell in self._cells(exhibits, verdict.missing)))
         seeds = max(verdict.open_cells.values(), default=0)
         if not seeds:
             return Needs()
@@ -50,7 +52,7 @@ class Evidence:
             return Needs(seeds=seeds, too_many=True)
         more = self._with_seeds(seeds)
         wanted = ((cell, n) for key, n in verdict.open_cells.items() for cell in more._cells(exhibits, [key]))
-        return Needs(self._lacking(wanted), seeds)
+        return self._possible(self._lacking(wanted), seeds)
 
     def sentence(self, exhibits: Mapping[str, str], verdict: Verdict) -> str:
         """For the column `would_decide`; empty for a verdict that is decided, or that no job decides."""
@@ -59,10 +61,17 @@ class Evidence:
         needs = self.needs(exhibits, verdict)
         if needs.too_many:
             return f"more than {MOST_SEEDS} seeds at the gap seen so far: too small to be told"
+        if needs.never:
+            return f"nothing here: {needs.never}"
         if not needs.jobs:
             return ""
         what = f"{needs.seeds} seeds: " if needs.seeds else ""
         return f"{what}{len(needs.jobs)} job{'s' if len(needs.jobs) > 1 else ''}, {self.duration(needs.jobs)}"
+
+    def _possible(self, jobs: tuple[Job, ...], seeds: int = 0) -> Needs:
+        """No jobs, where one of them, or what it works on, can never be made: the others decide nothing alone."""
+        why = next((why for job in self.chain(jobs) if (why := job.never())), "")
+        return Needs(never=why) if why else Needs(jobs, seeds)
 
     def hours(self, jobs: Iterable[Job]) -> float | None:
         """Hours of the jobs and of parents whose models they need, one after the other; None: no record says."""
