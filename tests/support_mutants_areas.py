@@ -42,7 +42,18 @@ AREAS = {
             *modules("src/paperlm", "jobs/base", "frozen"),
         ),
         ("digest", "plan_mistakes", "state"),
-        ("plan", "paired", "jobs", "paper_files", "estimate", "bad_input", "workflow", "run", "norm_exhibits"),
+        (
+            "plan",
+            "paired",
+            "jobs",
+            "paper_files",
+            "estimate",
+            "bad_input",
+            "workflow",
+            "run",
+            "run_killed",
+            "norm_exhibits",
+        ),
     ),
     "schedule": Area(
         modules("src/paperlm/train", "schedule"), ("schedule",), ("training_settings", "engine", "continue_pretrain")
@@ -50,7 +61,7 @@ AREAS = {
     "settings": Area(
         modules("src/paperlm", "plan/resolve", "plan/scale", "tables/settings", "finetune/settings", "data/settings"),
         ("plan_mistakes", "finetune_settings", "plan"),
-        ("jobs", "paper_files", "show", "data", "bad_input", "tables", "bitnet_exhibits", "finetune"),
+        ("jobs", "paper_files", "show", "data", "bad_input", "tables", "bitnet_exhibits", "bitnet_proxies", "finetune"),
     ),
     "perplexity": Area(
         modules("src/paperlm", "evaluate/perplexity", "evaluate/windows", "jobs/text_perplexity", "data/chunks"),
@@ -65,7 +76,7 @@ AREAS = {
     "norms": Area(("src/paperlm/norms/*.py",), ("norms",), ("values", "schedule", "model", "fused_norms")),
     "checkpoints": Area(
         modules("src/paperlm", "train/checkpoint", "models/folder", "record/model_store"),
-        ("model_folder", "run"),
+        ("model_folder", "run", "run_killed"),
         ("values", "damage", "engine_resume", "continue_pretrain", "generation"),
     ),
     "filter": Area(

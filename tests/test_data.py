@@ -20,12 +20,13 @@ import numpy as np
 import pytest
 import yaml
 import zstandard
+from pydantic import ValidationError
 from support_c4 import BPE, c4_texts
 from tokenizers import Tokenizer
 
 from paperlm.data import registry as registry_module
 from paperlm.data.prepare import prepare
-from paperlm.data.registry import HERE, DatasetEntry, Registry, data_id, registry
+from paperlm.data.registry import HERE, DatasetEntry, ModelEntry, Registry, TokenizerEntry, data_id, registry
 from paperlm.data.shards import BatchOrder, TokenShards, load_manifest
 from paperlm.data.sources import check_present, documents
 from paperlm.data.tokenizer import examples
@@ -99,12 +100,29 @@ def corpus(tmp_path, monkeypatch):
     return make
 
 
-def test_every_registry_entry_names_licence_and_origin_and_bundled_files_have_their_bytes_and_checksum():
+ABOUT = ("summary", "revision", "licence", "citation")
+
+
+@pytest.mark.parametrize("field", ABOUT)
+@pytest.mark.parametrize("kind", [DatasetEntry, TokenizerEntry, ModelEntry])
+def test_an_entry_of_any_kind_that_does_not_say_what_it_is_is_refused(kind, field):
+    part = {DatasetEntry: "datasets", TokenizerEntry: "tokenizers", ModelEntry: "models"}[kind]
+    entry = next(iter(RAW[part].values()))
+    kind(**entry)
+    for changed in ({key: value for key, value in entry.items() if key != field}, entry | {field: " "}):
+        with pytest.raises(ValidationError, match=field) as error:
+            kind(**changed)
+        assert field not in changed or "where it is not known, say so in words" in str(error.value)
+
+
+def test_every_registry_entry_says_where_it_is_from_and_bundled_files_have_their_bytes_and_checksum():
+    assert all(entry[field].strip() for part in RAW.values() for entry in part.values() for field in ABOUT)
     for entry in RAW["datasets"].values():
-        assert entry["licence"].strip() and entry["citation"].strip()
         pins = [f["sha256"] for files in entry.get("files", {}).values() for f in files] or [entry["hub"]["revision"]]
         assert all(len(pin) in (40, 64) and int(pin, 16) for pin in pins)
-    assert all(entry["licence"].strip() and entry["origin"].strip() for entry in RAW["tokenizers"].values())
+    for entry in RAW["tokenizers"].values():
+        commit = re.search(r"\bcommit (of \S+ is not known|[0-9a-f]{40})", entry["revision"])
+        assert commit or "train_bpe" in entry["revision"], "a commit that nobody has compared is not made up"
     bundled = [entry for entry in RAW["datasets"].values() if entry["source"] == "bundled"]
     files = [file for entry in bundled for split in entry["files"].values() for file in split]
     for entry in [*files, *(t["file"] for t in RAW["tokenizers"].values())]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support_fields import EFFECTS, Elsewhere, Seen
+from support_field_values import Elsewhere, Seen
+from support_fields import EFFECTS
 from support_small_jobs import BASE, job
 from support_toy_registry import toy_registry
 

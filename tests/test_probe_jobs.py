@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from pydantic import ValidationError
-from support_probe import TOKENS, FineTuned, Pretrained, inputs, new_model, save
+from support_probe import TOKENS, Pretrained, inputs, new_model, save
+from support_probe_settings import HUB, OWN_TEXT, TASK, job_of, kinds
 
 from paperlm.data.shards import TokenShards, write_manifest
 from paperlm.data.texts import prepare_text, read_documents
 from paperlm.errors import DataError, JobError
 from paperlm.files import sha256_of, write_sealed
-from paperlm.jobs import angular_distance, block_removal, gradient_norms, job_from, output_variance
+from paperlm.jobs import angular_distance, block_removal, gradient_norms, output_variance
 from paperlm.jobs.angular_distance import AngularDistance
 from paperlm.jobs.base import Machine
 from paperlm.jobs.block_removal import BlockRemoval
@@ -34,18 +34,9 @@ from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.run import Maker
 
-HUB = "local:smollm2_135m_instruct"
-OWN_TEXT = {"text": "bundled:c4_sample", "text_tokens": 16}
-SMALL = {AngularDistance: {"documents": 6}, OutputVariance: {"documents": 6}, BlockRemoval: {"documents": 6}}
-SMALL |= {GradientNorms: {"batches": 2, "batch": 3}}
 RUN = {AngularDistance: angular_distance, OutputVariance: output_variance, BlockRemoval: block_removal}
 RUN |= {GradientNorms: gradient_norms}
 CPU = Machine(device="cpu", progress=False)
-kinds = pytest.mark.parametrize("kind", SMALL, ids=lambda kind: kind.kind)
-
-
-def job_of(kind, of=None, **settings):
-    return kind(of=of or Pretrained(), **SMALL[kind] | settings)
 
 
 @pytest.fixture(scope="module")
@@ -251,55 +242,6 @@ def test_more_documents_than_a_text_has_is_refused(tmp_path):
 
 
 @kinds
-def test_a_job_reads_the_validation_tokens_of_the_pre_training_at_the_start_of_its_chain(kind):
-    tuned = FineTuned(of=Pretrained(seed=3))
-    assert job_of(kind, of=tuned).data() == [Pretrained().token_data()]
-    assert job_of(kind, of=tuned).job_id.startswith(f"{kind.kind}-sft-toy-s3-")
-
-
-@kinds
-def test_a_state_of_training_is_part_of_the_name(kind):
-    names = {at: job_of(kind, at=at).job_id for at in ("end", "init", 0, 40)}
-    assert len(set(names.values())) == 4
-    assert names["end"] == job_of(kind).job_id and "-at_40-" in names[40]
-    assert [job_of(kind, at=at).snapshot("of") for at in names] == [None, 0, 0, 40]
-
-
-@kinds
-def test_a_model_of_ours_reads_another_text_where_the_job_names_one(kind):
-    job = job_of(kind, **OWN_TEXT)
-    assert [one.dataset for one in job.data()] == [OWN_TEXT["text"]]
-    assert job.job_id != job_of(kind).job_id
-
-
-WRONG = [
-    ({"at": 100}, r"at: 100: a job of kind 'pretrain' has states 0 to 99 beside its end"),
-    ({"at": -1}, r"has states 0 to 99"),
-    ({"of": FineTuned(of=Pretrained()), "at": "init"}, r"kind 'sft' has no other state beside its end"),
-    ({"text": "bundled:c4_sample"}, r"text and text_tokens go together: set both, or neither"),
-    ({"text_tokens": 8}, r"text and text_tokens go together: set both, or neither"),
-    ({"of": HubModel(name=HUB)}, r"say what a hub_model reads: set both"),
-    ({"of": HubModel(name=HUB), "text": "bundled:c4_sample"}, r"say what a hub_model reads: set both"),
-    (
-        {"of": AngularDistance(of=Pretrained())},
-        r"it has to be of kind pretrain or continue_pretrain or sft or rloo or hub_model",
-    ),
-]
-
-
-@kinds
-@pytest.mark.parametrize(("settings", "message"), WRONG)
-def test_settings_that_do_not_fit_the_model_are_refused(kind, settings, message):
-    with pytest.raises(ValidationError, match=message):
-        job_of(kind, **settings)
-
-
-def test_an_unknown_text_is_refused_with_the_nearest_name():
-    with pytest.raises(ValidationError, match=r"unknown dataset 'c4_sampel'; did you mean 'c4_sample'"):
-        job_of(OutputVariance, of=HubModel(name=HUB), text="bundled:c4_sampel", text_tokens=8)
-
-
-@kinds
 def test_a_bert_has_angles_and_variances_and_where_a_decoder_is_needed_it_is_refused(kind, tmp_path, tokens):
     bert = save(tmp_path / "bert", new_model(transformers.BertForMaskedLM))
     if kind in (AngularDistance, OutputVariance):
@@ -307,9 +249,6 @@ def test_a_bert_has_angles_and_variances_and_where_a_decoder_is_needed_it_is_ref
     else:
         with pytest.raises(JobError, match="BertForMaskedLM predicts no next token"):
             do(job_of(kind), tmp_path, bert, [tokens])
-
-
-TASK = {"task": "arc_easy", "source": "bundled", "items": 10, "max_length": 64}
 
 
 def test_block_removal_has_the_accuracy_of_the_lm_eval_job_whole_and_without_each_block(tmp_path, folder, tokens):
@@ -358,30 +297,6 @@ def test_a_drop_is_the_accuracy_that_is_lost_without_the_block(tmp_path, folder,
     assert series.column("stderr") == [0.25 / 8, 0.875 / 8, 0.5 / 8]
 
 
-UNFIT = [
-    ({"source": "bundled"}, "source: without a task"),
-    ({"few_shot": 2}, "few_shot: without a task"),
-    (TASK | {"task": "arc_eazy"}, "did you mean 'arc_easy'"),
-    (TASK | {"source": None}, "source"),
-    (TASK | {"max_length": None}, "max_length"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), UNFIT)
-def test_a_task_is_named_with_what_it_needs_or_not_at_all(settings, message):
-    if "task" in settings:
-        pytest.importorskip("paperlm.jobs.lm_eval")
-    with pytest.raises(ValidationError, match=message):
-        job_of(BlockRemoval, **settings)
-
-
-def test_the_task_is_part_of_the_name():
-    pytest.importorskip("paperlm.jobs.lm_eval")
-    jobs = [job_of(BlockRemoval, **settings) for settings in ({}, TASK, TASK | {"items": 12}, TASK | {"few_shot": 1})]
-    assert len({job.job_id for job in jobs}) == 4
-    assert jobs[1].slug() == "block_removal-toy-s0-arc_easy"
-
-
 PRETRAIN = {"size": "toy", "hidden_size": 16, "intermediate_size": 24, "n_heads": 2, "n_layers": 2, "vocab_size": 1024}
 PRETRAIN |= {"norm": {"name": "pre_ln"}, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "initializer_range": 0.02}
 PRETRAIN |= {"embed_init_std": 0.02, "zero_last_embedding_row": False, "optimizer": "adam", "adam_betas": (0.9, 0.999)}
@@ -403,10 +318,3 @@ def test_from_data_to_record_the_whole_model_has_the_validation_perplexity_of_it
     whole, *variances = (read_record(tmp_path / places.made(job)) for job in jobs)
     assert whole.metrics["full/perplexity"] == pytest.approx(trained.metrics["ppl_true"], rel=1e-6)
     assert len({tuple(record.series["variance"].column("var_tok")) for record in variances}) == 3
-
-
-@kinds
-def test_a_job_survives_json_with_its_name(kind):
-    job = job_of(kind, of=HubModel(name=HUB), **OWN_TEXT)
-    again = job_from(json.loads(json.dumps(job.canonical())))
-    assert again == job and again.job_id == job.job_id

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
-from support_fields import WIDE
+from support_field_values import WIDE
 from support_small_jobs import job
 
 from paperlm.data.items import prepare_items

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from support import smoke_run
-from support_fields import WIDE
+from support_field_values import WIDE
 from support_items import prepared, rewrite, without
 from support_small_jobs import job
 

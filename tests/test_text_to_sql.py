@@ -12,7 +12,7 @@ from paperlm_kernels.stored import LomoSgd
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from support_engine import numbers, start, wait_for_update
-from support_fields import WIDE
+from support_field_values import WIDE
 from support_small_jobs import job
 from support_stored import TABLES
 

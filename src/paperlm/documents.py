@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paperlm.bench import with_ours
-from paperlm.data.registry import registry
+from paperlm.data.registry import About, registry
 from paperlm.errors import RecordError, SpecError, unknown
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
@@ -88,12 +88,16 @@ def _measured(root: Path, command: str) -> str:
 
 
 def _data_table() -> str:
-    """Every set in the repository or in a local folder, and the tokenizers."""
-    lines, known = ["| name | what | licence |", "|---|---|---|"], registry()
-    for name, entry in [*known.datasets.items(), *known.models.items()]:
-        if entry.source != "hub":
-            lines.append(f"| `{entry.source}:{name}` | {entry.summary} | {entry.licence} |")
-    lines += [f"| tokenizer `{name}` | {entry.summary} | {entry.licence} |" for name, entry in known.tokenizers.items()]
+    """Every set in the repository or in a local folder, and the tokenizers: what their entries say of each."""
+    known = registry()
+    named: dict[str, About] = {
+        f"`{entry.source}:{name}`": entry
+        for name, entry in [*known.datasets.items(), *known.models.items()]
+        if entry.source != "hub"
+    }
+    named |= {f"tokenizer `{name}`": entry for name, entry in known.tokenizers.items()}
+    lines = ["| name | what | licence | revision | citation |", "|---|---|---|---|---|"]
+    lines += [f"| {name} | {e.summary} | {e.licence} | {e.revision} | {e.citation} |" for name, e in named.items()]
     return "\n".join(lines)
 
 

@@ -53,6 +53,7 @@ def prepare(settings: dict[str, Any], folder: Path, local_data: str = "", shard_
         "dataset": name,
         "licence": entry.licence,
         "citation": entry.citation,
+        "tokenizer": {"licence": tokenizer.entry.licence, "citation": tokenizer.entry.citation},
         "checksums": data_fingerprint(settings["dataset"], settings["tokenizer"]),
         "pad_id": tokenizer.pad,
         "eos_id": tokenizer.eos,

@@ -16,6 +16,26 @@ from paperlm.load import load
 HERE = Path(__file__).parent
 
 
+def _said(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty; where it is not known, say so in words")
+    return text
+
+
+Said = Annotated[str, AfterValidator(_said)]
+"Words that somebody has to have written."
+
+
+class About(Frozen):
+    """What is needed to trust and cite anything that the registry names, whichever kind of thing it is."""
+
+    summary: Said
+    revision: Said
+    "which version of it; where no source has the commit, what is known instead"
+    licence: Said
+    citation: Said
+
+
 class FileEntry(Frozen):
     """One file: path below the package's data folder, or below the `local_data` folder."""
 
@@ -57,14 +77,10 @@ class ImageFormat(Frozen):
     "height, width and channels of bundled and local images; a hub's may differ in theirs"
 
 
-class DatasetEntry(Frozen):
+class DatasetEntry(About):
     """A text corpus, a set of items or a set of images, and everything needed to trust and cite it."""
 
     source: Literal["bundled", "local", "hub"]
-    summary: str
-    revision: str
-    licence: str
-    citation: str
     documents: int | None = None
     fields: list[str] = []
     "of a set of items: what each of them has; empty for the other two"
@@ -129,8 +145,8 @@ class DatasetEntry(Frozen):
         return "a set of images" if self.images else "a set of items" if self.fields else "a text"
 
 
-class TokenizerEntry(Frozen):
-    """A tokenizers-library file and the ids training needs."""
+class TokenizerEntry(About):
+    """A tokenizers-library file, the ids training needs, and everything needed to trust and cite it."""
 
     file: FileEntry
     vocab_size: int
@@ -140,9 +156,6 @@ class TokenizerEntry(Frozen):
     bos: str | None = None
     "None: there is none; where a text has to begin with one, eos stands in its place"
     eos: str
-    summary: str
-    licence: str
-    origin: str
 
 
 class ModelRepository(Frozen):
@@ -153,14 +166,10 @@ class ModelRepository(Frozen):
     "the commit, or its first 12 digits or more where no more of it is known; what is fetched has to begin with them"
 
 
-class ModelEntry(Frozen):
+class ModelEntry(About):
     """Trained weights from elsewhere, and everything needed to trust and cite them."""
 
     source: Literal["local", "hub"]
-    summary: str
-    revision: str
-    licence: str
-    citation: str
     architecture: str
     "class of transformers or of paperlm, or BitnetForCausalLM, which is converted; another one is refused"
     files: list[FileEntry] = []
