@@ -16,9 +16,9 @@ for kind, cls in plan.kinds.items():
             f"logs/{SCALE}/{kind}/{{job}}.log",
         wildcard_constraints:
             job=plan.pattern(kind),
-        threads: job_threads()
+        threads: job_threads() if cls.on_card else 1
         resources:
-            gpu=project.scale.resources.gpus,
+            gpu=project.scale.resources.gpus if cls.on_card else 0,
             mem_mb=job_memory,
             runtime=job_minutes,
         params:
@@ -26,7 +26,7 @@ for kind, cls in plan.kinds.items():
             keep=job_keep,
             rules=job_rules,
             scale=SCALE,
-            device=DEVICE,
+            device=DEVICE if cls.on_card else "cpu",
         shell:
             "python -m paperlm run --job {params.job:q} --scale {params.scale} --keep={params.keep:q}"
             " --device {params.device} > {log:q} 2>&1"

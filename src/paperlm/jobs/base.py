@@ -76,6 +76,8 @@ class Job(Frozen):
     behaviour it was made, and one of an earlier behaviour is marked or made again."""
     leaves_model: ClassVar[bool] = False
     "whether a folder that transformers can load is left for other jobs"
+    on_card: ClassVar[bool] = True
+    "whether it computes on a GPU where the scale has one; False: it is given none, and runs on a processor"
     distributed: ClassVar[bool] = False
     "whether several processes under torchrun can share the work of one job"
     paced_as: ClassVar[str] = ""

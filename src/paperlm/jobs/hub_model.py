@@ -20,6 +20,7 @@ class HubModel(Job):
 
     kind: ClassVar[str] = "hub_model"
     summary: ClassVar[str] = "reads a trained model from elsewhere and saves it as other jobs take it"
+    on_card: ClassVar[bool] = False
     leaves_model: ClassVar[bool] = True
 
     name: str = Field(pattern=r"^(local|hub):[\w./-]+$")

@@ -19,6 +19,7 @@ class NormalEntropy(Job):
 
     kind: ClassVar[str] = "normal_entropy"
     summary: ClassVar[str] = "entropies of sign, exponent and mantissa of normally distributed weights"
+    on_card: ClassVar[bool] = False
 
     std: float = Field(gt=1e-30, lt=1e30)
     "standard deviation"

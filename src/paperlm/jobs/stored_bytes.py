@@ -26,6 +26,7 @@ class StoredBytes(StoreSettings):
 
     kind: ClassVar[str] = "stored_bytes"
     summary: ClassVar[str] = "bytes of a model of some shape, with random weights that are stored in fewer bits"
+    on_card: ClassVar[bool] = False
 
     architecture: Literal["llama", "t5"]
     "transformers' LLaMA, or its T5: an encoder and a decoder of n_layers blocks each"

@@ -16,6 +16,7 @@ class WeightEntropy(LooksAtModel):
 
     kind: ClassVar[str] = "weight_entropy"
     summary: ClassVar[str] = "entropies of sign, exponent and mantissa of a model's weights"
+    on_card: ClassVar[bool] = False
 
     policy: Literal["paper", "all_linear", "all"] = "paper"
     "which weights: linear layers but the head; the head too; embeddings too"

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from paperlm.errors import SpecError, unknown
-from paperlm.jobs import Job
+from paperlm.jobs import Job, job_kinds
 from paperlm.plan.costs import MEASURE, Costs, Reference
 from paperlm.plan.project import Project
+from paperlm.plan.scale import JobSize
 from paperlm.plan.workflow import Workflow
 
 
@@ -29,14 +30,22 @@ class Estimate:
     "what the seconds rest on"
     memory: dict[str, int]
     "kind -> MB of main memory that its largest job asks for"
+    granted: dict[str, int]
+    "kind -> minutes that a cluster grants its longest job"
     gpus: int = 0
-    "GPUs that a job asks for"
+    "GPUs that a job of a kind that computes on one asks for"
 
     def asks(self, kind: str) -> str:
         """Cards, hours and memory of the jobs of a kind, on a scale of GPUs."""
-        minutes, cards = self.minutes(kind), f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} each"
-        hours = "no record says how long" if minutes is None else f"{self.gpus * minutes / 60:,.1f} GPU-hours in all"
+        minutes, gpus = self.minutes(kind), self.gpus if kind == MEASURE or job_kinds()[kind].on_card else 0
+        cards = f"{gpus} GPU{'s' if gpus > 1 else ''} each" if gpus else "no GPU"
+        unit = "GPU-hours" if gpus else "hours"
+        known = minutes is not None
+        hours = f"{(gpus or 1) * minutes / 60:,.1f} {unit} in all" if known else self._unknown(kind)
         return f"{len(self.kinds[kind])} {kind}: {cards}, {self.memory[kind] / 1000:.0f} GB of memory, {hours}"
+
+    def _unknown(self, kind: str) -> str:
+        return f"no record says how long, at most {self.granted[kind] / 60:,.0f} hours each are asked for"
 
     def minutes(self, kind: str) -> float | None:
         """Minutes of the jobs of a kind, one after the other; None where nothing says how long it takes."""
@@ -86,12 +95,15 @@ def estimate(plan: Workflow, names: Sequence[str], reference: Reference) -> Esti
         return max(before, default=0.0) + (seconds[job.job_id] or 0.0)
 
     longest = max([*map(ends, jobs.values()), *(value or 0.0 for value in kinds.get(MEASURE, ()))], default=0.0)
-    memory: dict[str, int] = {}
+    resources = plan.project.scale.resources
+    sizes: dict[str, list[JobSize]] = {}
     for job_id, job in jobs.items():
-        memory[job.kind] = max(memory.get(job.kind, 0), plan.job_size(job_id).mem_mb)
+        sizes.setdefault(job.kind, []).append(plan.job_size(job_id))
     if measurements:
-        memory[MEASURE] = plan.project.scale.resources.default.mem_mb
-    return Estimate(kinds, longest, costs.basis, memory, plan.project.scale.resources.gpus)
+        sizes[MEASURE] = [resources.default]
+    memory = {kind: max(size.mem_mb for size in each) for kind, each in sizes.items()}
+    granted = {kind: max(size.runtime for size in each) for kind, each in sizes.items()}
+    return Estimate(kinds, longest, costs.basis, memory, granted, resources.gpus)
 
 
 def print_plan(project: Project, names: Sequence[str], cores: int | None) -> None:
