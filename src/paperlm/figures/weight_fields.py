@@ -57,7 +57,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             [row, seed, *values] for seed, record in enumerate(seeds) for values in record.series["histogram"].rows
         ]
     if not found:
-        axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="left", va="center")
+        axes[0][1].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         for axis in axes.flat:
             axis.set_axis_off()
     headline(figure, project, name, results)
