@@ -67,7 +67,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     across, down = max(1, min(ACROSS, len(panels))), max(1, -(-len(panels) // ACROSS))
     sns.set_theme(style="whitegrid", context="paper")
     plt.rcParams["svg.hashsalt"] = table_name  # the same numbers give the same file
-    size = (5.2, 3.4) if len(panels) < 2 else (2.2 * across + 0.4, 2.4 * down + 0.9)
+    size = (5.2, 3.4) if len(panels) < 2 else (2.2 * across + 0.4, 2.4 * down + 1.4)
     figure, axes = plt.subplots(down, across, figsize=size, squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
