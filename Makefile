@@ -29,7 +29,8 @@ slow: setup
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m "slow and not long" --ignore tests/test_load.py
 	$(BIN)/python -m pytest -n 0 -m slow tests/test_load.py  # seconds of a processor, which a neighbour would lengthen
 
-# Ten updates of every training of scale paper where CI makes two, Table 1 on SLURM where CI makes Tables 2 and 3.
+# What CI makes a part of: ten updates of every training of scale paper (CI: two), Table 1 on SLURM (Tables 2 and 3), thirty
+# places at which a job is killed (ten), figures of training (one), an exhibit of the default scale without a network (smoke).
 long: setup
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile -m long
 

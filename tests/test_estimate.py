@@ -163,6 +163,13 @@ def test_costs_of_another_machine_are_taken_times_the_ratio_of_the_calibrations(
     assert costs.basis == f"by those of {OTHER} on 2026-11-23, times 3 for this machine"
 
 
+def test_the_processor_is_asked_for_its_name_once(monkeypatch):
+    """Costs are compared with it a hundred thousand times in a ranking."""
+    name = cpu_name()
+    monkeypatch.setattr(Path, "read_text", lambda *of: pytest.fail("it was asked again"))
+    assert cpu_name() == name
+
+
 def test_a_record_made_here_wins_over_the_reference_and_is_not_scaled(root):
     plan = plan_of(root)
     job = plan.project.jobs_of(TABLE)[0]

@@ -46,10 +46,11 @@ def test_a_job_that_dies_or_fills_the_disk_ends_in_the_same_bytes_when_started_a
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("places", [10, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", ["kill", "full"])
-def test_thirty_places_of_a_job_and_of_the_one_that_works_on_its_model(how):
-    rows = survey("--kind", "block_removal", "--how", how, "--sample", "30")
-    assert len(rows) == 30 and rows[0]["of"] > 120
+def test_places_all_along_a_job_and_the_one_that_works_on_its_model(how, places):
+    rows = survey("--kind", "block_removal", "--how", how, "--sample", str(places))
+    assert len(rows) == places and rows[0]["of"] > 120
     assert [row for row in rows if row["fault"]] == []
 
 

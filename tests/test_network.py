@@ -11,6 +11,7 @@ import pytest
 from support import copy_tracked
 from support_workflow import SMOKE, clone_environment
 
+from paperlm.data.settings import ModelData
 from paperlm.plan.project import Project
 
 DENIED = Path(__file__).with_name("support_network.py")
@@ -81,7 +82,16 @@ def test_data_models_and_a_benchmark_on_them_are_made_without_a_network(tmp_path
     assert all(rule in out for rule in ("prepare_data", "pretrain", "block_removal"))
 
 
+@pytest.mark.parametrize("scale", ["smoke", "tiny"])
+def test_the_scales_of_a_first_run_read_nothing_from_a_hub(scale):
+    """So that a job of a kind that needs no network at one of them needs none at the other."""
+    read = [settings for job in Project({"scale": scale}).jobs.values() for settings in job.data()]
+    named = {getattr(settings, "model" if isinstance(settings, ModelData) else "dataset") for settings in read}
+    assert {name.partition(":")[0] for name in named} <= {"bundled", "local"} and len(named) > 10
+
+
 @pytest.mark.slow
+@pytest.mark.long
 def test_data_models_and_what_is_measured_on_them_are_made_without_a_network_at_the_default_scale(tmp_path):
     out = made(copy_tracked(tmp_path / "clone"), "neuzip_figure1.svg")
     assert all(rule in out for rule in ("prepare_data", "pretrain", "weight_entropy"))

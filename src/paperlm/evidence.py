@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ class Open:
     "that it asks for, and the parents whose models they need"
     asked: tuple[Job, ...]
     seeds: int = 0
+
+    @functools.cached_property
+    def ids(self) -> frozenset[str]:
+        """Names of its jobs."""
+        return frozenset(job.job_id for job in self.jobs)
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def ranked(project: Project, hours: float) -> tuple[list[Step], list[str]]:
         for item in waiting:
             new = tuple(job for job in item.jobs if job.job_id not in done)
             there = done | {job.job_id for job in new}
-            decided = [other for other in waiting if all(job.job_id in there for job in other.jobs)]
+            decided = [other for other in waiting if other.ids <= there]
             cost = sum(costs.of_job(job) or 0.0 for job in new) / 3600
             asked = tuple(job for job in item.asked if job.job_id not in done)
             step = Step(new, asked, tuple(other.claim for other in decided), cost, max(o.seeds for o in decided))

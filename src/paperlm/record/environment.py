@@ -82,6 +82,7 @@ def _git() -> tuple[str | None, bool | None]:
         return None, None
 
 
+@functools.cache
 def cpu_name() -> str:
     """Model of the processor."""
     try:
