@@ -111,7 +111,8 @@ def _run(folder: Path, command: list[str], cwd: Path | None = None) -> str:
 
 
 def _job(start: str, scale: str) -> str:
-    (found,) = (name for name in Project({"scale": scale}).jobs if re.fullmatch(f"{start}[0-9a-f]{{8}}", name))
+    of_table_1 = (job.job_id for job in Project({"scale": scale}).jobs_of("mixln_table1"))
+    (found,) = (name for name in of_table_1 if re.fullmatch(f"{start}[0-9a-f]{{8}}", name))
     return found
 
 
