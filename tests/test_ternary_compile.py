@@ -141,7 +141,8 @@ def test_the_list_of_open_gates_is_made_in_registers(tmp_path):
 
 def waits_first(ptx):
     """Whether the end of the kernel in front is waited for before memory is touched and the next kernel let in."""
-    touched = [ptx.find(access) for access in ("griddepcontrol.launch", "ld.global", "st.global", "cp.async")]
+    accesses = ("griddepcontrol.launch", "ld.global", "st.global", "cp.async", "atom.", "red.", "prefetch")
+    touched = [ptx.find(access) for access in accesses]
     return 0 < ptx.index("griddepcontrol.wait") < min(at for at in touched if at > 0)
 
 

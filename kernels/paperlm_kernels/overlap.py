@@ -1,9 +1,10 @@
 """Kernels that are started before the one in front of them has ended: programmatic dependent launch, on Hopper.
 
-Such a kernel waits for the end of the one in front before it touches memory, and says then that the next may be
-started. As every one waits, the end of one means the end of all before it. What it says first of all starts kernels
-too early: with a 4-bit cache a token of 3B took 1.69 ms where norms, cache and attention did so, 1.46 in this order,
-and 1.53 where they are started one after the other (an H200, in turns).
+Such a kernel waits for the end of the one in front before it touches memory (but `ternary_linear.stream` reads
+weights that are settled), and says then that the next may be started. As every one waits, the end of one means the
+end of all before it. What it says first of all starts kernels too early: with a 4-bit cache a token of 3B took 1.69
+ms where norms, cache and attention did so, 1.46 in this order, and 1.53 where they are started one after the other
+(an H200, in turns).
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from paperlm_kernels.ternary_linear.packing import padded
 
 GEMV_TOKENS = 4
 "Up to so many tokens are taken by the dot products of four bytes, more by the matrix units."
-DENSE_STAGES = 2
-"Steps that are read ahead where a weight is a byte, of which three do not fit the shared memory."
+SHARED = 227 * 1024
+"Bytes of shared memory of a program, on Hopper."
 ASM = os.environ.get("TRITON_INTERPRET") != "1"
 "The interpreter has no inline assembly."
 
@@ -144,9 +144,11 @@ def run_linear(
     if isinstance(tiles, StreamTiles):
         hopper.run_stream(codes, data, vectors, N, tiles, gated)
         return y
-    tiles = tiles or tiles_of(M, N, width, programs)
-    if dense:
-        tiles = dataclasses.replace(tiles, stages=min(tiles.stages, DENSE_STAGES))
+    if tiles is None:
+        tiles = tiles_of(M, N, width, programs)
+        if dense:  # a step of weights in a byte each is four times as long
+            ahead = SHARED // (4 * tiles.step * (tiles.tokens + tiles.rows))
+            tiles = dataclasses.replace(tiles, stages=min(tiles.stages, ahead))
     splits = splits or tiles.splits
     m_tiles, n_tiles = triton.cdiv(M, tiles.tokens), triton.cdiv(N, tiles.rows)
     work, arrived = _shared(M * N, m_tiles * n_tiles, splits, codes.device)

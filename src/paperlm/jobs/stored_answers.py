@@ -115,6 +115,7 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     if job.timed:
         return _speed(lambda: model(**batches[0], use_cache=False), machine.torch_device())
     losses, tokens = mean_losses(model, batches, job, machine)
+    stored = counted(model, machine.torch_device())
     if not all(map(math.isfinite, losses)):
         return Result(outcome="blocked", reason="losses of this model are no finite numbers")
     loss = float(np.mean(losses))
@@ -125,7 +126,7 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
         "tokens": sum(tokens),
         "questions": sum(len(batch["labels"]) for batch in batches),
         "parameters": parameters,
-        **counted(model, machine.torch_device()),
+        **stored,
     }
     rows: list[list[Any]] = [[index, *pair] for index, pair in enumerate(zip(losses, tokens, strict=True))]
     return Result(
@@ -170,12 +171,14 @@ def mean_losses(
 
 def _speed(forward: Callable[[], Any], device: Any) -> Result:
     import torch
+    from paperlm_kernels.neuzip import raise_decode_errors
 
     from paperlm.jobs.stored_speed import timed
 
     torch.cuda.reset_peak_memory_stats(device)
     with torch.no_grad():
         seconds = timed(forward, REPEATS, lambda: torch.cuda.synchronize(device))
+    raise_decode_errors(device)
     return Result(
         outcome="measured",
         metrics={

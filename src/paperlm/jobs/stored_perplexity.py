@@ -73,6 +73,7 @@ def run(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
     windows = windows_of(job.slug(), folder, text, job.window)
     model = put_into_stores(load_model(folder, dtype=torch.bfloat16), job, machine.torch_device())
     losses = np.array(mean_losses(model, windows, machine, job.job_id))
+    stored = counted(model, machine.torch_device())
     if not np.isfinite(losses).all():
         return Result(outcome="blocked", reason="losses of this model are no finite numbers")
     words, loss = len(text.split()), float(losses.mean())
@@ -84,7 +85,7 @@ def run(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
         "tokens": len(losses) * (job.window - 1),
         "words": words,
         "windows": len(losses),
-        **counted(model, machine.torch_device()),
+        **stored,
     }
     rows = [[index, float(value)] for index, value in enumerate(losses.astype(np.float32))]
     return Result(

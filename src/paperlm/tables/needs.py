@@ -44,15 +44,15 @@ class Evidence:
     def needs(self, exhibits: Mapping[str, str], verdict: Verdict) -> Needs:
         """`exhibits`: name in claims -> exhibit."""
         if verdict.missing:  # one seed each says how they come out; what that leaves open is asked for then
-            return self._possible(self._lacking((cell, 1) for cell in self._cells(exhibits, verdict.missing)))
+            return self._possible([(cell, 1) for cell in self._cells(exhibits, verdict.missing)])
         seeds = max(verdict.open_cells.values(), default=0)
         if not seeds:
             return Needs()
         if seeds > MOST_SEEDS:
             return Needs(seeds=seeds, too_many=True)
         more = self._with_seeds(seeds)
-        wanted = ((cell, n) for key, n in verdict.open_cells.items() for cell in more._cells(exhibits, [key]))
-        return self._possible(self._lacking(wanted), seeds)
+        wanted = [(cell, n) for key, n in verdict.open_cells.items() for cell in more._cells(exhibits, [key])]
+        return self._possible(wanted, seeds)
 
     def sentence(self, exhibits: Mapping[str, str], verdict: Verdict) -> str:
         """For the column `would_decide`; empty for a verdict that is decided, or that no job decides."""
@@ -68,10 +68,12 @@ class Evidence:
         what = f"{needs.seeds} seeds: " if needs.seeds else ""
         return f"{what}{len(needs.jobs)} job{'s' if len(needs.jobs) > 1 else ''}, {self.duration(needs.jobs)}"
 
-    def _possible(self, jobs: tuple[Job, ...], seeds: int = 0) -> Needs:
-        """No jobs, where one of them, or what it works on, can never be made: the others decide nothing alone."""
-        why = next((why for job in self.chain(jobs) if (why := job.never())), "")
-        return Needs(never=why) if why else Needs(jobs, seeds)
+    def _possible(self, wanted: list[tuple[Cell, int]], seeds: int = 0) -> Needs:
+        """The jobs that these cells lack; none where one of theirs, or what it works on, can never be made: the others
+        decide nothing alone."""
+        every = (one for cell, _ in wanted for job in cell.jobs for one in (job, *job.ancestors()))
+        why = next((why for job in every if (why := job.never())), "")
+        return Needs(never=why) if why else Needs(self._lacking(wanted), seeds)
 
     def hours(self, jobs: Iterable[Job]) -> float | None:
         """Hours of the jobs and of parents whose models they need, one after the other; None: no record says."""
