@@ -10,7 +10,7 @@ SEED   ?= 1
 CURVES := $(if $(filter mixln_table1,$(TABLE)),paper_tables/$(TABLE).curves.svg)
 BIN    := $(VENV)/bin
 OLDEST := $(patsubst %,tests/test_%.py,harness finetune data model model_trl rlhf hub_model bitnet_model neuzip_roundtrip \
-  stored_layers schedule figures tables engine_resume workflow cross_entropy_api jobs)
+  stored_layers schedule figures training_curves tables engine_resume workflow cross_entropy_api jobs)
 # Tests that train share the cores with others; one worker a core, each with one OpenMP thread.
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false

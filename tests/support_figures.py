@@ -112,3 +112,9 @@ def drawn(monkeypatch, project: Project, name: str, files: list[Path], folder: P
     plt.close(left[0])
     FigureCanvasAgg(left[0])  # closed, a figure has no canvas that can tell where things are
     return left[0]
+
+
+def extent(figure, artist):
+    """Left, bottom, right, top in parts of the page."""
+    box = artist.get_window_extent(figure.canvas.get_renderer()).transformed(figure.transFigure.inverted())
+    return box.x0, box.y0, box.x1, box.y1
