@@ -8,6 +8,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pytest
@@ -22,11 +23,12 @@ from paperlm.checks import open_project
 from paperlm.errors import SpecError
 from paperlm.figures import figure_kinds
 from paperlm.figures.base import LINES, NOTES, labels_of
+from paperlm.figures.series_curves import sampling
 from paperlm.figures.style import METHODS, legend_below, row_styles
 from paperlm.norms import norm_methods
 from paperlm.plan.project import Project
 from paperlm.record.record import read_record, write_record
-from paperlm.result import UNIGRAM
+from paperlm.result import UNIGRAM, Series
 
 plt.switch_backend("Agg")
 SCALE = "tiny"
@@ -320,3 +322,11 @@ def test_the_line_of_the_middle_block_is_named_beside_the_histograms(page):
     (legend,) = page("bitnet_figure2").figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["all blocks", "block 2 alone"]
     assert page("bitnet_figure3").figure.legends == [], "what is quantized has no line"
+
+
+def test_the_band_of_one_run_is_that_of_the_mean_of_its_answers():
+    """Five updates of 16 answers each, whose deviation is 0.5: 1.96 * 0.5 / sqrt(80) of every smoothed point."""
+    reward = Series(columns=["update", "reward", "reward_std"], rows=[[update, 0.1, 0.5] for update in range(1, 21)])
+    run = SimpleNamespace(series={"reward": reward}, job={"batch": 16})
+    half = sampling(run, {"series": "reward", "spread": "reward_std", "samples": "batch", "window": 5})
+    assert len(half) == 16 and half == pytest.approx(1.96 * 0.5 / 80**0.5)
