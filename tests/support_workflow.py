@@ -42,3 +42,18 @@ def paperlm_in(folder: Path, *arguments: str, expect: int = 0) -> str:
     )
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def pretend_cards(folder: Path, of_a_training: int) -> None:
+    """Let scale smoke of a clone ask for GPUs, of which a pre-training of 71M has so many; jobs compute on the CPU all
+    the same."""
+    scale = folder / "workflow/scales/smoke.yaml"
+    text, none = scale.read_text(), "\n  gpus: {value: 0, why: computes on a processor}\n"
+    assert "\ndevice: cpu\n" in text and none in text
+    one, reason = "\n  gpus: {value: 1, why: a test}\n", "why: a test"
+    several = f"  jobs: {{pretrain/71M: {{mem_mb: 3000, runtime: 5, gpus: {{value: {of_a_training}, {reason}}}}}}}\n"
+    text = text.replace("\ndevice: cpu\n", "\ndevice: gpu\n").replace(none, one)
+    scale.write_text(f"{text}  scaling: {{value: 0.5, {reason}}}\n{several}")
+    rules = folder / "workflow/rules/common.smk"
+    assert 'DEVICE = "cuda" if' in rules.read_text()
+    rules.write_text(rules.read_text().replace('DEVICE = "cuda" if', 'DEVICE = "cpu" if'))

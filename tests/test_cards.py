@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
 
-from support import job_environment
+import pytest
+from support import is_free, job_environment
 
+from paperlm.errors import JobError
 from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 
@@ -48,3 +51,49 @@ def test_two_jobs_take_two_cards_and_a_third_waits(monkeypatch, tmp_path):
             time.sleep(2.5)
             assert third.poll() is None, "no card is free"
         assert third.communicate(timeout=30)[0].strip() == "7"
+
+
+def test_of_jobs_that_take_several_cards_one_collects_at_a_time_so_that_none_waits_for_ever(tmp_path):
+    """Two that held one card each would wait for the other's."""
+
+    def taker(cards: str) -> subprocess.Popen:
+        code = (
+            "import pathlib, sys; from paperlm.train.gpu_lock import some_gpus\n"
+            "print('begins', flush=True)\n"
+            "with some_gpus(2, folder=pathlib.Path(sys.argv[1])) as cards: print(cards)"
+        )
+        environment = job_environment(CUDA_VISIBLE_DEVICES=cards)
+        environment.pop("SLURM_JOB_ID", None)
+        return subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path], env=environment, stdout=subprocess.PIPE, text=True
+        )
+
+    with (tmp_path / "7.lock").open("w") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
+        first = taker("4,7")
+        while is_free(tmp_path / "4.lock"):
+            time.sleep(0.1)
+        second = taker("7,9")
+        assert second.stdout.readline() == "begins\n"
+        time.sleep(2.5)
+        assert is_free(tmp_path / "9.lock"), "the second waits with none in hand"
+        assert first.poll() is second.poll() is None
+    assert first.communicate(timeout=30)[0] == "begins\n['4', '7']\n"
+    assert second.communicate(timeout=30)[0] == "['7', '9']\n"
+
+
+def test_more_processes_than_cards_are_refused_and_cards_that_slurm_granted_need_no_lock(monkeypatch, tmp_path):
+    from paperlm.train.gpu_lock import some_gpus
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with (
+        pytest.raises(JobError, match="3 processes need a GPU each, and there are 2 here"),
+        some_gpus(3, folder=tmp_path),
+    ):
+        pass
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    with some_gpus(2, folder=tmp_path) as held:
+        assert held is None and not list(tmp_path.iterdir())
+    with some_gpus(1, folder=tmp_path) as held:
+        assert held == ["4"], "of cards that SLURM shows to several jobs one is taken"

@@ -47,8 +47,8 @@ SMALLER = {
     "python tests/support_network.py snakemake mixln --cores 8": (
         "python tests/support_network.py snakemake mixln --cores 8 -n"  # tests/test_network.py makes jobs
     ),
-    "torchrun --nproc-per-node 4 -m paperlm run <job id> --scale gpu": (
-        "torchrun --nproc-per-node 2 -m paperlm run <job id> --again --scale smoke --device cpu"
+    "torchrun --standalone --nproc-per-node 4 -m paperlm run <job id> --scale gpu": (
+        "torchrun --standalone --nproc-per-node 2 -m paperlm run <job id> --again --scale smoke --device cpu"
     ),
 }
 "Command -> how it is run here: at the scale of tests, on a CPU."

@@ -17,7 +17,7 @@ SOURCE = ROOT / "src/paperlm"
 
 # From the bottom. A module imports from lower layers and its own; those of `work` are imported by jobs when they run.
 LAYERS = [
-    {"errors", "files", "frozen", "kept", "load", "locks", "result", "stopping"},
+    {"errors", "files", "frozen", "kept", "load", "locks", "ranks", "result", "stopping"},
     {"norms", "quantizers", "models.sizes", "data", "cost"},
     {"jobs"},
     {"record"},

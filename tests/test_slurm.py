@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from support import copy_tracked, job_environment, smoke_run
+from support_workflow import pretend_cards
 
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.workflow import Workflow
+from paperlm.record.record import read_record
 
 TABLE = "paper_tables/mixln_table1.csv"
 PROFILE = ["--workflow-profile", "workflow/profiles/slurm"]
@@ -34,7 +36,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Environment in which the SLURM commands reach a running cluster: one node, one pretend GPU, nothing submitted."""
+    """Environment in which the SLURM commands reach a running cluster: one node with two pretend GPUs."""
     if missing := [p for p in ("munged", "slurmctld", "slurmd", "sbatch", "srun") if not shutil.which(p)]:
         pytest.skip(f"no {', '.join(missing)}: apt-get install --no-install-recommends slurm-wlm munge")
     if os.geteuid() != 0:
@@ -46,7 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     try:
         with log.open("w") as out:
             up = [ROOT / "tests/slurm/up.sh", state]
-            status = subprocess.call(up, stdout=out, stderr=out, env=outside | {"SLURM_TEST_GPUS": "1"}, timeout=60)
+            status = subprocess.call(up, stdout=out, stderr=out, env=outside | {"SLURM_TEST_GPUS": "2"}, timeout=60)
         assert status == 0, log.read_text()
         inside = subprocess.run(
             ["bash", "-c", '. "$0/env" && env -0', state], env=outside, capture_output=True, text=True, check=True
@@ -133,15 +135,12 @@ def test_tables_2_and_3_are_made_from_slurm_jobs_of_every_kind_of_their_chains(c
 
 @pytest.mark.slow
 @pytest.mark.slurm
-def test_a_run_of_a_gpu_scale_is_granted_one_gpu_and_asks_inside_the_job_for_no_more_cores(clone, cluster, tmp_path):
-    """A job sees other cards and cores than the login node does; it has to claim what was claimed when it was sent."""
-    scale = clone / "workflow/scales/smoke.yaml"
-    text = scale.read_text()
-    assert "\ndevice: cpu\n" in text and "\n  gpus: 0\n" in text
-    scale.write_text(text.replace("\ndevice: cpu\n", "\ndevice: gpu\n").replace("\n  gpus: 0\n", "\n  gpus: 1\n"))
-    rules = clone / "workflow/rules/common.smk"
-    assert 'DEVICE = "cuda" if' in rules.read_text()
-    rules.write_text(rules.read_text().replace('DEVICE = "cuda" if', 'DEVICE = "cpu" if'))  # the card only pretends
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_run_of_a_gpu_scale_is_granted_its_gpus_and_asks_inside_the_job_for_no_more(clone, cluster, tmp_path, gpus):
+    """A job sees other cards and cores than the login node does; it has to claim what was claimed when it was sent.
+    With two cards it is two processes of torchrun, on one machine."""
+    pretend_cards(clone, gpus)
     card = tmp_path / "bin/nvidia-smi"
     card.parent.mkdir()
     card.write_text("#!/bin/sh\necho 'GPU 0: pretend'\n")
@@ -149,9 +148,11 @@ def test_a_run_of_a_gpu_scale_is_granted_one_gpu_and_asks_inside_the_job_for_no_
     login = cluster | {"PATH": f"{card.parent}{os.pathsep}{cluster['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
 
     run = smoke_run().job_id
-    snakemake(clone, login, *PROFILE, f"results/smoke/pretrain/{run}.json", *ON_THE_NODE, "--config", "scale=smoke")
+    record = f"results/smoke/pretrain/{run}.json"
+    snakemake(clone, login, *PROFILE, record, *ON_THE_NODE, "--config", "scale=smoke", timeout=500)
     (job,) = (job for job in slurm_jobs(clone, cluster) if run in job["job"])
-    assert (job["state"], job["gpus"], job["cpus"]) == ("COMPLETED", "gres:gpu:1", "1")
+    assert (job["state"], job["gpus"], job["cpus"]) == ("COMPLETED", f"gres:gpu:{gpus}", str(gpus))
+    assert read_record(clone / record, run).cost.world_size == gpus
 
 
 @pytest.mark.parametrize(("more", "planned"), [([], True), (["seeds=[0,1]"], True), (["run_missing=no"], False)])

@@ -97,6 +97,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     p = verb("plan", _plan, "jobs to make for tables and figures, by kind, and how long such jobs took")
     p.add_argument("names", nargs="*", help="tables, figures or papers; none: everything")
     p.add_argument("--cores", type=_positive, help="jobs at a time on a CPU; left out: the cores of this machine")
+    p.add_argument("--each", action="store_true", help="GPUs, memory and hours of every job, a line each")
     _common(p)
 
     p = verb("evidence", _evidence, "missing jobs by the claims that they would decide per hour, by recorded costs")
@@ -305,7 +306,7 @@ def _why(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from paperlm.plan.estimate import print_plan
 
-    print_plan(_project(options), options.names, options.cores)
+    print_plan(_project(options), options.names, options.cores, options.each)
 
 
 def _evidence(options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ committed record if there is one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import os
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from paperlm import ranks
 from paperlm.data.settings import DataSettings
 from paperlm.data.shards import load_manifest
 from paperlm.errors import JobError, RecordError, SpecError, unknown
@@ -31,7 +33,7 @@ from paperlm.record.model_store import Origin, checked_model, has_model, read_ma
 from paperlm.record.places import Places
 from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
 from paperlm.result import NO_MODEL, Cost
-from paperlm.train.gpu_lock import one_gpu
+from paperlm.train.gpu_lock import gpus_of_job
 
 LOOK_SECONDS = 10.0
 "What jobs on a CPU left in cycles is looked for after so long, which is a fortieth of the time."
@@ -87,25 +89,30 @@ class Maker:
     def make(self, job: Job, remake: bool = False) -> None:
         """Do the job and store model and record; nothing if another process did it while we waited for its lock.
 
-        Raises JobError for an input that is missing, altered or another job's, RecordError if the new numbers
-        contradict the committed ones, and what the job raises.
+        Under torchrun the leading process holds the lock for all, and tells the others whether there is work.
+
+        Raises JobError for an input that is missing, altered or another job's, and for processes that cannot share the
+        job, RecordError if the new numbers contradict the committed ones, and what the job raises.
         """
         folder = self.places.root / self.places.model(job)
         record_path = self.places.root / self.places.made(job)
         before = _stamp(record_path)
-        several = int(os.environ.get("WORLD_SIZE", 1)) > 1
-        if several and not job.distributed:
-            raise JobError(f"a {job.kind} job knows one process only: run it without torchrun")
-        if _leads():
+        if why := job.unshared(ranks.world_size()):
+            raise JobError(f"{why}: run it without torchrun")
+        if ranks.leads():
             for ancestor in job.ancestors():
                 self._tidy(ancestor)
-        # Under torchrun the leading process holds the lock for all.
-        lock = held(self.places.root / self.places.lock(job), job.job_id) if _leads() else contextlib.nullcontext()
-        with lock:
-            done_meanwhile = _stamp(record_path) not in (None, before)
+
+        def made_meanwhile() -> bool:
+            there = _stamp(record_path) not in (None, before)
             complete = not job.leaves_model or has_model(folder, job, {None, *self._keep(job)})
-            if done_meanwhile and complete and not remake:
-                print(f"{job.job_id}: another process has made it", file=sys.stderr)
+            return there and complete and not remake
+
+        lock = held(self.places.root / self.places.lock(job), job.job_id) if ranks.leads() else contextlib.nullcontext()
+        with lock:
+            if ranks.agreed(made_meanwhile):
+                if ranks.leads():
+                    print(f"{job.job_id}: another process has made it", file=sys.stderr)
                 return
             done = self._do(job)
             if done is None:
@@ -140,17 +147,17 @@ class Maker:
         work = self.places.root / self.places.work(job)
         work.mkdir(parents=True, exist_ok=True)
         building = self._building(job) if job.leaves_model else None
-        if building is not None and _leads():
+        if building is not None and ranks.leads():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
-        if parents.blocked and not _leads():
+        if parents.blocked and not ranks.leads():
             return None
         if parents.blocked:
             result = Result(outcome="blocked", reason=parents.blocked)
         else:
             inputs = Inputs(data=data, models=parents.models, work=work, model=building, keep=self._keep(job))
             _let_go()
-            with one_gpu(enabled=self.machine.device != "cpu"), _one_thread(self.machine):
+            with gpus_of_job(enabled=self.machine.device != "cpu"), _one_thread(self.machine):
                 result = _measured(job, inputs, self.machine)
                 if result is None:  # not the leading process of several
                     return None
@@ -218,8 +225,7 @@ def _measured(job: Job, inputs: Inputs, machine: Machine) -> Result | None:
         return run_job(job, inputs, machine)
     except RuntimeError as error:
         torch = sys.modules.get("torch")
-        alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
-        if torch is None or not isinstance(error, torch.cuda.OutOfMemoryError) or not alone:
+        if torch is None or not isinstance(error, torch.cuda.OutOfMemoryError) or ranks.world_size() > 1:
             raise
         if any(path != inputs.model for path in inputs.work.iterdir()):
             raise
@@ -251,11 +257,6 @@ def _finite(value: float | int | None) -> float | int | None:
     return None if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
-def _leads() -> bool:
-    """Whether this process is alone, or the leading one of several under torchrun."""
-    return not int(os.environ.get("RANK", 0))
-
-
 def _let_go() -> None:
     """Free what earlier jobs of this process left in cycles and in the compiler's caches: on a card it would count in
     this job's peak of memory. To look for cycles takes a quarter of a second, and on a CPU they can wait a while."""
@@ -285,11 +286,12 @@ def run_named(project: Project, what: str, machine: Machine, with_parents: bool,
     """Make the job of that id, or those of a table or figure whose records are missing. SpecError for another name."""
     state = State(project)
     maker = Maker(project.places, machine, project.config.local_data, project.keep, state.makes_drifted)
-    if with_parents and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if with_parents and ranks.world_size() > 1:
         raise SpecError("--with-parents is for one process: make the parents first, then the job under torchrun")
     if what not in project.exhibits and (job := project.job_named(what)):
-        if not again and state.want(job) == "have":
-            print(f"{what}: has a record, {state.stored(job).path}; --again makes it once more", file=sys.stderr)
+        if not again and ranks.agreed(lambda: state.want(job) == "have"):
+            if ranks.leads():
+                print(f"{what}: has a record, {state.stored(job).path}; --again makes it once more", file=sys.stderr)
             return
         (maker.with_parents if with_parents else maker.make)(job, again)
         return
@@ -299,7 +301,11 @@ def run_named(project: Project, what: str, machine: Machine, with_parents: bool,
         raise SpecError(unknown("job, table or figure", what, [*project.exhibits, *project.jobs]))
     if not project.jobs_of(what):
         raise SpecError(f"{what} is built from no job; snakemake measures or computes it: snakemake -n shows how")
-    for job in project.jobs_of(what):
+
+    def wanted(job: Job) -> bool:
         stored = state.stored(job)
-        if stored is None or (stored.drifted and state.makes_drifted):
+        return stored is None or bool(stored.drifted and state.makes_drifted)
+
+    for job in project.jobs_of(what):
+        if ranks.agreed(functools.partial(wanted, job)):
             (maker.with_parents if with_parents else maker.make)(job)

@@ -140,8 +140,27 @@ def job_minutes(wildcards):
     return plan.job_size(wildcards.job).runtime
 
 
-def job_threads():
+@signed
+def job_gpus(wildcards):
+    "Where Snakemake hands jobs to a cluster, and in such a job, as many as the scale says; else as this machine has."
+    return plan.gpus(wildcards.job, here=workflow.is_main_process and workflow.resource_settings.nodes is None)
+
+
+def card_threads():
     return plan.threads_per_job(workflow.resource_settings.cores if workflow.is_main_process else None)
+
+
+@signed
+def job_threads(wildcards):
+    return card_threads() * max(1, job_gpus(wildcards))
+
+
+@signed
+def started_by(wildcards, resources):
+    "What starts the processes of a job: torchrun, which is this module, where it has several GPUs, one for each."
+    if (count := int(resources.get("gpu", 0))) > 1:
+        return f"python -m torch.distributed.run --standalone --nproc-per-node {count}"
+    return "python"
 
 
 def data_settings(wildcards):

@@ -1,6 +1,6 @@
 # One rule text for every kind of job (src/paperlm/jobs/<kind>.py) of which this project has something to make. A record
 # is the declared result, and the manifest of the model if the kind leaves one; unfinished work is no output, so that a
-# killed job keeps its checkpoints.
+# killed job keeps its checkpoints. A job of several GPUs has a process for each, on one machine.
 for kind, cls in plan.kinds.items():
 
     rule:
@@ -16,17 +16,19 @@ for kind, cls in plan.kinds.items():
             f"logs/{SCALE}/{kind}/{{job}}.log",
         wildcard_constraints:
             job=plan.pattern(kind),
-        threads: job_threads() if cls.on_card else 1
+        threads: job_threads if cls.on_card else 1
         resources:
-            gpu=project.scale.resources.gpus if cls.on_card else 0,
+            **({"nodes": 1} if cls.distributed else {}),
+            gpu=job_gpus if cls.on_card else 0,
             mem_mb=job_memory,
             runtime=job_minutes,
         params:
+            start=started_by,
             job=job_settings,
             keep=job_keep,
             rules=job_rules,
             scale=SCALE,
             device=DEVICE if cls.on_card else "cpu",
         shell:
-            "python -m paperlm run --job {params.job:q} --scale {params.scale} --keep={params.keep:q}"
+            "{params.start} -m paperlm run --job {params.job:q} --scale {params.scale} --keep={params.keep:q}"
             " --device {params.device} > {log:q} 2>&1"

@@ -4,9 +4,9 @@ rule measure:
         f"results/{SCALE}/bench/{{op}}/{{case}}.jsonl",
     log:
         f"logs/{SCALE}/bench/{{op}}-{{case}}.log",
-    threads: job_threads()
+    threads: card_threads()
     resources:
-        gpu=project.scale.resources.gpus,
+        gpu=project.scale.resources.gpus.value,
         mem_mb=project.scale.resources.default.mem_mb,
         runtime=project.scale.resources.default.runtime,
     params:

@@ -79,7 +79,7 @@ class Job(Frozen):
     on_card: ClassVar[bool] = True
     "whether it computes on a GPU where the scale has one; False: it is given none, and runs on a processor"
     distributed: ClassVar[bool] = False
-    "whether several processes under torchrun can share the work of one job"
+    "whether several processes under torchrun, each with a card, can share the work of one job; `unshared` says which"
     paced_as: ClassVar[str] = ""
     "kind whose seconds per operation serve an estimate before those of its own records, as those of longer jobs"
     has_curve: ClassVar[bool] = False
@@ -115,6 +115,15 @@ class Job(Frozen):
     def never(self) -> str:
         """Why a job of these settings makes no number on any machine; empty if one could. It is `blocked` for that."""
         return ""
+
+    def unshared(self, processes: int) -> str:
+        """Why so many processes cannot share the work of this job; empty: they can, as one always does."""
+        if processes == 1:
+            return ""
+        if not self.distributed:
+            return f"a {self.kind} job knows one process only"
+        batch = getattr(self, "global_batch", processes)
+        return f"global_batch {batch} does not split over {processes} processes" if batch % processes else ""
 
     def slug(self) -> str:
         """Readable part of the name: lower case letters, digits, `_`, `.` and `-`."""

@@ -77,6 +77,9 @@ class ContinuePretrain(Job):
         """Of its updates alone."""
         return self.of.flops() * (self.of.steps - self.at) / self.of.steps
 
+    def unshared(self, processes: int) -> str:
+        return self.settings().unshared(processes)
+
     def metrics(self) -> tuple[str, ...]:
         return self.of.metrics()
 

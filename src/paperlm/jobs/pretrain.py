@@ -239,6 +239,13 @@ class Pretrain(Job):
         )
         return per_token * self.steps * self.global_batch * self.seq_len
 
+    def unshared(self, processes: int) -> str:
+        if processes > 1 and self.optimizer == "lomo":
+            return "optimizer lomo takes the sequences of an update in one pass of one process"
+        if processes > 1 and self.weights != "plain":
+            return f"weights {self.weights} lie in stores, whose gradients processes do not exchange"
+        return super().unshared(processes)
+
     def metrics(self) -> tuple[str, ...]:
         return (
             "ppl_true", "loss_true", "loss_batches", "validation_tokens", "unigram_perplexity", "updates",

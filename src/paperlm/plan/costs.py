@@ -47,7 +47,8 @@ class ReferenceCosts(Frozen):
 
 
 class Costs:
-    """Seconds that jobs are expected to take at a project's scale.
+    """Seconds that jobs are expected to take at a project's scale, each on one card or processor: those of a record
+    that several shared are taken times the speed of so many (`Resources.speed`).
 
     A job's own record comes before all; then records at hand before the reference, and jobs of the same name but for
     seed and hash before others of the kind.
@@ -95,7 +96,7 @@ class Costs:
         """Job id -> device and seconds of its records at hand."""
         found: dict[str, list[tuple[str, float]]] = {}
         for head in _heads(self._project):
-            found.setdefault(head.job_id, []).append((head.device, head.cost.wall_seconds))
+            found.setdefault(head.job_id, []).append((head.device, head.seconds))
         return found
 
     @functools.cached_property
@@ -215,6 +216,13 @@ class _Head:
     job_id: str
     device: str
     cost: Cost
+    speed: float
+    "of its processes together, that of one being 1"
+
+    @property
+    def seconds(self) -> float:
+        """That one card or processor would have taken."""
+        return self.cost.wall_seconds * self.speed
 
     @property
     def name(self) -> str:
@@ -226,13 +234,14 @@ def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
     """Records at a scale, this one unless another is named, that say what they cost; who reads a damaged one for its
     numbers names it."""
     scale = scale or project.scale.scale
+    speed = project.load_scale(scale).resources.speed
     for folder in (f"results/{scale}", f"paper_tables/records/{scale}"):
         for path in sorted((project.root / folder).glob("*/*.json")):
             head = glance(path) or {}
             try:
                 made, cost = head["environment"], Cost.model_validate(head["cost"])
                 device = made["cpu"] if made["device"] == "CPU" else made["device"]
-                found = _Head(str(head["kind"]), str(head["job_id"]), str(device), cost)
+                found = _Head(str(head["kind"]), str(head["job_id"]), str(device), cost, speed(cost.world_size))
             except (LookupError, TypeError, ValidationError):
                 continue
             if cost.wall_seconds and head.get("outcome") not in ("blocked", "out_of_memory"):
@@ -253,7 +262,7 @@ def _paces(project: Project, scales: list[str]) -> dict[str, list[_Pace]]:
     for scale in scales:
         for head in _heads(project, scale):
             if flops := head.cost.flops:
-                found.setdefault(head.kind, []).append(_Pace(scale, head.cost.wall_seconds / flops, flops))
+                found.setdefault(head.kind, []).append(_Pace(scale, head.seconds / flops, flops))
     return found
 
 
@@ -278,7 +287,7 @@ def _usual(paces: list[_Pace]) -> float:
 
 def _of_jobs(project: Project) -> Iterator[tuple[str, str, str, float]]:
     for head in _heads(project):
-        yield head.kind, head.name, head.device, head.cost.wall_seconds
+        yield head.kind, head.name, head.device, head.seconds
 
 
 def _of_measurements(project: Project) -> Iterator[tuple[str, str, str, float]]:

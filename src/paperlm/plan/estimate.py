@@ -4,65 +4,114 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from paperlm.errors import SpecError, unknown
-from paperlm.jobs import Job, job_kinds
+from paperlm.jobs import Job
 from paperlm.plan.costs import MEASURE, Costs, Reference
 from paperlm.plan.project import Project
-from paperlm.plan.scale import JobSize
-from paperlm.plan.workflow import Workflow
+from paperlm.plan.workflow import Workflow, size_of
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one job, or the measurement of one case, asks for."""
+
+    kind: str
+    name: str
+    "job id; of a measurement operation/case"
+    size: str
+    "of its model, as resources are given by it; may be empty"
+    gpus: int
+    mem_mb: int
+    granted: int
+    "minutes that a cluster grants it"
+    seconds: float | None
+    "that it is expected to take on so many GPUs; None where nothing says"
+
+    def line(self) -> str:
+        """Its cards, hours and memory."""
+        hours = f"{self.seconds / 3600:,.1f} hours" if self.seconds is not None else _at_most(self.granted)
+        return f"{self.name}: {_cards(self.gpus)}, {self.mem_mb / 1000:.0f} GB of memory, {hours}"
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Jobs to make, and the seconds they are expected to take."""
 
-    kinds: dict[str, list[float | None]]
-    "kind -> seconds of each of its jobs; None where nothing says"
+    needs: tuple[Need, ...]
     longest: float
     "seconds of the longest chain of jobs that wait for one another: more cores do not shorten it"
     basis: str
     "what the seconds rest on"
-    memory: dict[str, int]
-    "kind -> MB of main memory that its largest job asks for"
-    granted: dict[str, int]
-    "kind -> minutes that a cluster grants its longest job"
-    gpus: int = 0
-    "GPUs that a job of a kind that computes on one asks for"
 
-    def asks(self, kind: str) -> str:
-        """Cards, hours and memory of the jobs of a kind, on a scale of GPUs."""
-        minutes, gpus = self.minutes(kind), self.gpus if kind == MEASURE or job_kinds()[kind].on_card else 0
-        cards = f"{gpus} GPU{'s' if gpus > 1 else ''} each" if gpus else "no GPU"
-        unit = "GPU-hours" if gpus else "hours"
-        known = minutes is not None
-        hours = f"{(gpus or 1) * minutes / 60:,.1f} {unit} in all" if known else self._unknown(kind)
-        return f"{len(self.kinds[kind])} {kind}: {cards}, {self.memory[kind] / 1000:.0f} GB of memory, {hours}"
+    @property
+    def kinds(self) -> dict[str, list[float | None]]:
+        """Kind -> seconds of each of its jobs; None where nothing says."""
+        found: dict[str, list[float | None]] = {}
+        for need in self.needs:
+            found.setdefault(need.kind, []).append(need.seconds)
+        return found
 
-    def _unknown(self, kind: str) -> str:
-        return f"no record says how long, at most {self.granted[kind] / 60:,.0f} hours each are asked for"
+    @property
+    def most(self) -> int:
+        """GPUs of the job that has most."""
+        return max((need.gpus for need in self.needs), default=0)
+
+    def asks(self) -> Iterator[str]:
+        """Cards, hours and memory of each job, in a line for all of a kind that ask for the same."""
+        alike: dict[tuple[str, int, int, int, bool], list[Need]] = {}
+        for need in self.needs:
+            key = (need.kind, need.gpus, need.mem_mb, need.granted, need.seconds is None)
+            alike.setdefault(key, []).append(need)
+        several = Counter(kind for kind, *_ in alike)
+        for (kind, gpus, memory, granted, silent), jobs in alike.items():
+            sizes = ", ".join(dict.fromkeys(job.size for job in jobs if job.size))
+            of = f" of {sizes}" if sizes and several[kind] > 1 else ""
+            hours = "no record says how long, " + _at_most(granted, " each") if silent else _hours(gpus, jobs)
+            each = " each" if gpus else ""
+            yield f"{len(jobs)} {kind}{of}: {_cards(gpus)}{each}, {memory / 1000:.0f} GB of memory, {hours}"
 
     def minutes(self, kind: str) -> float | None:
         """Minutes of the jobs of a kind, one after the other; None where nothing says how long it takes."""
         return None if None in self.kinds[kind] else sum(self.kinds[kind]) / 60
 
-    def line(self, at_once: int, how: str) -> str:
-        """How many jobs, and how long with so many at a time; `how` says it in words."""
-        count = sum(map(len, self.kinds.values()))
-        known = [seconds for each in self.kinds.values() for seconds in each if seconds is not None]
+    def line(self, at_once: int, how: str, in_cards: bool = False) -> str:
+        """How many jobs, and how long with so many at a time; `how` says it in words. in_cards: with so many cards, of
+        which a job has several."""
+        known = [(need.seconds, need.gpus if in_cards else 1) for need in self.needs if need.seconds is not None]
         silent = [kind for kind in self.kinds if self.minutes(kind) is None]
-        minutes = max(sum(known) / at_once, self.longest) / 60
+        work = sum(seconds * max(1, cards) for seconds, cards in known)
+        minutes = max(work / at_once, self.longest) / 60
         shown = f"{minutes:.0f} minutes" if minutes >= 1.5 else "a minute"
         if minutes >= 120:
             shown = f"{minutes / 60:,.1f} hours"
         time = f"about {shown} {how} {self.basis}" if known else ""
         rest = f"no record says how long {', '.join(silent)} take{'s' * (len(silent) == 1)}" if silent else ""
+        count = len(self.needs)
         return "; ".join(filter(None, (f"{count} job{'s' * (count != 1)} to make", time, rest)))
+
+
+def _cards(gpus: int) -> str:
+    return f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
+
+
+def _at_most(minutes: int, each: str = "") -> str:
+    hours = f"{minutes / 60:,.0f}"
+    return f"at most {hours} hour{'s' * (hours != '1')}{each} are asked for"
+
+
+def _hours(gpus: int, jobs: Sequence[Need]) -> str:
+    """Hours of each of some jobs, and those of their cards in all."""
+    first, last = (f"{f(job.seconds for job in jobs) / 3600:,.1f}" for f in (min, max))
+    span = first if first == last else f"{first} to {last}"
+    total = sum(job.seconds for job in jobs) * max(1, gpus) / 3600
+    return f"{span} hours each, {total:,.1f} {'GPU-hours' if gpus else 'hours'} in all"
 
 
 def chosen(project: Project, names: Sequence[str]) -> list[str]:
@@ -78,36 +127,38 @@ def chosen(project: Project, names: Sequence[str]) -> list[str]:
     return list(found) or project.exhibits
 
 
-def estimate(plan: Workflow, names: Sequence[str], reference: Reference) -> Estimate:
-    """What these exhibits, or those of these papers, still need."""
+def estimate(plan: Workflow, names: Sequence[str], reference: Reference, here: bool = True) -> Estimate:
+    """What these exhibits, or those of these papers, still need. here: on this machine, whose cards may be fewer than a
+    job asks a cluster for."""
     asked, costs = chosen(plan.project, names), Costs(plan.project, reference)
-    jobs, measurements = plan.state.todo(*asked), plan.to_measure(*asked)
-    seconds = {job_id: costs.of_job(job) for job_id, job in jobs.items()}
-    kinds: dict[str, list[float | None]] = {}
+    jobs, resources = plan.state.todo(*asked), plan.project.scale.resources
+    needs: dict[str, Need] = {}
     for job_id, job in jobs.items():
-        kinds.setdefault(job.kind, []).append(seconds[job_id])
-    if measurements:
-        kinds[MEASURE] = [costs.of_measurement(*one) for one in measurements]
+        alone, size, gpus = costs.of_job(job), plan.job_size(job_id), plan.gpus(job_id, here)
+        seconds = None if alone is None else alone / resources.speed(gpus)
+        needs[job_id] = Need(job.kind, job_id, size_of(job), gpus, size.mem_mb, size.runtime, seconds)
+    gpus, size = resources.gpus.value, resources.default
+    measured = [
+        Need(MEASURE, f"{op}/{case}", "", gpus, size.mem_mb, size.runtime, costs.of_measurement(op, case))
+        for op, case in plan.to_measure(*asked)
+    ]
 
     def ends(job: Job) -> float:
         """Seconds from the start to the job's end, each of its ancestors that is to be made before it."""
         before = [ends(parent) for parent in job.parents().values() if parent.job_id in jobs]
-        return max(before, default=0.0) + (seconds[job.job_id] or 0.0)
+        return max(before, default=0.0) + (needs[job.job_id].seconds or 0.0)
 
-    longest = max([*map(ends, jobs.values()), *(value or 0.0 for value in kinds.get(MEASURE, ()))], default=0.0)
-    resources = plan.project.scale.resources
-    sizes: dict[str, list[JobSize]] = {}
-    for job_id, job in jobs.items():
-        sizes.setdefault(job.kind, []).append(plan.job_size(job_id))
-    if measurements:
-        sizes[MEASURE] = [resources.default]
-    memory = {kind: max(size.mem_mb for size in each) for kind, each in sizes.items()}
-    granted = {kind: max(size.runtime for size in each) for kind, each in sizes.items()}
-    return Estimate(kinds, longest, costs.basis, memory, granted, resources.gpus)
+    longest = max([*map(ends, jobs.values()), *(need.seconds or 0.0 for need in measured)], default=0.0)
+    kinds = {job.kind: None for job in jobs.values()}
+    ordered = sorted(needs.values(), key=lambda need: list(kinds).index(need.kind))
+    return Estimate((*ordered, *measured), longest, costs.basis)
 
 
-def print_plan(project: Project, names: Sequence[str], cores: int | None) -> None:
-    """The table of jobs to make, and the time they take on so many cores (None: all of this machine)."""
+def print_plan(project: Project, names: Sequence[str], cores: int | None, each: bool = False) -> None:
+    """The table of jobs to make, and the time they take on so many cores (None: all of this machine).
+
+    each: a line for every job as well.
+    """
     console, plan = Console(), Workflow(project)
     found = estimate(plan, names, "measured")
     if not found.kinds:
@@ -116,13 +167,14 @@ def print_plan(project: Project, names: Sequence[str], cores: int | None) -> Non
     grid = Table(title=f"jobs to make at scale {project.scale.scale}", title_justify="left")
     for column in ("kind", "jobs", "minutes, one after the other"):
         grid.add_column(column, justify="left" if column == "kind" else "right")
-    for kind, each in found.kinds.items():
+    for kind, jobs in found.kinds.items():
         minutes = found.minutes(kind)
-        grid.add_row(kind, str(len(each)), "no record says" if minutes is None else f"{minutes:.1f}")
+        grid.add_row(kind, str(len(jobs)), "no record says" if minutes is None else f"{minutes:.1f}")
     console.print(grid)
-    for kind in found.kinds if found.gpus else ():
-        console.print(found.asks(kind), highlight=False)
-    console.print(found.line(*_side_by_side(plan, cores)), highlight=False)
+    lines = [need.line() for need in found.needs] if each else found.asks() if found.most else ()
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(found.line(*_side_by_side(plan, found, cores)), highlight=False)
 
 
 def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: int | None) -> str:
@@ -131,12 +183,12 @@ def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: 
     cores: None for those of this machine. nodes: jobs at a time of a cluster, None without one. RecordError for a
     damaged file of the reference.
     """
-    found = estimate(plan, names, "stored")
+    found = estimate(plan, names, "stored", here=not nodes)
     if not found.kinds:
         return _nothing(plan)
-    side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, cores)
-    if found.gpus:
-        return "\n".join([found.line(*side_by_side), *(f"  {found.asks(kind)}" for kind in found.kinds)])
+    side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, found, cores)
+    if found.most:
+        return "\n".join([found.line(*side_by_side), *(f"  {line}" for line in found.asks())])
     kinds = ", ".join(f"{len(each)} {kind}" for kind, each in found.kinds.items())
     return f"{found.line(*side_by_side)} ({kinds})"
 
@@ -155,8 +207,8 @@ def stated_cores(arguments: Sequence[str], cores: int | None) -> int | None:
     return cores if stated or (cores or 1) > 1 else None
 
 
-def _side_by_side(plan: Workflow, cores: int | None) -> tuple[int, str]:
-    """How many jobs run at a time, and in words."""
-    count = plan.jobs_at_once(cores or os.cpu_count() or 1)
-    what = "GPU" if plan.project.scale.resources.gpus else "core"
-    return count, f"on {count} {what}{'s' if count > 1 else ''}"
+def _side_by_side(plan: Workflow, found: Estimate, cores: int | None) -> tuple[int, str, bool]:
+    """How many cores or cards compute at a time, in words, and whether they are cards."""
+    cards = plan.project.scale.device == "gpu"
+    count = plan.side_by_side(cores or os.cpu_count() or 1, found.most)
+    return count, f"on {count} {'GPU' if cards else 'core'}{'s' if count > 1 else ''}", cards

@@ -33,18 +33,49 @@ class SeedNoise(Frozen):
     source: str
 
 
+class Gpus(Frozen):
+    """GPUs of one job, and why so many."""
+
+    value: int = Field(ge=0)
+    source: str = ""
+    "where it is said that the published run had so many"
+    why: str = ""
+    "the reason, where nobody says or there is a better one"
+
+    @model_validator(mode="after")
+    def has_a_reason(self) -> Gpus:
+        if max(len(self.source), len(self.why)) < 3:
+            raise ValueError("say where so many GPUs are published (source), or the reason for them (why)")
+        return self
+
+
+NO_CARD = Gpus(value=0, why="computes on a processor")
+
+
+class Scaling(Frozen):
+    """Speed of several GPUs that share a job, as a share of what each reaches alone, times their number."""
+
+    value: float = Field(gt=0, le=1)
+    why: str = Field(min_length=3)
+
+
 class JobSize(Frozen):
-    """What a cluster has to grant one job."""
+    """What a cluster has to grant one job, all of its processes together, on one machine."""
 
     mem_mb: int = Field(gt=0)
     runtime: int = Field(gt=0)
     "minutes"
+    gpus: Gpus | None = None
+    "None: the scale's, of a kind that computes on a card"
 
 
 class Resources(Frozen):
     """Resources of this scale's jobs. `jobs`: by `<kind>/<size>` or `<kind>`; the others get `default`."""
 
-    gpus: int = Field(ge=0)
+    gpus: Gpus
+    "of a job that computes on a card, unless `jobs` says otherwise, and of a measurement"
+    scaling: Scaling | None = None
+    "needed where a job has several GPUs"
     prepare: JobSize
     "preparing data"
     default: JobSize
@@ -53,16 +84,39 @@ class Resources(Frozen):
     @field_validator("jobs")
     @classmethod
     def known_jobs(cls, value: dict[str, JobSize]) -> dict[str, JobSize]:
-        for key in value:
+        for key, asked in value.items():
             kind, slash, size = key.partition("/")
-            _known_kind(kind)
+            cls_of_kind = kind_of(_known_kind(kind))
             if slash and size not in ALL_SIZES:
                 raise ValueError(unknown("model size", size, ALL_SIZES))
+            count = asked.gpus.value if asked.gpus else 0
+            if count and not cls_of_kind.on_card:
+                raise ValueError(f"{key}: a {kind} job computes on a processor: leave gpus out")
+            if count > 1 and not cls_of_kind.distributed:
+                raise ValueError(f"{key}: a {kind} job runs in one process, which computes on one GPU, not on {count}")
         return value
 
+    @model_validator(mode="after")
+    def one_card_is_the_rule(self) -> Resources:
+        for name, asked in (("prepare", self.prepare), ("default", self.default)):
+            if asked.gpus is not None:
+                raise ValueError(f"{name}: gpus are those of the scale, or of a kind of job: leave them out")
+        if self.gpus.value > 1:
+            raise ValueError(f"gpus: {self.gpus.value} for all kinds: most run in one process; give them under jobs")
+        several = [key for key, asked in self.jobs.items() if asked.gpus and asked.gpus.value > 1]
+        if several and self.scaling is None:
+            raise ValueError(f"scaling is missing: it tells how fast the GPUs of {several[0]} are together")
+        return self
+
     def of(self, kind: str, size: str) -> JobSize:
-        """What a job of a kind on a model of a size gets."""
-        return self.jobs.get(f"{kind}/{size}") or self.jobs.get(kind) or self.default
+        """What a job of a kind on a model of a size gets; `gpus` is given."""
+        found = self.jobs.get(f"{kind}/{size}") or self.jobs.get(kind) or self.default
+        return found.model_copy(update={"gpus": (found.gpus or self.gpus) if kind_of(kind).on_card else NO_CARD})
+
+    def speed(self, gpus: int) -> float:
+        """How many times as fast so many GPUs are as one; 1 without any."""
+        share = self.scaling.value if self.scaling else 1.0
+        return gpus * share if gpus > 1 else 1.0
 
 
 class Judging(Frozen):
@@ -92,6 +146,13 @@ class ScaleSpec(Frozen):
     claims: Judging = Judging()
     seed_noise: SeedNoise
     resources: Resources
+
+    @model_validator(mode="after")
+    def a_cpu_is_no_card(self) -> ScaleSpec:
+        cards = {"gpus": self.resources.gpus, **{f"jobs.{key}.gpus": a.gpus for key, a in self.resources.jobs.items()}}
+        if wrong := [name for name, gpus in cards.items() if self.device == "cpu" and gpus and gpus.value]:
+            raise ValueError(f"resources.{wrong[0]}: the scale computes on a cpu, so it is 0")
+        return self
 
     @model_validator(mode="after")
     def names_exist(self) -> ScaleSpec:

@@ -14,7 +14,7 @@ from typing import Any
 
 from paperlm.data.settings import DataSettings
 from paperlm.data.sources import check_present
-from paperlm.errors import nearest
+from paperlm.errors import SpecError, nearest
 from paperlm.files import write_json
 from paperlm.frozen import digest
 from paperlm.jobs import Job, job_kinds
@@ -43,6 +43,23 @@ def one_of(names: Sequence[str]) -> str:
     return "|".join(parts)
 
 
+def size_of(job: Job) -> str:
+    """Size of the model of a job or of the nearest ancestor that has one; empty: none has."""
+    return next(filter(None, (getattr(one, "size", "") for one in (job, *job.ancestors()))), "")
+
+
+def asked_of(project: Project, job: Job) -> JobSize:
+    """Memory, minutes and GPUs of a job by its kind and the size of its model. Raises SpecError for several GPUs that
+    cannot share it."""
+    found = project.scale.resources.of(job.kind, size := size_of(job))
+    if why := job.unshared(max(1, found.gpus.value)):
+        raise SpecError(
+            f"{project.scales[project.scale.scale]}: resources.jobs: {found.gpus.value} GPUs for {job.kind}"
+            f"{f'/{size}' if size else ''}, of which {job.job_id} is one: {why}; give it another number"
+        )
+    return found
+
+
 class Workflow:
     """The workflow's view of a project."""
 
@@ -54,6 +71,7 @@ class Workflow:
         self._read: dict[str, list[str]] = {}
         "job -> ids of what it reads"
         for job_id, job in self.state.todo().items():
+            asked_of(project, job)
             found = {settings.data_id: settings for settings in job.data()}
             self._read[job_id] = list(found)
             self.datasets |= found
@@ -106,15 +124,23 @@ class Workflow:
         job = self.job(job_id)
         return digest([job.behaviours(), behaviours_of_ancestors(job)])
 
+    @kept
     def job_size(self, job_id: str) -> JobSize:
-        """Memory and minutes to ask a cluster for."""
-        job = self.job(job_id)
-        sizes = [getattr(one, "size", "") for one in (job, *job.ancestors())]
-        return self.project.scale.resources.of(job.kind, next(filter(None, sizes), ""))
+        """Memory, minutes and GPUs to ask a cluster for."""
+        return asked_of(self.project, self.job(job_id))
+
+    def gpus(self, job_id: str, here: bool = True) -> int:
+        """GPUs that a job computes on: as many as its scale says. `here`: on this machine, where it has some but fewer,
+        the most of them that can share it, since their number changes no result."""
+        asked = self.job_size(job_id).gpus.value
+        cards = len(self.state.gpus) if here else 0
+        if not 0 < cards < asked:
+            return asked
+        return next(count for count in range(cards, 0, -1) if not self.job(job_id).unshared(count))
 
     def threads_per_job(self, cores: int | None) -> int:
-        """Threads a job claims: one on a CPU; on GPUs so many that no card is idle, with as many cores or more, and
-        that jobs outnumber cards, and wait for one, only where cores are no multiple of them.
+        """Threads a job claims for each of its cards: one on a CPU; on GPUs so many that no card is idle, with as many
+        cores or more, and that jobs outnumber cards, and wait for one, only where cores are no multiple of them.
 
         Snakemake ignores `resources: gpu` unless a limit is given, so the bare command `--cores 8` on one card has to
         be held back by threads.
@@ -123,10 +149,10 @@ class Workflow:
             return 1
         return max(1, cores // len(self.state.gpus))
 
-    def jobs_at_once(self, cores: int) -> int:
-        """Jobs that run side by side on so many cores: as many, or as this machine has cards for."""
-        each = self.project.scale.resources.gpus
-        return max(1, min(cores, len(self.state.gpus) // each)) if each else cores
+    def side_by_side(self, cores: int, most: int) -> int:
+        """What computes at a time on so many cores: the cores; on a scale of GPUs the cards of this machine, or so many
+        as its largest job has, `most`, where it has none."""
+        return max(1, most, min(cores, len(self.state.gpus))) if self.project.scale.device == "gpu" else cores
 
     # -- exhibits --
 

@@ -118,7 +118,8 @@ class Engine:
             # No broadcast of buffers: the only ones are constants. PyTorch 2.13 has another name for it.
             names = ("forward_sync_buffers", "broadcast_buffers")
             option = next(name for name in names if name in inspect.signature(parallel).parameters)
-            self.loss_module = parallel(self.loss_module, **{option: False})
+            # Gradients lie where processes exchange them: beside the largest models is no room for a second copy.
+            self.loss_module = parallel(self.loss_module, gradient_as_bucket_view=True, **{option: False})
         self.at = Progress()
         self.curve: CurveFile | None = None
         self._timed = (0, 0.0)

@@ -1,7 +1,7 @@
 """Jobs of one machine never share a GPU by accident.
 
-Each job takes the first free card of those it may see, by a file lock that the kernel drops when the process ends,
-however it ends. Under torchrun, or in a SLURM job that was granted one card, nothing is done.
+Each job takes the first free cards of those it may see, one for each of its processes, by file locks that the kernel
+drops when the process ends, however it ends. In a SLURM job that was granted just so many cards nothing is done.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
+
+from paperlm import ranks
+from paperlm.errors import JobError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus() -> list[str]:
     """Identifiers of the cards this process may use, without importing torch."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = os.environ.get(VISIBLE)
     if listed is not None:
         return [card.strip() for card in listed.split(",") if card.strip() and card.strip() != "-1"]
     try:
@@ -31,33 +37,87 @@ def visible_gpus() -> list[str]:
 
 @contextlib.contextmanager
 def one_gpu(enabled: bool = True, folder: Path | None = None) -> Iterator[str | None]:
-    """Hold one card, waiting for a free one, and show only it to this process. Yields its identifier, or None.
+    """Hold one card, as `some_gpus` does. Yields its identifier, or None."""
+    with some_gpus(1, enabled, folder) as cards:
+        yield cards[0] if cards else None
 
-    Has to be entered before CUDA is initialized.
+
+@contextlib.contextmanager
+def some_gpus(count: int, enabled: bool = True, folder: Path | None = None) -> Iterator[list[str] | None]:
+    """Hold so many cards, waiting until they are free, and show only them to this process. Yields their identifiers, or
+    None where nothing is locked. Has to be entered before CUDA is initialized.
+
+    Of several jobs that take more than one card one collects at a time, and keeps what it has while it waits for the
+    rest; a job that takes one waits with none in hand. So all of them get theirs in the end. Raises JobError where
+    there are cards, and fewer than so many.
     """
-    cards = visible_gpus() if enabled and "RANK" not in os.environ else []
-    if not cards or (len(cards) == 1 and os.environ.get("SLURM_JOB_ID")):
+    cards = visible_gpus() if enabled else []
+    if cards and len(cards) < count:
+        raise JobError(f"{count} processes need a GPU each, and there are {len(cards)} here: start fewer")
+    if not cards or (len(cards) == count and os.environ.get("SLURM_JOB_ID")):
         yield None
         return
     folder = folder or Path(tempfile.gettempdir()) / f"paperlm-gpus-{os.getuid()}"
     folder.mkdir(parents=True, exist_ok=True)
-    while True:
-        for card in cards:
-            lock = (folder / f"{card}.lock").open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.close()
-                continue
-            before = os.environ.get("CUDA_VISIBLE_DEVICES")
-            os.environ["CUDA_VISIBLE_DEVICES"] = card
-            try:
-                yield card
-            finally:
-                lock.close()
-                if before is None:
-                    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-                else:
-                    os.environ["CUDA_VISIBLE_DEVICES"] = before
-            return
-        time.sleep(1.0)
+    with contextlib.ExitStack() as locks:
+        held: dict[str, IO[str]] = {}
+        with _alone(folder) if count > 1 else contextlib.nullcontext():
+            while len(held) < count:
+                for card in cards:
+                    if card not in held and len(held) < count and (lock := _locked(folder / f"{card}.lock")):
+                        held[card] = locks.enter_context(lock)
+                if len(held) < count:
+                    time.sleep(1.0)
+        names = [card for card in cards if card in held]
+        with _shown(",".join(names)):
+            yield names
+
+
+@contextlib.contextmanager
+def gpus_of_job(enabled: bool = True, folder: Path | None = None) -> Iterator[None]:
+    """Hold a card for each process of the job on this machine: the first of them takes all, and the others see what it
+    took. Raises as `some_gpus` does."""
+    if ranks.world_size() == 1:
+        with one_gpu(enabled, folder):
+            yield
+    elif ranks.leads_host():
+        with some_gpus(ranks.on_this_host(), enabled, folder) as cards:
+            ranks.agreed(lambda: cards, by_host=True)
+            yield
+    else:
+        cards = ranks.agreed(lambda: None, by_host=True)
+        with _shown(",".join(cards)) if cards else contextlib.nullcontext():
+            yield
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """The open file whose lock this process now has; None: another has it."""
+    lock = path.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of whoever collects several cards."""
+    with (folder / "several.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _shown(cards: str) -> Iterator[None]:
+    """Show only these cards to this process."""
+    before = os.environ.get(VISIBLE)
+    os.environ[VISIBLE] = cards
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VISIBLE, None)
+        else:
+            os.environ[VISIBLE] = before
