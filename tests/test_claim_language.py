@@ -127,6 +127,7 @@ def test_anything_else_is_refused_with_the_reason_and_not_executed(text, says):
         "M['a','x'] < " + "(" * 300 + "1" + ")" * 300,
         "M['a','x'] < " + "-" * 5000 + "1",
     ],
+    ids=["loops", "brackets", "signs"],
 )
 def test_a_claim_that_would_exhaust_the_machine_is_refused_at_once(text):
     assert STEPS < 9**6

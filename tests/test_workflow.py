@@ -273,8 +273,10 @@ def test_a_word_in_one_exhibit_changes_its_own_digest_and_that_of_what_is_drawn_
     assert changed(digests(edit("cce_table1", title="Other words"))) == {"cce_table1", "cce_table1_bars"}
 
     def deviate(project):
-        deviation = project.papers["cce"].deviations[0].model_copy(update={"why": "other words"})
-        project.papers["cce"].deviations[0] = deviation
+        # not in place: other projects of this process have the same declarations
+        said, first = project.deviations, project.papers["cce"].deviations[0]
+        other = first.model_copy(update={"why": "other words"})
+        project.deviations = lambda name: [other if deviation == first else deviation for deviation in said(name)]
 
     assert changed(digests(deviate)) == {
         "cce_table1", "cce_tableA1", "cce_tableA2", "cce_figure4", "cce_figure5", "cce_table1_bars", "cce_tableA2_bars"

@@ -36,8 +36,10 @@ def read(text: str, tables: Mapping[str, Mapping[Any, str]], names: Mapping[str,
     anything outside the language.
     """
     reader = _Reader(text, tables)
-    found = reader.value(parse_claim(text), dict(names or {}))
-    formula = reader.formula(found, "a claim")
+    try:
+        formula = reader.formula(reader.value(parse_claim(text), dict(names or {})), "a claim")
+    except RecursionError:  # some versions of Python parse what is nested deeper than they evaluate
+        raise SpecError(f"claim {text[:80]!r}...: it is nested too deeply; write it flatter") from None
     if not any(True for _ in formula.leaves()):
         raise SpecError(f"claim {text!r}: it reads no cell; say which, as in M1['Mix-LN','LLaMA-130M']")
     return formula
