@@ -233,6 +233,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "at": Elsewhere("its model has no other state: tests/test_stored_answers.py"),
         **STORED,
         "batch": Seen(2, "series.batches,metrics.perplexity", stays="metrics.tokens"),
+        "in_float32": Seen([".wo."], "metrics.stored_weights,metrics.losses_hash,slug", stays="metrics.tokens"),
         "questions": Elsewhere("tests/test_published_t5.py: of a model from elsewhere alone"),
         "timed": Elsewhere("tests/test_stored_answers.py: it is blocked without a GPU"),
     },

@@ -32,9 +32,6 @@ TRANSLATION = {
     "tokenizer": "bpe1024", "source_length": 60, "target_length": 40,
 }  # fmt: skip
 PAIRS = [{"en": f"Number {i} is a house.", "de": f"Nummer {i} ist ein Haus."} for i in range(7)]
-bitsandbytes = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: pip install bitsandbytes"
-)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +177,6 @@ def test_an_adapter_without_bitsandbytes_is_blocked_with_the_remedy(questions, p
     assert found.outcome == "blocked" and "pip install bitsandbytes" in found.reason
 
 
-@bitsandbytes
 @pytest.mark.parametrize("types", ["int8", "fp4", "nf4", "nf4_double"])
 def test_an_adapter_is_trained_beside_frozen_weights_and_goes_on_behind_a_kill(questions, published, tmp_path, types):
     unbroken = trained(questions, published, tmp_path / "unbroken", adapter=types)

@@ -75,6 +75,24 @@ def test_fewer_bits_of_the_mantissa_take_fewer_bytes(data, model):
     assert sizes == sorted(set(sizes)) and sizes[-1] < made(data, model, **PACKED).metrics["weight_bytes"]
 
 
+def test_second_projections_in_float32_take_four_bytes_and_bring_the_loss_closer_to_the_plain_ones(data, model):
+    plain = made(data, model, store="plain", mant_bits=7, block_norm=None).metrics
+    whole, apart = (
+        made(data, model, store="nf4", mant_bits=7, block_norm=None, in_float32=names).metrics
+        for names in ([], [".wo."])
+    )
+    theirs = 2 * T5.n_layers * T5.hidden_size * T5.intermediate_size
+    assert whole["stored_weights"] - apart["stored_weights"] == theirs
+    four_bits = theirs // 2 + 4 * theirs // 64 + 2 * T5.n_layers * 4 * 16  # codes, scales, and levels of each matrix
+    assert apart["weight_bytes"] - whole["weight_bytes"] == 4 * theirs - four_bits
+    assert abs(apart["loss"] - plain["loss"]) < abs(whole["loss"] - plain["loss"])
+
+
+def test_other_layers_of_a_t5_cannot_lie_in_float32():
+    with pytest.raises(ValidationError, match="in_float32"):
+        job("stored_answers", in_float32=[".wi."])
+
+
 def test_quantizers_that_are_not_installed_and_speed_without_a_gpu_are_blocked_with_the_reason(
     data, model, monkeypatch
 ):

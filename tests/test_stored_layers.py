@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 from paperlm_kernels.stored import (
     LomoSgd,
-    Nf4Store,
     PackedStore,
     RawStore,
     RowBlocks,
@@ -332,23 +329,3 @@ def test_a_store_that_is_renewed_has_the_bytes_of_one_made_from_its_values():
         store.write(torch.randn(200, 200, dtype=BF16) * scale)
     store.renew()
     assert store.packed.to_bytes() == CodedStore(store.read()).packed.to_bytes()
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_bytes_of_a_quantized_weight_are_those_of_all_that_is_kept_for_it(monkeypatch, double):
-    """A stand-in for bitsandbytes, which keeps for n weights n / 2 bytes of codes, a scale for each 64 of them, and the
-    16 values of the codes; scales that are quantized take a byte, one of theirs is for 256, of 256 values."""
-    count = 64 * 512
-
-    def quantize(tensor, quant_type, compress_statistics):
-        state = SimpleNamespace(absmax=torch.zeros(512), code=torch.zeros(16), offset=None, state2=None, blocksize=64)
-        if compress_statistics:
-            state.absmax, state.offset = torch.zeros(512, dtype=torch.uint8), torch.zeros(())
-            state.state2 = SimpleNamespace(absmax=torch.zeros(2), code=torch.zeros(256), offset=None, state2=None)
-        return torch.zeros(tensor.numel() // 2, dtype=torch.uint8), state
-
-    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", SimpleNamespace(quantize_4bit=quantize))
-    store = Nf4Store(torch.zeros(count, dtype=torch.bfloat16), double=double)
-    scales = 512 + 4 * 2 + 4 * 256 + 4 if double else 4 * 512
-    assert store.nbytes == count // 2 + 4 * 16 + scales

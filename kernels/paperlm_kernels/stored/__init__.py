@@ -30,12 +30,12 @@ from paperlm_kernels.stored.layers import (
 )
 from paperlm_kernels.stored.lomo import LomoSgd, sgd_update
 from paperlm_kernels.stored.report import WeightBytes, model_hash, weight_bytes, weight_hashes
-from paperlm_kernels.stored.stores import Nf4Store, PackedStore, RawStore, RowBlocks, WeightStore
+from paperlm_kernels.stored.stores import Int8Store, Nf4Store, PackedStore, RawStore, RowBlocks, WeightStore
 from paperlm_kernels.stored.weight import StoredWeight
 
 __all__ = [
-    "POLICIES", "Conversion", "LomoSgd", "Nf4Store", "PackedStore", "RawStore", "RowBlocks", "StoredConv1D",
-    "StoredEmbedding", "StoredLinear", "StoredWeight", "WeightBytes", "WeightStore", "chosen_weights", "convert",
-    "model_hash", "plain_tensors", "read_packed", "save_packed", "sgd_update", "stored_weights", "weight_bytes",
-    "weight_hashes",
+    "POLICIES", "Conversion", "Int8Store", "LomoSgd", "Nf4Store", "PackedStore", "RawStore", "RowBlocks",
+    "StoredConv1D", "StoredEmbedding", "StoredLinear", "StoredWeight", "WeightBytes", "WeightStore", "chosen_weights",
+    "convert", "model_hash", "plain_tensors", "read_packed", "save_packed", "sgd_update", "stored_weights",
+    "weight_bytes", "weight_hashes",
 ]  # fmt: skip

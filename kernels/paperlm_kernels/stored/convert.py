@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,20 +39,26 @@ class Conversion:
 
 
 def convert(
-    model: nn.Module, store_factory: StoreFactory, policy: str = "paper", *, keep_recomputed: bool = False
+    model: nn.Module,
+    store_factory: StoreFactory,
+    policy: str = "paper",
+    *,
+    leave: Sequence[str] = (),
+    keep_recomputed: bool = False,
 ) -> Conversion:
     """Replace layers of a model by ones whose weight lies in a store, one after the other; the values stay.
 
     Layers: nn.Linear, transformers' Conv1D and, under `all`, nn.Embedding; subclasses are left alone, since they
-    compute something else. Layers that share a weight share its store. keep_recomputed: see StoredWeight. Make the
+    compute something else, and so are those with one of `leave` in the name of their weight. Layers that share a weight
+    share its store. keep_recomputed: see StoredWeight. Make the
     optimizer afterwards: the old parameters are emptied.
 
     Raises ValueError for an unknown policy, a model with nothing to store, one alias of a tied weight without the
-    others, and an embedding that changes its rows as it looks them up.
+    others, an embedding that changes its rows as it looks them up, and a Conv1D for a store that `multiplies`.
     """
     _known(policy)
     owners, names = _owners(model), _names(model)
-    chosen = [m for m in names if _is_chosen(m, names[m], policy)]
+    chosen = [m for m in names if _is_chosen(m, names[m], policy, leave)]
     if not chosen:
         raise ValueError(f"no layer to store under policy {policy!r}: nn.Linear, Conv1D or nn.Embedding is looked for")
     for module in chosen:
@@ -77,13 +84,13 @@ def convert(
     return Conversion(tuple(first), sizes, before, sum(s.nbytes for s in stores))
 
 
-def chosen_weights(model: nn.Module, policy: str = "paper") -> dict[str, nn.Parameter]:
-    """Name -> weight of each layer that a policy stores, tied ones once; nothing is converted. Raises ValueError for an
-    unknown policy."""
+def chosen_weights(model: nn.Module, policy: str = "paper", leave: Sequence[str] = ()) -> dict[str, nn.Parameter]:
+    """Name -> weight of each layer that `convert` would store, tied ones once; nothing is converted. Raises
+    ValueError for an unknown policy."""
     _known(policy)
     found: dict[nn.Parameter, str] = {}
     for module, names in _names(model).items():
-        if _is_chosen(module, names, policy):
+        if _is_chosen(module, names, policy, leave):
             found.setdefault(module.weight, f"{names[0]}.weight".lstrip("."))
     return {name: parameter for parameter, name in found.items()}
 
@@ -116,7 +123,9 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
 
 
-def _is_chosen(module: nn.Module, names: list[str], policy: str) -> bool:
+def _is_chosen(module: nn.Module, names: list[str], policy: str, leave: Sequence[str]) -> bool:
+    if any(part in f"{name}.weight" for name in names for part in leave):
+        return False
     if type(module) is nn.Linear or _is_conv1d(module):
         return policy != "paper" or not any("lm_head" in name for name in names)
     return policy == "all" and type(module) is nn.Embedding
@@ -150,6 +159,10 @@ def _stored(
 ) -> StoredWeight:
     in_rows = any(isinstance(owner, nn.Embedding) for owner in owners)
     store = RowBlocks(parameter.detach(), factory) if in_rows else factory(parameter.detach())
+    if store.multiplies and any(map(_is_conv1d, owners)):
+        raise ValueError(
+            f"{type(store).__name__} multiplies by matrices (out, in); the model has a Conv1D, (in, out): use another"
+        )
     weight = StoredWeight(store, keep_recomputed)
     weight.handle.requires_grad_(parameter.requires_grad and store.trainable)
     return weight

@@ -15,9 +15,12 @@ from paperlm_kernels.stored.weight import StoredWeight
 def stored_linear(x: Tensor, weight: StoredWeight, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
     """y = x W^T + b of x (..., in) and W (out, in); transposed: y = x W + b and W (in, out).
 
-    Gradients: of x, g W; of W, g^T x, which goes to `weight`; of b, the sum of g over all but its last axis. Under
+    A store that multiplies by itself does (`WeightStore.multiplies`); of others the
+    gradients are: of x, g W; of W, g^T x, which goes to `weight`; of b, the sum of g over all but its last axis. Under
     autocast all are cast to its dtype first, as torch.nn.functional.linear casts them.
     """
+    if weight.store.multiplies and not transposed:
+        return weight.store.product(x, bias)
     device = x.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

@@ -6,6 +6,7 @@ one's own needs `read`, `write`, `nbytes` and `apply`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +30,8 @@ class WeightStore:
 
     trainable: ClassVar[bool] = True
     "whether `write` keeps values as they are; a store that rounds cannot be trained"
+    multiplies: ClassVar[bool] = False
+    "whether `product` takes the place of a product with `read`"
 
     def __init__(self, tensor: Tensor) -> None:
         if tensor.is_meta:
@@ -37,6 +40,10 @@ class WeightStore:
 
     def read(self) -> Tensor:
         """The values."""
+        raise NotImplementedError
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + b of x (..., in) and a weight (out, in), of a store that `multiplies`."""
         raise NotImplementedError
 
     def take(self, read: Tensor | None = None) -> Tensor:
@@ -212,6 +219,57 @@ class Nf4Store(WeightStore):
         if (device := self._same_dtype(fn)) != self.device:
             self.codes, self.device = self.codes.to(device), device
             self.state.to(device)
+
+
+class Int8Store(WeightStore):
+    """bitsandbytes' INT8, for comparison: LLM.int8(), arXiv 2208.07339. A scale for each row of a matrix (out, in), and
+    products of whole numbers: inputs are rounded as well, but for columns with a value of 6 and more, whose products
+    are those of 16-bit numbers. Rounded, so not for training. Needs that package.
+
+    Raises ValueError for a tensor that is no matrix.
+    """
+
+    trainable = False
+    multiplies = True
+    OUTLIER = 6.0
+    "of the paper's section 3.2, and bitsandbytes' default"
+
+    def __init__(self, tensor: Tensor) -> None:
+        try:
+            from bitsandbytes.functional import int8_vectorwise_quant
+        except ImportError:
+            raise ImportError(
+                "Int8Store needs bitsandbytes, which is not installed: pip install bitsandbytes"
+            ) from None
+        super().__init__(tensor)
+        if tensor.ndim != 2:
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no rows; INT8 is of matrices")
+        # it would say before each product that inputs are rounded from float16
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        # as bitsandbytes' own layer does: from float16, with no outliers in the weights
+        self.codes, self.scales, _ = int8_vectorwise_quant(tensor.detach().contiguous().to(torch.float16))
+
+    def read(self) -> Tensor:
+        return (self.codes.float() * (self.scales.float()[:, None] / 127)).to(self.dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        from bitsandbytes import MatmulLtState, matmul
+
+        state = MatmulLtState()
+        state.CB, state.SCB, state.threshold, state.has_fp16_weights = self.codes, self.scales, self.OUTLIER, False
+        state.is_training = False  # in training on a CPU it would leave inputs as they are
+        return matmul(x, self.codes, bias=bias, state=state, threshold=self.OUTLIER)
+
+    def write(self, tensor: Tensor) -> None:
+        self.__init__(self._check(tensor))
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
+        if (device := self._same_dtype(fn)) != self.device:
+            self.codes, self.scales, self.device = self.codes.to(device), self.scales.to(device), device
 
 
 class RowBlocks(WeightStore):

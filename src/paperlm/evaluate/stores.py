@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from paperlm.errors import JobError
 from paperlm.jobs.base import Head, Job, LooksAtModel, packed_bytes
 
 Store = Literal["plain", "packed", "int8", "fp4", "nf4", "fp4_double", "nf4_double"]
-"""plain: bfloat16 as it is; packed: NeuZip's; the others are bitsandbytes' quantizers, double with scales that are
-quantized as well."""
+"""plain: bfloat16 as it is; packed: NeuZip's; the others are bitsandbytes' quantizers, int8 with products of whole
+numbers, double with scales that are quantized as well."""
 
 
 class StoreSettings(Job):
@@ -52,11 +54,6 @@ class StoreSettings(Job):
         authors = "_authors" if self.norm_semantics == "authors_v1" else ""
         return f"packed{self.mant_bits}{norm}{authors}"
 
-    def never(self) -> str:
-        if self.store == "int8":
-            return "INT8 of bitsandbytes is a layer of its own, with outliers apart, and no store here has it"
-        return ""
-
 
 class StoredModel(StoreSettings, LooksAtModel):
     """Settings of a job that looks at a model whose weights are rounded to bfloat16, and stored."""
@@ -73,8 +70,6 @@ def cannot_store(job: StoreSettings) -> str:
     """Why the job's store is not to be had here; empty if it is."""
     import importlib.util
 
-    if why := job.never():
-        return why
     if job.store not in ("plain", "packed") and importlib.util.find_spec("bitsandbytes") is None:
         return f"{job.store.upper()} is that of bitsandbytes, which is not installed: pip install bitsandbytes"
     return ""
@@ -82,7 +77,7 @@ def cannot_store(job: StoreSettings) -> str:
 
 def store_factory(job: StoreSettings) -> Any:
     """What makes a store of a weight in bfloat16; None for plain ones."""
-    from paperlm_kernels.stored import Nf4Store, PackedStore
+    from paperlm_kernels.stored import Int8Store, Nf4Store, PackedStore
 
     if job.store == "plain":
         return None
@@ -91,6 +86,8 @@ def store_factory(job: StoreSettings) -> Any:
         if job.block_norm is not None:
             options["norm_semantics"] = job.norm_semantics
         return partial(PackedStore, **options)
+    if job.store == "int8":
+        return Int8Store
     name, _, double = job.store.partition("_")
     return partial(Nf4Store, quant_type=name, double=bool(double))
 
@@ -112,11 +109,25 @@ def counted(model: Any, device: Any) -> dict[str, float]:
     }
 
 
-def put_into_stores(model: Any, job: StoreSettings, device: Any) -> Any:
+def put_into_stores(model: Any, job: StoreSettings, device: Any, apart: Sequence[str] = ()) -> Any:
     """A model in bfloat16, converted in place, on a device. Weights go there one after the other and are stored there,
-    so that a model that fits on a card in its stores alone gets there too; what is not stored follows."""
+    so that a model that fits on a card in its stores alone gets there too; what is not stored follows. apart: parts of
+    the names of weights that are not stored; they come in float32, to layers that take any input (T5's `.wo.`)."""
     from paperlm_kernels.stored import convert
 
+    names = in_float32(apart, model)
+    for name, module in model.named_modules():
+        if f"{name}.weight" in names:
+            module.float()
     if (factory := store_factory(job)) is not None:
-        convert(model, lambda weight: factory(weight.to(device)), job.policy)
+        convert(model, lambda weight: factory(weight.to(device)), job.policy, leave=apart)
     return model.to(device)
+
+
+def in_float32(parts: Sequence[str], model: Any) -> set[str]:
+    """Names of the weights that have one of `parts` in them. Raises JobError for a part that none has."""
+    names = [name for name, _ in model.named_parameters()]
+    for part in parts:
+        if not any(part in name for name in names):
+            raise JobError(f"in_float32: no weight of the model has {part!r} in its name; take it out, or mend it")
+    return {name for name in names if any(part in name for part in parts)}

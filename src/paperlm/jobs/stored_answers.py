@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,9 @@ class StoredAnswers(StoredModel):
     "of its end; no other state is kept"
     batch: int = Field(gt=0)
     "questions of a batch; the last one may be smaller"
+    in_float32: list[Literal[".wo."]] = []
+    """weights with one of these in their name are not stored, and lie in float32, as in the paper's program: the second
+    projections of the feed-forward alone, whose layers take any input"""
     timed: bool = False
     "time forward passes of the first batch on a GPU, in place of evaluating"
 
@@ -78,7 +81,10 @@ class StoredAnswers(StoredModel):
         return {} if self.timed else {"batches": ("batch", "mean_loss", "tokens")}
 
     def slug(self) -> str:
-        return super().slug() + ("-timed" if self.timed else "")
+        apart = "-float32" if self.in_float32 else ""
+        return super().slug().replace(f"-{self.of_what()}", f"{apart}-{self.of_what()}") + (
+            "-timed" if self.timed else ""
+        )
 
 
 EXACT = ("losses_hash", "parameters", "weight_bytes", "bits_per_weight", "stored_weights")
@@ -110,7 +116,7 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     # transformers may keep feed-forward projections of a T5 in float32, which no store takes
     model = model.bfloat16()
     parameters = sum(p.numel() for p in model.parameters())
-    put_into_stores(model, job, machine.torch_device())
+    put_into_stores(model, job, machine.torch_device(), job.in_float32)
     batches = batches_of(job, inputs, machine)
     if job.timed:
         return _speed(lambda: model(**batches[0], use_cache=False), machine.torch_device())

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.evaluate.stores import StoreSettings, cannot_store, store_factory
+from paperlm.evaluate.stores import StoreSettings, cannot_store, in_float32, store_factory
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
 
@@ -83,19 +83,12 @@ def run(job: StoredBytes, inputs: Inputs, machine: Machine) -> Result:
     import torch
     from paperlm_kernels.stored import chosen_weights
 
-    from paperlm.errors import JobError
-
     if why := cannot_store(job):
         return Result(outcome="blocked", reason=why)
     model = shape_of(job)
     parameters = dict(model.named_parameters())
-    apart = {name for name in parameters if any(part in name for part in job.in_float32)}
-    for part in job.in_float32:
-        if not any(part in name for name in apart):
-            raise JobError(f"in_float32: no weight of a {job.architecture} has {part!r} in its name")
-    factory = store_factory(job)
-    chosen = chosen_weights(model, job.policy) if factory else {}
-    stored = {name: weight for name, weight in chosen.items() if name not in apart}
+    apart, factory = in_float32(job.in_float32, model), store_factory(job)
+    stored = chosen_weights(model, job.policy, job.in_float32) if factory else {}
     kept = sum((4 if name in apart else 2) * p.numel() for name, p in parameters.items() if name not in stored)
     found, numbers, variance = 0, 0, 0.0
     for index, (shape, times) in enumerate(sorted(Counter(tuple(p.shape) for p in stored.values()).items())):
