@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from paperlm_kernels.neuzip import entropy_report, fields, pack, rans
+from paperlm_kernels.neuzip import entropy_report, fields, mantissas, pack, rans
 from paperlm_kernels.neuzip.codebook import Codebook, canonical_codes, package_merge
 from paperlm_kernels.neuzip.entropy import entropy, report_of_counts
 from support_neuzip import bits_of, every_pattern, gaussian, patterns
@@ -232,3 +232,39 @@ def test_an_asymmetric_numeral_system_needs_the_entropy_and_its_states():
     assert stream == pytest.approx(entropy(counts), abs=0.02)
     with pytest.raises(ValueError, match="without a share"):
         rans.encode(np.array([[0]], np.uint8), shares)
+
+
+def with_every_normalizer(k: int) -> np.ndarray:
+    """Blocks of 32 weights: every finite pattern beside a largest weight of every mantissa that leaves it smaller."""
+    finite = np.flatnonzero((np.arange(2**16) & 0x7F80) != 0x7F80).astype(np.uint16)
+    blocks = []
+    for mantissa in range(k % 4, 128, 4):
+        largest = np.uint16(0x7F00 | mantissa)
+        smaller = finite[(finite & 0x7FFF) <= largest]
+        smaller = np.concatenate([smaller, np.zeros(-len(smaller) % 31, np.uint16)]).reshape(-1, 31)
+        blocks.append(np.column_stack([smaller, np.full(len(smaller), largest)]))
+    return np.concatenate(blocks).astype(np.uint16).reshape(-1)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_tables_of_mantissas_give_what_the_definition_gives_for_every_weight_and_normalizer(k):
+    bits = with_every_normalizer(k)
+    for block in (32, None):
+        exponents, items, norm = fields.lossy_split(bits, k, block)
+        found = mantissas.lossy_split(bits, k, block, "true_max")
+        merged = fields.lossy_merge(exponents, items, k, norm, block)
+        assert np.array_equal(found[0], exponents) and np.array_equal(found[1], items)
+        assert np.array_equal(found[3], merged) and (found[2] is norm is None or np.array_equal(found[2], norm))
+        shifted = exponents.astype(np.uint16) << 7
+        assert np.array_equal(mantissas.lossy_merge(shifted, items, k, norm, block), merged)
+
+
+@pytest.mark.parametrize("count", [1, 31, 63, 64, 1000, 3000])
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_tables_of_mantissas_follow_the_published_program_too_and_take_any_length(k, count):
+    bits = np.random.default_rng(count).integers(0, 2**16, count).astype(np.uint16)
+    bits[(bits & 0x7F80) == 0x7F80] = 0x7F80  # infinity, which is kept
+    exponents, items, norm = fields.lossy_split(bits, k, 64, "authors_v1")
+    found = mantissas.lossy_split(bits, k, 64, "authors_v1")
+    assert all(np.array_equal(*pair) for pair in zip(found, (exponents, items, norm), strict=False))
+    assert np.array_equal(found[3], fields.lossy_merge(exponents, items, k, norm, 64))

@@ -65,9 +65,9 @@ def normalizers(bits: Bits, block: int, semantics: str = "true_max") -> Bytes:
     """
     magnitudes = bits & np.uint16(0x7FFF)
     count = -(-len(bits) // block)
-    whole = np.zeros(count * block, np.uint16)
-    whole[: len(bits)] = magnitudes
-    rows = whole.reshape(count, block)
+    if len(bits) < count * block:
+        magnitudes = np.concatenate([magnitudes, np.zeros(count * block - len(bits), np.uint16)])
+    rows = magnitudes.reshape(count, block)
     top = rows.max(axis=1, initial=0)
     if semantics == "authors_v1" and WARP < block < SCAN:
         partial = rows[:, :WARP].max(axis=1, initial=0)
@@ -109,41 +109,48 @@ def unrounded(exponents: Bytes, items: Bytes, k: int) -> Bits:
     return (wide >> k) << 15 | exponents.astype(np.uint16) << 7 | (wide & ((1 << k) - 1)) << (7 - k)
 
 
-def _spread(norm: Bytes, block: int, count: int) -> NDArray[np.float32]:
-    return np.repeat(scales(norm), block)[:count]
-
-
-def lossy_split(
-    bits: Bits, k: int, block: int | None = None, semantics: str = "true_max"
-) -> tuple[Bytes, Bytes, Bytes | None]:
-    """Exponents, items and normalizers (None without a block) of finite weights.
-
-    With a block of N weights: y = x / q in float32, rounded to bfloat16, then `round_mantissa` (NeuZip, section 3.3).
-    """
-    if block is None:
-        return *round_mantissa(bits, k), None
-    norm = normalizers(bits, block, semantics)
-    q = _spread(norm, block, len(bits))
+def divided(bits: Bits, k: int, q: NDArray[np.float32] | None) -> tuple[Bytes, Bytes]:
+    """Exponents and items of weights, each by its own scale: y = x / q in float32, rounded to bfloat16, then
+    `round_mantissa` (NeuZip, section 3.3). Without scales the last alone."""
+    if q is None:
+        return round_mantissa(bits, k)
     with np.errstate(over="ignore"):
-        y = rounded(as_float(bits) / q)
-        exponents, items = round_mantissa(y, k)
+        exponents, items = round_mantissa(rounded(as_float(bits) / q), k)
         # q is not of the largest weight under authors_v1: a product that would be infinite is made one step smaller
         over = (exponents != 255) & (rounded(as_float(unrounded(exponents, items, k)) * q) & 0x7F80 == 0x7F80)
     if over.any():
         code = (exponents[over].astype(np.uint16) << k | items[over] & ((1 << k) - 1)) - 1
         exponents[over] = code >> k
         items[over] = items[over] >> k << k | (code & ((1 << k) - 1)).astype(np.uint8)
-    return exponents, items, norm
+    return exponents, items
 
 
-def lossy_merge(exponents: Bytes, items: Bytes, k: int, norm: Bytes | None, block: int | None, start: int = 0) -> Bits:
-    """Weights again: x' = q y' in float32, rounded to bfloat16. `start`: the index of the first, a multiple of
-    `block`; norm: that of these weights."""
+def multiplied(exponents: Bytes, items: Bytes, k: int, q: NDArray[np.float32] | None) -> Bits:
+    """Weights again: x' = q y' in float32, rounded to bfloat16."""
     y = unrounded(exponents, items, k)
-    if norm is None or block is None:
+    if q is None:
         return y
     with np.errstate(over="ignore", invalid="ignore"):
-        return rounded(as_float(y) * _spread(norm, block, len(y)))
+        return rounded(as_float(y) * q)
+
+
+def lossy_split(
+    bits: Bits, k: int, block: int | None = None, semantics: str = "true_max"
+) -> tuple[Bytes, Bytes, Bytes | None]:
+    """Exponents, items and normalizers (None without a block) of finite weights; of a block of N weights each is
+    divided by its scale (`divided`)."""
+    norm = None if block is None else normalizers(bits, block, semantics)
+    return *divided(bits, k, _spread(norm, block, len(bits))), norm
+
+
+def lossy_merge(exponents: Bytes, items: Bytes, k: int, norm: Bytes | None, block: int | None) -> Bits:
+    """Weights again, multiplied by the scale of their block of weights."""
+    return multiplied(exponents, items, k, _spread(norm, block, len(exponents)))
+
+
+def _spread(norm: Bytes | None, block: int | None, count: int) -> NDArray[np.float32] | None:
+    """The scale of each weight."""
+    return None if norm is None or block is None else np.repeat(scales(norm), block)[:count]
 
 
 # -- planes: sign and mantissa of eight weights are a whole number of bytes --
@@ -162,12 +169,12 @@ def pack_plane(items: Bytes, k: int) -> Bytes:
     """The plane of items: of eight weights, item j stands in bits (k + 1) j and up, little-endian."""
     if k == 7:
         return items
-    octets = np.zeros((-(-len(items) // 8), 8), np.uint8)
-    octets.reshape(-1)[: len(items)] = items
+    if len(items) % 8:
+        items = np.concatenate([items, np.zeros(-len(items) % 8, np.uint8)])
     if k == 0:
-        return np.packbits(octets, axis=1, bitorder="little").reshape(-1)
+        return np.packbits(items, bitorder="little")
     per = 8 // (k + 1)
-    parts = octets.reshape(-1, per)
+    parts = items.reshape(-1, per)
     plane = parts[:, 0].copy()
     for j in range(1, per):
         plane |= parts[:, j] << np.uint8((k + 1) * j)

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from paperlm_kernels.neuzip import fields, fix4
+from paperlm_kernels.neuzip import fields, fix4, mantissas
 from paperlm_kernels.neuzip.codebook import Codebook
 from paperlm_kernels.neuzip.container import Arrays
 from paperlm_kernels.neuzip.errors import BlockSumError
@@ -38,8 +38,7 @@ def block_sums(bits: NDArray[np.uint16]) -> NDArray[np.uint32]:
 
 def round_trip(bits: NDArray[np.uint16], header: Header) -> NDArray[np.uint16]:
     """What lossy coding makes of weights, without coding them."""
-    exponents, items, norm = fields.lossy_split(bits, header.mant_bits, header.block_norm, header.norm_semantics)
-    return fields.lossy_merge(exponents, items, header.mant_bits, norm, header.block_norm)
+    return mantissas.lossy_split(bits, header.mant_bits, header.block_norm, header.norm_semantics)[-1]
 
 
 def encode(
@@ -52,20 +51,21 @@ def encode(
     g, k = header.geometry, header.mant_bits
     count, blocks = len(bits), header.blocks
     exponents = np.empty(blocks * g.block, np.uint8)
-    items = np.empty(count, np.uint8)
-    sums, norms = [], []
+    planes, sums, norms = [], [], []
     for first, last in chunks(blocks, g):
         span = slice(first * g.block, min(last * g.block, count))
         part = bits[span]
         if header.lossy:
-            exponents[span], items[span], norm = fields.lossy_split(part, k, header.block_norm, header.norm_semantics)
+            exponents[span], items, norm, part = mantissas.lossy_split(
+                part, k, header.block_norm, header.norm_semantics
+            )
             if norm is not None:
                 norms.append(norm)
-            part = fields.lossy_merge(exponents[span], items[span], k, norm, header.block_norm)
         else:
-            exponents[span], items[span] = fields.split(part)
+            exponents[span], items = fields.split(part)
+        planes.append(fields.pack_plane(items, k))
         sums.append(block_sums(_whole(part, (last - first) * g.block).reshape(last - first, -1)))
-    sections: Arrays = {Section.PLANE: fields.pack_plane(items, k), Section.BLOCK_SUM: np.concatenate(sums)}
+    sections: Arrays = {Section.PLANE: np.concatenate(planes), Section.BLOCK_SUM: np.concatenate(sums)}
     if header.block_norm:
         sections[Section.NORM] = np.concatenate(norms)
     counts, fresh = None, book is None
@@ -130,7 +130,7 @@ def decode(
             items = fields.unpack_plane(plane[start : start + size], k, end - begin)
             n = header.block_norm
             norm = sections[Section.NORM][begin // n : -(-end // n)] if n else None
-            out[begin:end] = fields.lossy_merge((shifted >> 7).astype(np.uint8), items, k, norm, n)
+            out[begin:end] = mantissas.lossy_merge(shifted, items, k, norm, n)
         if sums:
             blocks = _whole(out[begin:end], (last - first) * g.block).reshape(last - first, -1)
             if not np.array_equal(block_sums(blocks), sections[Section.BLOCK_SUM][first:last]):
