@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import hashlib
+
 import pytest
+import torch
 from paperlm_kernels.bench import ops, rows
 from paperlm_kernels.bench.command import main
+from paperlm_kernels.bench.operation import Task
 from paperlm_kernels.bench.ops.neuzip import declared, methods
+from paperlm_kernels.bench.ops.neuzip.checkpoint import weights_of
+from safetensors.torch import save_file
 
 
 def test_the_floors_are_those_of_bytes_read_and_written():
@@ -25,7 +33,6 @@ def test_the_listing_needs_no_card_and_says_why_a_peer_cannot_run(capsys):
     listed = capsys.readouterr().out
     assert "[absent: needs a CUDA GPU]" in listed and "10.69 bits" in listed
     assert "[absent: zipnn is not installed]" in listed
-    assert "[absent: the project of that name is on GitHub only;" in listed  # PyPI's splitzip is never imported
     assert all(name in listed for name in ops.operation("neuzip").methods)
 
 
@@ -57,3 +64,51 @@ def test_products_are_timed_where_the_weights_are_a_matrix(tmp_path):
     assert timed == [("cpu_w2e20", name, part) for name in ("ours_fix4", "copy") for part in ("gemv", "gemv8")]
     why = "absent: 351463 weights are no rows of 8192"
     assert [row["outcome"] for row in found if row["case"] == "figure4_07"] == [why] * 4
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A checkpoint whose matrices have as many weights as the case is given here, and one more."""
+    monkeypatch.setattr(declared, "CHECKPOINT", declared.Case("checkpoint", "of a trained model", 2**16))
+    monkeypatch.setitem(declared.CASES, "checkpoint", declared.CHECKPOINT)
+    torch.manual_seed(0)
+    own = torch.randn(2**16 + 1).bfloat16()
+    path = tmp_path / "model.safetensors"
+    others = {
+        name: torch.zeros(64, 64, dtype=torch.bfloat16) for name in ("model.embed_tokens.weight", "lm_head.weight")
+    }
+    save_file(
+        others | {"a.weight": own[: 2**15].view(-1, 64).clone(), "b.weight": own[2**15 :].view(-1, 1).clone(),
+                  "norm.weight": torch.zeros(64, dtype=torch.bfloat16), "c.weight": torch.zeros(64, 64)}, path
+    )  # fmt: skip
+    return path, own[: 2**16]
+
+
+def test_weights_of_a_checkpoint_are_those_of_its_matrices_in_bfloat16_in_the_order_of_the_file(trained):
+    path, own = trained
+    assert torch.equal(weights_of(path, 2**16), own)
+    with pytest.raises(ValueError, match=r"65,537 weights in matrices .* 65,538 are needed: name a larger checkpoint"):
+        weights_of(path, 2**16 + 2)
+    operation = ops.operation("neuzip")
+    given = argparse.Namespace(cases="w2e24,trained", weights=path)
+    options = operation.options(given)
+    task = Task("neuzip", "checkpoint", "copy", ("bits",), device="cpu", options=options)
+    wanted = hashlib.sha256(own.view(torch.int16).numpy().tobytes()).hexdigest()[:12]
+    assert operation.identity(task)["source"] == f"model.safetensors, sha256 {wanted} of its first 65,536 weights"
+    other = dataclasses.replace(task, case="w2e24")
+    assert operation.identity(other)["source"] == "synthetic"
+    rows = list(operation.run(dataclasses.replace(task, measures=("decode", "bits"), repeats=1)))
+    assert {row["metric"] for row in rows} == {"time", "bits"}
+
+
+def test_a_checkpoint_is_asked_for_and_refused_where_nothing_would_read_it(tmp_path, capsys):
+    (tmp_path / "model.safetensors").write_bytes(b"8")
+    assert main(["neuzip", "--device", "cpu", "--cases", "checkpoint"]) == 2
+    assert "the case checkpoint needs --weights FILE" in capsys.readouterr().err
+    assert main(["neuzip", "--device", "cpu", "--weights", str(tmp_path / "model.safetensors")]) == 2
+    assert "--weights is of the case checkpoint: add --cases checkpoint" in capsys.readouterr().err
+    given = ["neuzip", "--device", "cpu", "--cases", "trained", "--weights"]
+    assert main([*given, str(tmp_path / "model.safetensors")]) == 2
+    assert "no safetensors file" in capsys.readouterr().err
+    assert main([*given, str(tmp_path / "none")]) == 2
+    assert "no such file" in capsys.readouterr().err

@@ -101,7 +101,31 @@ def test_a_module_of_a_package_that_is_not_there_is_not_found():
 
 def test_a_codec_of_the_cpu_is_not_timed_for_a_card_and_the_namesake_is_never_imported():
     assert peers.ZipNN.absent("cuda") == "codes on a CPU: ask for --device cpu"
-    assert "another's" in peers.SplitZip.absent("cuda") and "splitzip" not in sys.modules
+    assert "another's: put its file codec_gpu.py" in peers.SplitZip.absent("cuda") and "splitzip" not in sys.modules
+
+
+def test_splitzip_is_the_file_of_its_repository_and_another_file_of_that_name_is_not_taken_for_it(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "codec_gpu.py").write_text(
+        "class ChunkLocalSplitZipGPU:\n"
+        "    def __init__(self, device, chunk_size): self.asked = (device, chunk_size)\n"
+        "    def calibrate(self, weights): self.seen = len(weights)\n"
+        "    def encode(self, weights):\n"
+        "        return type('Encoded', (), {'compressed_bytes': 60, 'weights': weights})()\n"
+        "    def decode(self, encoded): return encoded.weights\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "codec_gpu", raising=False)
+    assert peers.SplitZip.absent("cuda") is None and peers.SplitZip.absent("cpu") == "needs a CUDA GPU"
+    weights = gaussian(40)
+    inputs = types.SimpleNamespace(case=types.SimpleNamespace(weights=40), device=torch.device("cpu"), weights=weights)
+    coder = peers.SplitZip(inputs)
+    assert coder.codec.asked == ("cpu", 1024) and coder.codec.seen == 40
+    assert coder.decode(coder.stored(), None) is weights and coder.bits_of(coder.stored()) == 8 * 60 / 40
+    monkeypatch.setitem(sys.modules, "codec_gpu", types.SimpleNamespace(__file__="codec_gpu.py"))
+    with pytest.raises(absence.AbsentError, match="no ChunkLocalSplitZipGPU"):
+        peers.SplitZip(inputs)
 
 
 def test_nvcomp_is_asked_for_chunks_of_64_kib_and_its_bits_hold_both_planes(monkeypatch):

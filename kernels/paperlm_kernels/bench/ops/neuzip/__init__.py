@@ -1,10 +1,13 @@
-"""Weights in fewer bits: time and size of ours and others', on Gaussian weights as a fresh model has them."""
+"""Weights in fewer bits: time and size of ours and others', on Gaussian weights or those of a file."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from paperlm_kernels.bench.arguments import to_read
 from paperlm_kernels.bench.declared import Declared
 from paperlm_kernels.bench.operation import Defaults, Task
 
@@ -43,11 +46,38 @@ class NeuZip(Declared):
             return Defaults("all", ",".join(self.methods), measures, 50, 3, 3.0)
         return Defaults("cpu", ",".join(self.methods), measures, 3, 1, 2.0)
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--weights", type=to_read, help="of the case checkpoint: a safetensors file with matrices in bfloat16"
+        )
+
+    def options(self, given: argparse.Namespace) -> dict[str, Any]:
+        from paperlm_kernels.bench.ops.neuzip.declared import CHECKPOINT, GROUPS
+
+        chosen = set((given.cases or "").split(","))
+        groups = (group for group, names in GROUPS.items() if CHECKPOINT.name in names)
+        wanted = not chosen.isdisjoint({CHECKPOINT.name, *groups})
+        if wanted != (given.weights is not None):
+            raise ValueError(
+                f"the case {CHECKPOINT.name} needs --weights FILE: a safetensors file with matrices in bfloat16"
+                if wanted
+                else f"--weights is of the case {CHECKPOINT.name}: add --cases {CHECKPOINT.name}, or leave it out"
+            )
+        if not wanted:
+            return {}
+        from paperlm_kernels.bench.ops.neuzip.checkpoint import digest, weights_of
+
+        return {"weights": str(given.weights), "sha256": digest(weights_of(given.weights, CHECKPOINT.weights))}
+
     def identity(self, task: Task) -> dict[str, Any]:
         from paperlm_kernels.behaviour import NEUZIP
-        from paperlm_kernels.bench.ops.neuzip.declared import sized
+        from paperlm_kernels.bench.ops.neuzip.declared import CHECKPOINT, sized
 
-        return {"shape": {"weights": sized(task).weights}, "source": "synthetic", "behaviour": NEUZIP["codec"]}
+        source = "synthetic"
+        if task.case == CHECKPOINT.name:
+            name, sha256 = Path(task.options["weights"]).name, task.options["sha256"]
+            source = f"{name}, sha256 {sha256} of its first {CHECKPOINT.weights:,} weights"
+        return {"shape": {"weights": sized(task).weights}, "source": source, "behaviour": NEUZIP["codec"]}
 
 
 OPERATION = NeuZip()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from paperlm_kernels.bench.declared import Contender
+from paperlm_kernels.bench.ops.neuzip.checkpoint import weights_of
 from paperlm_kernels.bench.ops.neuzip.declared import Case
 from paperlm_kernels.bench.peers import AbsentError
 
@@ -22,14 +24,17 @@ TOKENS = {"gemv": 1, "gemv8": 8}
 
 
 class Inputs:
-    """Weights N(0, 0.02^2) in bfloat16, as in the paper's Figure 5."""
+    """Weights N(0, 0.02^2) in bfloat16, as in the paper's Figure 5, or the first of a file."""
 
-    def __init__(self, case: Case, device: torch.device, seed: int) -> None:
+    def __init__(self, case: Case, device: torch.device, seed: int, file: str | None = None) -> None:
         g = torch.Generator(device).manual_seed(seed)
         self.case, self.device = case, device
-        self.weights = torch.empty(case.weights, dtype=torch.bfloat16, device=device)
-        for part in self.weights.split(2**24):  # never the whole in float32
-            part.copy_(torch.randn(len(part), generator=g, device=device) * SCALE)
+        if file is not None:
+            self.weights = weights_of(Path(file), case.weights).to(device)
+        else:
+            self.weights = torch.empty(case.weights, dtype=torch.bfloat16, device=device)
+            for part in self.weights.split(2**24):  # never the whole in float32
+                part.copy_(torch.randn(len(part), generator=g, device=device) * SCALE)
         self.tokens = torch.randn(max(TOKENS.values()), COLUMNS, generator=g, device=device).bfloat16()
 
 

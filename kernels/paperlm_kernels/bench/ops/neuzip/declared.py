@@ -12,7 +12,7 @@ BANDWIDTH = 4.26e12
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A tensor of so many weights, normally distributed with standard deviation 0.02."""
+    """A tensor of so many weights: normally distributed with standard deviation 0.02, or of a file."""
 
     name: str
     about: str
@@ -31,14 +31,16 @@ _FIGURE = [Case(f"figure4_{i:02d}", "Figure 4", round(10 ** (5 + i / 4) / 2)) fo
 "Matrices of 1e5 to 1e8 bytes."
 _POWERS = [Case(f"w2e{power}", f"2^{power}", 2**power) for power in (24, 26, 27, 29)]
 _ON_CPU = [Case("cpu_w2e20", "a CPU's size", 2**20)]
-CASES = {case.name: case for case in (*_POWERS, *_FIGURE, *_ON_CPU)}
+CHECKPOINT = Case("checkpoint", "of a trained model (--weights)", 2**24)
+CASES = {case.name: case for case in (*_POWERS, *_FIGURE, *_ON_CPU, CHECKPOINT)}
 GROUPS = {
     "figure4": tuple(case.name for case in _FIGURE),
     "large": tuple(case.name for case in _POWERS),
     "all": tuple(case.name for case in (*_POWERS, *_FIGURE)),
     "cpu": tuple(case.name for case in _ON_CPU),
+    "trained": (CHECKPOINT.name,),
 }
-"Those of the paper's Figure 4, powers of two, all of a GPU, and that of a CPU."
+"Those of the paper's Figure 4, powers of two, both together for a GPU, that of a CPU, and that of a model's weights."
 
 
 def sized(task: Task) -> Case:
@@ -62,7 +64,7 @@ METHODS = {
     "nvidia-nvcomp-cu12": "exponents by its ANS in chunks of 64 KiB, merged by us: NeuZip as published",
     "nvidia-nvcomp-cu13": "the same, for CUDA 13",
     "dfloat11": "Huffman codes of exponents, decoded by its kernel",
-    "splitzip": "the 16 most frequent exponents in four bits, made for caches of keys and values",
+    "splitzip": "the 16 most frequent exponents in four bits, made for caches of keys and values; its codec_gpu.py",
     "zipnn": "bytes apart by their place in a number, then compressed, on a CPU",
 }
 "Method -> what it is."

@@ -126,7 +126,6 @@ class NF4(Coder):
     """bitsandbytes' 4-bit normal floats."""
 
     package = "bitsandbytes"
-    needs_gpu = True
     lossless = False
     bits = 4.5
 

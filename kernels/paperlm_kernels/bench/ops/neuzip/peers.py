@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paperlm_kernels.bench.ops.neuzip import gaps, planes
 from paperlm_kernels.bench.ops.neuzip.coder import Call, Coder
+from paperlm_kernels.bench.peers import AbsentError
 
 CHUNK = 65536
 "Bytes that nvCOMP codes at once, as NeuZip's authors ask it to."
@@ -169,17 +170,39 @@ class DFloat11(Coder):
 
 
 class SplitZip(Coder):
-    """A repository without a package."""
+    """The codec of the file codec_gpu.py of Intelligent-Microsystems-Lab/SplitZip, on the Python path; in chunks of
+    1,024 as there, with the exponents of these weights."""
+
+    needs_gpu = True
 
     @classmethod
     def absent(cls, device: str) -> str | None:
-        return "the project of that name is on GitHub only; the package that PyPI has under it is another's"
+        if (why := super().absent(device)) is not None:
+            return why
+        if importlib.util.find_spec("codec_gpu") is None:
+            return (
+                "the project of that name is on GitHub only, and the package that PyPI has under it is another's: put "
+                "its file codec_gpu.py on the Python path"
+            )
+        return None
+
+    def __init__(self, inputs: Any) -> None:
+        super().__init__(inputs)
+        import codec_gpu
+
+        if not hasattr(codec_gpu, "ChunkLocalSplitZipGPU"):
+            raise AbsentError(f"{codec_gpu.__file__} is another project's: it has no ChunkLocalSplitZipGPU")
+        self.codec = codec_gpu.ChunkLocalSplitZipGPU(device=str(inputs.device), chunk_size=1024)
+        self.codec.calibrate(inputs.weights)
 
     def stored(self) -> Any:
-        raise NotImplementedError
+        return self.codec.encode(self.inputs.weights)
 
     def decode(self, stored: Any, out: Tensor) -> Tensor:
-        raise NotImplementedError
+        return self.codec.decode(stored)
+
+    def bits_of(self, stored: Any) -> float:
+        return 8 * stored.compressed_bytes / self.case.weights
 
 
 class ZipNN(Coder):

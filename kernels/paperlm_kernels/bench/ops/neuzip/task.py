@@ -23,7 +23,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     device, case = torch.device(task.device), sized(task)
     name = clocks.device_name(device)
     try:
-        coder = METHODS[task.method](Inputs(case, device, task.seed))
+        coder = METHODS[task.method](Inputs(case, device, task.seed, task.options.get("weights")))
         stored = coder.stored()
         decode = coder.call("decode")
         got = decode().clone()
