@@ -151,7 +151,16 @@ def sizes(shape, **settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"store": "plain"}, {"store": "packed"}, {"store": "packed", "mant_bits": 3, "block_norm": 512}]
+    "settings",
+    [
+        {"store": "plain"},
+        {"store": "packed"},
+        {"store": "packed", "mant_bits": 3, "block_norm": 512},
+        {"store": "packed", "policy": "all"},
+        {"store": "int8"},
+        {"store": "nf4_double"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
 )
 @pytest.mark.parametrize("shape", [LLAMA, LLAMA | {"tied": True}, T5], ids=["llama", "tied", "t5"])
 def test_bytes_counted_by_shape_are_those_of_a_whole_model_with_other_random_weights(shape, settings):
@@ -225,6 +234,7 @@ def test_weights_that_stay_in_float32_take_four_bytes_and_are_no_stored_ones():
         ({"architecture": "t5"}, "n_kv_heads is of llama"),
         ({"architecture": "t5", "n_kv_heads": None, "tied": True}, "tied is of llama"),
         ({"store": "plain", "mant_bits": 3}, "mant_bits is of store packed"),
+        ({"tied": True, "policy": "all_linear"}, "policy: the head is the embedding"),
     ],
 )
 def test_shapes_that_no_model_has_are_refused(changes, words):

@@ -282,9 +282,14 @@ class RowBlocks(WeightStore):
         super().__init__(tensor)
         if tensor.ndim != 2 or not tensor.shape[0]:
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no rows; give a matrix")
-        self.rows_per_block = rows_per_block or max(1, 2**16 // max(1, tensor.shape[1]))
+        self.rows_per_block = rows_per_block or self.usual_rows(tensor.shape[1])
         self.blocks = [factory(block) for block in tensor.detach().split(self.rows_per_block)]
         self.trainable = all(block.trainable for block in self.blocks)
+
+    @staticmethod
+    def usual_rows(width: int) -> int:
+        """Rows of a block, of so many values each."""
+        return max(1, 2**16 // max(1, width))
 
     def read(self) -> Tensor:
         return torch.cat([block.read() for block in self.blocks])

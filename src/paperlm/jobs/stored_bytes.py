@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -55,6 +56,8 @@ class StoredBytes(StoreSettings):
             )
         if self.tied and self.architecture != "llama":
             raise ValueError(f"tied is of llama; the head of {self.architecture} is its embedding: leave it out")
+        if self.policy == "all_linear" and (self.tied or self.architecture == "t5"):
+            raise ValueError("policy: the head is the embedding: say all to store both, or paper for neither")
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads: {self.n_kv_heads} does not divide n_heads, {self.n_heads}")
         return self
@@ -69,7 +72,8 @@ class StoredBytes(StoreSettings):
         return f"a checkpoint's weights: drawn from N(0, {self.std:g}^2)"
 
     def slug(self) -> str:
-        apart = "-float32" if self.in_float32 else ""
+        apart = "" if self.policy == "paper" else f"-{self.policy}"
+        apart += "-float32" if self.in_float32 else ""
         shape = f"{self.architecture}_{self.n_layers}x{self.hidden_size}x{self.intermediate_size}"
         return f"stored_bytes-{self.stored_as()}{apart}-{shape}"
 
@@ -91,7 +95,7 @@ def run(job: StoredBytes, inputs: Inputs, machine: Machine) -> Result:
     stored = chosen_weights(model, job.policy, job.in_float32) if factory else {}
     kept = sum((4 if name in apart else 2) * p.numel() for name, p in parameters.items() if name not in stored)
     found, numbers, variance = 0, 0, 0.0
-    for index, (shape, times) in enumerate(sorted(Counter(tuple(p.shape) for p in stored.values()).items())):
+    for index, (shape, times) in enumerate(sorted(_matrices(model, stored.values()).items())):
         draw = torch.Generator().manual_seed(index)
         weight = torch.randn(shape, generator=draw).mul_(job.std).bfloat16()
         found += times * factory(weight).nbytes
@@ -113,6 +117,23 @@ def run(job: StoredBytes, inputs: Inputs, machine: Machine) -> Result:
             "bits_per_weight": 8 * math.sqrt(variance) / max(1, numbers),
         },
     )
+
+
+def _matrices(model: Any, weights: Iterable[Any]) -> Counter[tuple[int, ...]]:
+    """Shape -> how many stores have it. An embedding is stored in blocks of rows."""
+    from paperlm_kernels.stored import RowBlocks
+
+    found: Counter[tuple[int, ...]] = Counter()
+    for weight in weights:
+        if weight is not model.get_input_embeddings().weight:
+            found[tuple(weight.shape)] += 1
+            continue
+        rows, width = weight.shape
+        block = RowBlocks.usual_rows(width)
+        found[block, width] += rows // block
+        if rows % block:
+            found[rows % block, width] += 1
+    return found
 
 
 def shape_of(job: StoredBytes) -> Any:
