@@ -22,7 +22,7 @@ from paperlm.data.texts import TextData
 from paperlm.errors import DataError, JobError
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.hub_model import HubModel, run
-from paperlm.models import bitnet_checkpoint
+from paperlm.models import bitnet_checkpoint, llama2c
 from paperlm.models.folder import load_model, load_tokenizer
 from paperlm.record.record import DataUsed
 
@@ -63,7 +63,7 @@ OF_NO_CLASS = [e["architecture"] for e in RAW.values() if "transformers has no c
 def test_every_entry_names_licence_citation_architecture_and_a_pin_of_its_files():
     for entry in RAW.values():
         assert entry["licence"].strip() and entry["citation"].strip()
-        if entry["architecture"] not in (bitnet_checkpoint.ARCHITECTURE, *OF_NO_CLASS):
+        if entry["architecture"] not in (bitnet_checkpoint.ARCHITECTURE, llama2c.ARCHITECTURE, *OF_NO_CLASS):
             assert issubclass(getattr(transformers, entry["architecture"]), transformers.PreTrainedModel)
         pins = [file["sha256"] for file in entry.get("files", [])] or [entry["hub"]["revision"]]
         assert all(len(pin) in (12, 40, 64) and int(pin, 16) for pin in pins)

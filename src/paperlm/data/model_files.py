@@ -23,7 +23,7 @@ PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
 class ModelData(Frozen):
     """The files of a model of the registry."""
 
-    model: str = Field(pattern=r"^(local|hub):[\w./-]+$")
+    model: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
 
     @field_validator("model")
     @classmethod
@@ -59,8 +59,8 @@ class ModelData(Frozen):
 def prepare_model_files(settings: ModelData, folder: Path, local_data: str = "") -> Path:
     """Put the model's files and, last, manifest.json into `folder`; returns the manifest's path.
 
-    A local file is checked against the registry and linked, or copied where links cannot be. Raises DataError if one
-    is missing or altered, and for a hub that cannot be reached or has no safetensors.
+    A bundled or local file is checked against the registry and linked, or copied where links cannot be. Raises
+    DataError if one is missing or altered, and for a hub that cannot be reached or has no safetensors.
     """
     name, entry = model_entry(settings.model)
     folder.mkdir(parents=True, exist_ok=True)

@@ -169,11 +169,13 @@ class ModelRepository(Frozen):
 class ModelEntry(About):
     """Trained weights from elsewhere, and everything needed to trust and cite them."""
 
-    source: Literal["local", "hub"]
+    source: Literal["bundled", "local", "hub"]
     architecture: str
-    "class of transformers or of paperlm, or BitnetForCausalLM, which is converted; another one is refused"
+    """class of transformers or of paperlm, or one that is converted: BitnetForCausalLM, Llama2cCheckpoint; another one
+    is refused"""
     files: list[FileEntry] = []
-    "of a local model: below `local_data`; one file in the GGUF format, or a folder as transformers saves it"
+    """of a bundled or local model: below the package's data, or `local_data`; one file in the GGUF format or of
+    llama2.c, or a folder as transformers saves it"""
     hub: ModelRepository | None = None
     unused_weights: list[str] = []
     "shell patterns of weights in the files that the architecture has no place for"
@@ -181,6 +183,8 @@ class ModelEntry(About):
     "what has to stand wherever numbers of this model do"
     norm: str = ""
     "the norm method of its blocks, whose colour it has in figures"
+    without_tokenizer: bool = False
+    "its weights alone are at hand, so that no text can be given to it"
     unreadable: str = ""
     "why it cannot be read here; jobs on it are then `blocked`, and nothing is fetched"
 
@@ -188,6 +192,8 @@ class ModelEntry(About):
     def predicts(self) -> Literal["tokens", "spans", "answers", ""]:
         """What the architecture's head predicts: next tokens, spans of a text, or texts that answer another one; empty:
         something else."""
+        if self.without_tokenizer:
+            return ""
         if self.architecture.endswith(("ForCausalLM", "LMHeadModel")):
             return "tokens"
         if self.architecture.endswith("ForConditionalGeneration"):
@@ -197,7 +203,7 @@ class ModelEntry(About):
     @model_validator(mode="after")
     def complete(self) -> ModelEntry:
         if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
-            raise ValueError("a hub model has `hub`, a local one `files`")
+            raise ValueError("a hub model has `hub`, a bundled or local one `files`")
         return self
 
 

@@ -57,12 +57,13 @@ def file_paths(dataset: str, split: str, local_data: str) -> list[tuple[Path, Fi
 
 
 def model_paths(model: str, local_data: str) -> list[tuple[Path, FileEntry]]:
-    """Paths of a local model's files, unchecked; none of a hub's."""
+    """Paths of a bundled or local model's files, unchecked; none of a hub's."""
     _, entry = model_entry(model)
     if entry.source == "local" and not local_data:
         below = entry.files[0].path.split("/")[0]
         raise DataError(f"model {model!r} needs a folder: snakemake … --config local_data=<folder with {below}/>")
-    return [(Path(local_data) / f.path, f) for f in entry.files]
+    folder = HERE if entry.source == "bundled" else Path(local_data)
+    return [(folder / f.path, f) for f in entry.files]
 
 
 def check_present(name: str, local_data: str) -> None:

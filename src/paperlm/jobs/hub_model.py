@@ -23,8 +23,8 @@ class HubModel(Job):
     on_card: ClassVar[bool] = False
     leaves_model: ClassVar[bool] = True
 
-    name: str = Field(pattern=r"^(local|hub):[\w./-]+$")
-    "`local:` or `hub:` and a name under `models` in the data registry"
+    name: str = Field(pattern=r"^(bundled|local|hub):[\w./-]+$")
+    "`bundled:`, `local:` or `hub:` and a name under `models` in the data registry"
 
     @field_validator("name")
     @classmethod
@@ -51,6 +51,8 @@ class HubModel(Job):
         _, entry = model_entry(self.name)
         if entry.predicts == head:
             return ""
+        if entry.without_tokenizer:
+            return f"{self.name} is here without its tokenizer: no text can be given to it, its weights alone be read"
         does = {
             "tokens": "predicts no next token",
             "spans": "marks no span of a text as an answer",
@@ -90,13 +92,15 @@ def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:
 
 
 def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
-    """Model and tokenizer of an entry, of its files in one folder."""
+    """Model and tokenizer (None: there is none) of an entry, of its files in one folder."""
     import torch
     import transformers
 
-    from paperlm.models import bitnet_checkpoint, llama
+    from paperlm.models import bitnet_checkpoint, llama, llama2c
 
     folder = files[0].parent
+    if entry.architecture == llama2c.ARCHITECTURE:
+        return llama2c.read_checkpoint(files[0]), None
     if entry.architecture == bitnet_checkpoint.ARCHITECTURE:
         return bitnet_checkpoint.read_checkpoint(folder)
     packed = [path.name for path in files if path.suffix == ".gguf"]

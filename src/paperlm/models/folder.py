@@ -16,9 +16,10 @@ from paperlm.errors import JobError, SpecError, unknown
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write weights, configuration and tokenizer (transformers' objects) into `folder`."""
+    """Write weights, configuration and, if there is one, tokenizer (transformers' objects) into `folder`."""
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def transformers_tokenizer(name: str, trained_length: int) -> Any:
