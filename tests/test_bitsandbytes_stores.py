@@ -11,6 +11,8 @@ from paperlm_kernels.stored.functions import stored_linear
 from paperlm_kernels.stored.weight import StoredWeight
 from support_stored import batch, build
 
+from paperlm.plan.project import Project
+
 BF16 = torch.bfloat16
 # QLoRA, arXiv 2305.14314, appendix E
 NF4 = (
@@ -100,6 +102,17 @@ def test_what_multiplies_by_itself_adds_the_bias_and_refuses_gpt2s_transposed_ma
         Int8Store(torch.zeros(8, dtype=BF16))
 
 
+@pytest.mark.parametrize("factory", [Int8Store, Nf4Store])
+def test_inputs_of_any_number_of_axes_and_autocast_are_taken_as_a_plain_layer_takes_them(factory):
+    weight, bias = StoredWeight(factory(weights(48, 64))), torch.zeros(48, dtype=BF16)
+    x = torch.randn(2, 3, 2, 64)
+    shapes = [stored_linear(one.to(BF16), weight).shape for one in (x, x[0], x[0, 0], x[0, 0, 0])]
+    assert shapes == [(2, 3, 2, 48), (3, 2, 48), (2, 48), (48,)]
+    with torch.autocast("cpu", dtype=BF16):
+        cast = stored_linear(x, weight, bias)
+    assert cast.dtype == BF16 and torch.equal(cast, stored_linear(x.to(BF16), weight, bias))
+
+
 @pytest.mark.parametrize("name", ["llama", "t5", "gpt_neo"])
 @pytest.mark.parametrize("factory", [Int8Store, Nf4Store])
 def test_a_model_in_these_types_stays_close_to_the_plain_one_and_cannot_be_trained(name, factory):
@@ -118,3 +131,14 @@ def test_layers_that_are_left_out_by_name_stay_as_they_are():
     made = convert(model, Int8Store, leave=[".wo."])
     assert made.names and not any(".wo." in name for name in made.names)
     assert all(type(module) is torch.nn.Linear for name, module in model.named_modules() if name.endswith(".wo"))
+
+
+@pytest.mark.parametrize("scale", ["tiny", "gpu", "paper"])
+def test_every_number_of_a_quantizers_row_is_of_weights_in_its_type(scale):
+    stores = {"INT8": "int8", "FP4": "fp4", "NF4": "nf4", "FP4^2": "fp4_double", "NF4^2": "nf4_double"}
+    project = Project({"scale": scale})
+    for name in ("neuzip_table3a", "neuzip_table3a_full", "neuzip_table3b", "neuzip_table3b_full"):
+        cells = [cell for cell in project.cells(name) if cell.row.startswith("Quant ")]
+        found = {(cell.row, job.store) for cell in cells for job in cell.jobs}
+        wanted = {(cell.row, stores[cell.row.removeprefix("Quant ").partition(",")[0]]) for cell in cells}
+        assert found == wanted and len({store for _, store in found}) == 5

@@ -82,7 +82,7 @@ def test_of_jobs_that_take_several_cards_one_collects_at_a_time_so_that_none_wai
     assert second.communicate(timeout=30)[0] == "['7', '9']\n"
 
 
-def test_more_processes_than_cards_are_refused_and_cards_that_slurm_granted_need_no_lock(monkeypatch, tmp_path):
+def test_more_processes_than_cards_are_refused(monkeypatch, tmp_path):
     from paperlm.train.gpu_lock import some_gpus
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
@@ -92,8 +92,38 @@ def test_more_processes_than_cards_are_refused_and_cards_that_slurm_granted_need
         some_gpus(3, folder=tmp_path),
     ):
         pass
+
+
+def test_jobs_in_an_allocation_of_slurm_share_its_cards_and_none_with_another_allocation(monkeypatch, tmp_path):
+    """Cards of an allocation may be numbered from 0, as those of its neighbour on the same machine are."""
+    from paperlm.train.gpu_lock import some_gpus
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    code = "from paperlm.train.gpu_lock import one_gpu\nwith one_gpu() as card: print(card)"
+
+    def one(allocation: str) -> subprocess.Popen:
+        environment = job_environment(CUDA_VISIBLE_DEVICES="0,1", SLURM_JOB_ID=allocation, TMPDIR=str(tmp_path))
+        return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    with some_gpus(2, folder=tmp_path) as held:
-        assert held is None and not list(tmp_path.iterdir())
+    with some_gpus(2) as held:
+        assert held == ["0", "1"], "a job of all cards holds them, too"
+        same, other = one("1"), one("2")
+        assert other.communicate(timeout=30)[0] == "0\n"
+        time.sleep(2.5)
+        assert same.poll() is None
+    assert same.communicate(timeout=30)[0] == "0\n"
+
+
+def test_a_card_is_not_free_while_a_process_of_a_job_whose_first_process_ended_still_uses_it(monkeypatch, tmp_path):
+    from paperlm.train.gpu_lock import some_gpus
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    with (tmp_path / "4.users").open("w") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        with some_gpus(1, folder=tmp_path) as held:
+            assert held == ["7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     with some_gpus(1, folder=tmp_path) as held:
-        assert held == ["4"], "of cards that SLURM shows to several jobs one is taken"
+        assert held == ["4"]

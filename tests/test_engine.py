@@ -299,6 +299,69 @@ def test_two_processes_under_torchrun_train_the_same_model_as_one(preset, manife
         assert mine == pytest.approx(theirs, rel=1e-5)
 
 
+SHORT = """
+import os, sys
+from pathlib import Path
+import torch
+from paperlm.plan import project
+from paperlm.train import language_model
+project.ROOT = Path({root!r})
+whole, most = language_model.SummedLoss.forward, {most}
+
+def forward(self, ids, labels):
+    if self.training and os.environ["RANK"] == "1" and len(ids) > most:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+    return whole(self, ids, labels)
+
+language_model.SummedLoss.forward = forward
+from paperlm.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("most", [1, 0])
+def test_processes_of_which_one_is_short_of_memory_all_take_a_smaller_micro_batch(most, manifest, prepared, tmp_path):
+    """The other one would wait for its gradients, and torchrun would end both."""
+    job = smoke_run(steps=3, global_batch=8, loss_group=4, eval_every=3)
+    code = tmp_path / "main.py"
+    code.write_text(SHORT.format(root=str(prepared), most=most))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", code, "run",
+        "--job", json.dumps(job.canonical()), "--scale", "smoke", "--device", "cpu",
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), env=job_environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    record = read_record(prepared / Places(prepared, "smoke").made(job), job.job_id)
+    if not most:
+        assert record.outcome == "out_of_memory"
+        return
+    alone = trained(job, manifest, tmp_path / "alone")
+    assert record.cost.micro_batch == 1 and record.cost.world_size == 2
+    for mine, theirs in zip(record.series["train"].rows, alone.series["train"].rows, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+def test_several_processes_ask_whether_to_stop_at_each_update_that_takes_a_second_else_at_every_tenth(
+    manifest, tmp_path, monkeypatch
+):
+    task, clock, asked = task_of(smoke_run(), manifest), [0.0], []
+
+    def gather(self, value):
+        asked.append(engine.at.update)
+        return [value]
+
+    monkeypatch.setattr(World, "gather", gather)
+    engine = Engine(task, tmp_path, QUIET, World(0, 1, torch.device("cpu")))
+    engine.world = World(0, 2, torch.device("cpu"))
+    monkeypatch.setattr("paperlm.train.engine.time.monotonic", lambda: clock[0])
+    engine._asked = (0, 0.0)
+    for update in range(1, 41):
+        engine.at.update = update
+        clock[0] += 0.2 if update <= 20 else 3.0
+        engine._decide(False, clock[0], False)
+    assert asked == [1, 10, 20, *range(30, 41)]
+
+
 def test_all_but_the_leading_process_have_no_result(manifest, tmp_path, monkeypatch):
     follower = World(1, 1, torch.device("cpu"))
     monkeypatch.setattr("paperlm.train.language_model.start_world", lambda device: follower)

@@ -75,18 +75,19 @@ def test_cards_of_a_published_launch_are_those_by_which_the_authors_batches_are_
 
 def test_what_is_said_of_memory_and_days_is_so(paper, costs):
     """`108 GB on each` card: weights, gradients and moments; `120 days on one card`: by operations."""
-    said = 0
+    said = {"memory": 0, "time": 0}
     for size, jobs in trainings(paper).items():
         words = paper.job_size(jobs[0].job_id).gpus.why
         state = max(4 * BYTES[job.numerics] * ALL_SIZES[size].parameters for job in jobs) / 1e9
-        if found := re.search(r"(\d+) GB on each", words):
-            said += 1
+        if found := re.search(r"(\d+) GB (?:on each|of one)", words):
+            said["memory"] += 1
             assert float(found[1]) == pytest.approx(state, abs=0.5), (size, state)
         longest = max(costs.of_job(job) for job in jobs) / 60
-        if found := re.search(r"(\d+) (minutes|hours|days) of? ?(?:on )?one(?: card)?", words):
+        if found := re.search(r"(\d+) (minutes|hours|days) (?:of one|on one|and)", words):
+            said["time"] += 1
             unit = {"minutes": 1, "hours": 60, "days": 1440}[found[2]]
             assert float(found[1]) * unit == pytest.approx(longest, rel=0.15), (size, longest)
-    assert said == 5
+    assert said == {"memory": 6, "time": 7}
 
 
 def test_the_state_of_every_training_fits_on_each_of_its_cards_and_in_main_memory(paper):
@@ -170,6 +171,14 @@ def test_a_machine_of_fewer_cards_gives_a_job_the_most_of_them_that_share_its_ba
     plan = Workflow(Project({"scale": "paper", "run_missing": "yes"}))
     job = next(job for job in plan.project.jobs_of("mixln_table1") if job.size == "1B")
     assert plan.gpus(job.job_id) == most and plan.gpus(job.job_id, here=False) == 8
+
+
+def test_of_cards_that_are_granted_a_job_takes_the_most_that_can_share_it(paper):
+    """However they were granted: by --set-resources, or what --resources left of the scale's number."""
+    shared = next(job for job in paper.project.jobs_of("mixln_table1") if job.size == "1B")
+    alone = next(job for job in paper.project.jobs_of("neuzip_table1") if job.kind == "pretrain")
+    assert [paper.processes(shared.job_id, cards) for cards in (0, 1, 3, 4, 12)] == [1, 1, 2, 4, 8]
+    assert [paper.processes(alone.job_id, cards) for cards in (0, 4)] == [1, 1]
 
 
 def record(root, job, seconds: float, processes: int) -> None:

@@ -99,6 +99,7 @@ def test_all_processes_have_the_leaders_answers_and_hold_a_free_card_each_until_
         time.sleep(0.2)
         assert written(tmp_path, 2) == [[["of 0", ["0", "second"], None], "7,9"]] * 2
         assert not is_free(locks / "7.lock") and not is_free(locks / "9.lock")
+        assert is_free(locks / "7.users") and not is_free(locks / "9.users"), "the second holds its own"
         (tmp_path / "go").touch()
         ended(process)
     assert is_free(locks / "7.lock") and is_free(locks / "9.lock")

@@ -157,8 +157,8 @@ def job_threads(wildcards):
 
 @signed
 def started_by(wildcards, resources):
-    "What starts the processes of a job: torchrun, which is this module, where it has several GPUs, one for each."
-    if (count := int(resources.get("gpu", 0))) > 1:
+    "What starts the processes of a job: torchrun, which is this module, where several can share it on its GPUs."
+    if (count := plan.processes(wildcards.job, int(resources.get("gpu", 0)))) > 1:
         return f"python -m torch.distributed.run --standalone --nproc-per-node {count}"
     return "python"
 

@@ -1,4 +1,4 @@
-"""What `fields` defines for rounded weights, by tables of mantissas: in NumPy it takes a third of the time.
+"""What `fields` defines for rounded weights, by tables of mantissas: in NumPy that is faster.
 
 Where neither a weight nor what becomes of it is near either end of the exponents, its new mantissa and what is added to
 its exponent follow from its mantissa and its block's normalizer alone, 7 bits each. The tables are made by `fields`,
@@ -35,9 +35,10 @@ def split_tables(k: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
 
 @functools.cache
 def merge_table(k: int) -> NDArray[np.uint16]:
-    """(normalizer, item) -> the weight, to add to (exponent << 7); modulo 2^16, 2^(8 + k) values."""
-    norm, item = np.meshgrid(np.arange(128, dtype=np.uint16), np.arange(2 << k, dtype=np.uint8), indexing="ij")
-    q = fields.scales((norm.reshape(-1) << 1).astype(np.uint8))
+    """(normalizer byte, item) -> the weight, to add to (exponent << 7); modulo 2^16, 2^(9 + k) values. Whatever byte a
+    container has: `pack` writes even ones."""
+    norm, item = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(2 << k, dtype=np.uint8), indexing="ij")
+    q = fields.scales(norm.reshape(-1))
     exponents = np.full(q.shape, MIDDLE, np.uint8)
     return fields.multiplied(exponents, item.reshape(-1), k, q) - np.uint16(MIDDLE << 7)
 
@@ -48,7 +49,7 @@ def lossy_split(bits: Bits, k: int, block: int | None, semantics: str) -> tuple[
     exponent = bits >> 7
     exponent &= 255
     index = bits & 0x7F
-    _add_normalizers(index, norm, block, 7)
+    _add_normalizers(index, None if norm is None else norm >> 1, block, 7)
     to_code, to_weight = split_tables(k)
     code = to_code.take(index)
     code += exponent << k
@@ -87,10 +88,10 @@ def _others(exponent: Bits) -> NDArray[np.intp]:
 
 
 def _add_normalizers(index: Bits, norm: Bytes | None, block: int | None, shift: int) -> None:
-    """Puts the 7 bits of each weight's normalizer above the lowest `shift` bits."""
+    """Puts each weight's normalizer above the lowest `shift` bits."""
     if norm is None or block is None:
         return
-    wide = norm.astype(np.uint16) << (shift - 1)
+    wide = norm.astype(np.uint16) << shift
     whole = len(index) // block
     index[: whole * block].reshape(whole, block)[:] |= wide[:whole, None]
     index[whole * block :] |= wide[whole:].max(initial=0)

@@ -20,7 +20,7 @@ def stored_linear(x: Tensor, weight: StoredWeight, bias: Tensor | None = None, t
     autocast all are cast to its dtype first, as torch.nn.functional.linear casts them.
     """
     if weight.store.multiplies and not transposed:
-        return weight.store.product(x, bias)
+        return _multiplied(x, weight, bias)
     device = x.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -28,6 +28,14 @@ def stored_linear(x: Tensor, weight: StoredWeight, bias: Tensor | None = None, t
         with torch.autocast(device, enabled=False):
             return _Linear.apply(x, weight.handle, bias, weight, transposed, dtype)
     return _Linear.apply(x, weight.handle, bias, weight, transposed, weight.store.dtype)
+
+
+def _multiplied(x: Tensor, weight: StoredWeight, bias: Tensor | None) -> Tensor:
+    """By the store itself, of rows."""
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
+    return weight.store.product(x.reshape(-1, x.shape[-1]), bias).view(*x.shape[:-1], -1)
 
 
 def stored_embedding(ids: Tensor, weight: StoredWeight, padding_idx: int | None = None) -> Tensor:

@@ -43,7 +43,7 @@ class WeightStore:
         raise NotImplementedError
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x W^T + b of x (..., in) and a weight (out, in), of a store that `multiplies`."""
+        """x W^T + b of x (rows, in) and a weight (out, in), of a store that `multiplies`."""
         raise NotImplementedError
 
     def take(self, read: Tensor | None = None) -> Tensor:

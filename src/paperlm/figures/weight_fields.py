@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     lines = max(1, len(found))
-    figure, axes = plt.subplots(lines, 3, figsize=(8, 2.3 * lines + 0.5), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        lines, 3, figsize=(7, 2.1 * lines + 0.5), sharex="col", squeeze=False, layout="constrained"
+    )
     rows = []
     for line, (row, seeds) in zip(axes, found.items(), strict=False):
         series = seeds[0].series["histogram"]
@@ -51,7 +54,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             axis.bar(*zip(*points, strict=True), width=1.0, color=color, linewidth=0)
             bits = seeds[0].metrics[field]
             axis.set(title=f"{field}, {bits:.3f} bits", xlabel="value" if row == list(found)[-1] else "")
-            axis.set_ylabel(f"{row}\nshare" if axis is line[0] else "")
+            axis.set_ylabel(f"{textwrap.fill(row, 24)}\nshare" if axis is line[0] else "")
             axis.grid(visible=False, axis="x")
         rows += [
             [row, seed, *values] for seed, record in enumerate(seeds) for values in record.series["histogram"].rows

@@ -157,7 +157,7 @@ def estimate(plan: Workflow, names: Sequence[str], reference: Reference, here: b
 def print_plan(project: Project, names: Sequence[str], cores: int | None, each: bool = False) -> None:
     """The table of jobs to make, and the time they take on so many cores (None: all of this machine).
 
-    each: a line for every job as well.
+    each: a line for every job, in place of one for those that ask for the same.
     """
     console, plan = Console(), Workflow(project)
     found = estimate(plan, names, "measured")

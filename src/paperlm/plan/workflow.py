@@ -134,9 +134,11 @@ class Workflow:
         the most of them that can share it, since their number changes no result."""
         asked = self.job_size(job_id).gpus.value
         cards = len(self.state.gpus) if here else 0
-        if not 0 < cards < asked:
-            return asked
-        return next(count for count in range(cards, 0, -1) if not self.job(job_id).unshared(count))
+        return self.processes(job_id, cards) if 0 < cards < asked else asked
+
+    def processes(self, job_id: str, cards: int) -> int:
+        """The most processes that can share a job on so many cards; 1 on none."""
+        return next(count for count in range(max(1, cards), 0, -1) if not self.job(job_id).unshared(count))
 
     def threads_per_job(self, cores: int | None) -> int:
         """Threads a job claims for each of its cards: one on a CPU; on GPUs so many that no card is idle, with as many

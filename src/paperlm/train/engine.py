@@ -113,7 +113,8 @@ class Engine:
         self.loss_module: nn.Module = task.loss_module
         if self.compiled:
             self.loss_module = torch.compile(self.loss_module, dynamic=False)
-        if world.size > 1:
+        self.fits = world.size == 1 or self._fits()
+        if world.size > 1 and self.fits:
             parallel = nn.parallel.DistributedDataParallel
             # No broadcast of buffers: the only ones are constants. PyTorch 2.13 has another name for it.
             names = ("forward_sync_buffers", "broadcast_buffers")
@@ -123,8 +124,28 @@ class Engine:
         self.at = Progress()
         self.curve: CurveFile | None = None
         self._timed = (0, 0.0)
+        self._asks_every, self._asked = 1, (0, time.monotonic())
+        "Updates between two questions to the leading process, and the update and time of the last"
 
     # -- one update --
+
+    def _fits(self) -> bool:
+        """Whether a part of an update, and what Adam will keep of each weight, fit on every process's device. It is
+        tried before processes exchange gradients: from then on none can go back alone."""
+        task, device, fits, kept = self.task, self.world.device, True, []
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                task.begin(0)
+                (arguments, weight), *_ = task.batch(0).parts
+                with task.autocast():
+                    loss = self.loss_module(*arguments) * weight
+                loss.backward()
+                kept = [torch.empty_like(p) for p in task.model.parameters() for _ in range(2)]
+        except torch.cuda.OutOfMemoryError:
+            fits = False
+        task.optimizer.zero_grad()
+        del kept
+        return all(self.world.gather(fits))
 
     def step(self) -> tuple[Tensor, Mapping[str, float]]:
         """One update; returns this process's share of its mean loss, still on the device, and what `begin` noted."""
@@ -212,9 +233,14 @@ class Engine:
         saves = stops or (update % every == 0 if every else late)
         if self.world.size == 1:
             return stops, saves
-        if done or update % 10:
+        if done or update % self._asks_every:
             return False, False
-        return self.world.gather((stops, saves))[0]  # clocks and signals differ: the leader decides for all
+        # Clocks and signals differ: the leader decides for all, also when it is asked next. A stop has little time.
+        (before, asked_at), now = self._asked, time.monotonic()
+        slow = now - asked_at > update - before
+        self._asked = update, now
+        stops, saves, self._asks_every = self.world.gather((stops, saves, 1 if slow else 10))[0]
+        return stops, saves
 
     def _evaluate(self) -> None:
         numbers = self.task.evaluate()
@@ -330,10 +356,11 @@ def run_task(
     while True:
         engine = Engine(build(micro), work, machine, world, keep)
         try:
-            return engine, engine.train()
+            if engine.fits:
+                return engine, engine.train()
         except torch.cuda.OutOfMemoryError:
             if world.size > 1:
-                raise  # the processes would have to agree; torchrun restarts with --micro-batch
+                raise  # of this one alone: the others wait for its gradients, and torchrun ends them
         used = engine.task.micro_batch
         smaller = [m for m in range(1, used) if used % m == 0]
         if not smaller:

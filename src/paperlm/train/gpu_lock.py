@@ -1,7 +1,7 @@
 """Jobs of one machine never share a GPU by accident.
 
 Each job takes the first free cards of those it may see, one for each of its processes, by file locks that the kernel
-drops when the process ends, however it ends. In a SLURM job that was granted just so many cards nothing is done.
+drops when the process ends, however it ends. Inside of a SLURM allocation the locks are those of that allocation.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ def some_gpus(count: int, enabled: bool = True, folder: Path | None = None) -> I
     cards = visible_gpus() if enabled else []
     if cards and len(cards) < count:
         raise JobError(f"{count} processes need a GPU each, and there are {len(cards)} here: start fewer")
-    if not cards or (len(cards) == count and os.environ.get("SLURM_JOB_ID")):
+    if not cards:
         yield None
         return
-    folder = folder or Path(tempfile.gettempdir()) / f"paperlm-gpus-{os.getuid()}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(folder)
     with contextlib.ExitStack() as locks:
         held: dict[str, IO[str]] = {}
         with _alone(folder) if count > 1 else contextlib.nullcontext():
@@ -76,7 +75,8 @@ def some_gpus(count: int, enabled: bool = True, folder: Path | None = None) -> I
 @contextlib.contextmanager
 def gpus_of_job(enabled: bool = True, folder: Path | None = None) -> Iterator[None]:
     """Hold a card for each process of the job on this machine: the first of them takes all, and the others see what it
-    took. Raises as `some_gpus` does."""
+    took. Each shows that it uses its own, for as long as it lives: where the first ends, the others may not have.
+    Raises as `some_gpus` does."""
     if ranks.world_size() == 1:
         with one_gpu(enabled, folder):
             yield
@@ -86,15 +86,36 @@ def gpus_of_job(enabled: bool = True, folder: Path | None = None) -> Iterator[No
             yield
     else:
         cards = ranks.agreed(lambda: None, by_host=True)
-        with _shown(",".join(cards)) if cards else contextlib.nullcontext():
+        if not cards:
+            yield
+            return
+        with _used(_folder(folder), cards[int(os.environ["LOCAL_RANK"])]), _shown(",".join(cards)):
             yield
 
 
+def _folder(given: Path | None) -> Path:
+    """Where the locks are: one folder for each user, and each allocation of SLURM, which may number its cards anew."""
+    allocation = f"-slurm{job}" if (job := os.environ.get("SLURM_JOB_ID")) else ""
+    folder = given or Path(tempfile.gettempdir()) / f"paperlm-gpus-{os.getuid()}{allocation}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _used(folder: Path, card: str) -> Iterator[None]:
+    """Show that this process uses a card that the first of its job has locked."""
+    with (folder / f"{card}.users").open("w") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        yield
+
+
 def _locked(path: Path) -> IO[str] | None:
-    """The open file whose lock this process now has; None: another has it."""
+    """The open file whose lock this process now has; None: another has it, or another process still uses the card."""
     lock = path.open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with path.with_suffix(".users").open("w") as users:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
         return None
