@@ -210,6 +210,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "of": Seen(OTHER_MODEL, "weights,metrics.tokens_nonpad", stays="data"),
         "at": Seen(2, "weights,series.train,slug", stays="metrics.updates"),
         "quantization": Seen("full_int4", "weights,slug", stays="data", given={"of": TERNARY, "quantization": A8}),
+        "rate": Seen("constant", "weights,metrics.ppl_true,slug", stays="data,metrics.updates"),
     },
     "text_perplexity": {
         "of": Seen(OTHER_MODEL, "metrics.loss", stays="metrics.tokens,data"),

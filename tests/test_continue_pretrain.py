@@ -63,6 +63,17 @@ def test_a_branch_with_the_trunks_quantizers_is_the_trunks_own_rest_bit_for_bit(
     assert same(weights(tmp_path / "model"), weights(folder / "model"))
 
 
+def test_a_constant_rate_is_that_of_the_update_at_which_the_branch_takes_over(whole, manifest):
+    state = whole[1] / f"model/trunk-{AT}"
+    held = branch().model_copy(update={"rate": "constant"})
+    rates = [
+        [LanguageModelling(job, manifest, 0, ALONE, state).begin(update)["lr"] for update in range(AT, STEPS)]
+        for job in (branch(), held)
+    ]
+    assert rates[1] == rates[0][:1] * (STEPS - AT) and rates[0] == sorted(set(rates[0]), reverse=True)
+    assert held.job_id != branch().job_id and "_constant-" in held.slug()
+
+
 def test_without_the_optimizers_state_it_would_not_be(whole, manifest, tmp_path):
     """The weights alone, under a fresh Adam: what a fine-tuning would do."""
     _, folder = whole

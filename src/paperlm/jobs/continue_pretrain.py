@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,9 @@ class ContinuePretrain(Job):
     quantization: Quantizers
     "as of a pretrain job, whole: quantizers of activations take the place of the trunk's, that of weights is the same"
 
+    rate: Literal["trunk", "constant"] = "trunk"
+    "trunk: the rest of the trunk's schedule; constant: the rate of the update at which this job takes over"
+
     @model_validator(mode="before")
     @classmethod
     def takes_over_at_an_update(cls, value: Any) -> Any:
@@ -58,6 +61,11 @@ class ContinuePretrain(Job):
     def settings(self) -> Pretrain:
         """The run that would have had these quantizers from its start."""
         return Pretrain.model_validate({**self.of.fields(), "quantization": self.quantization})
+
+    @property
+    def rate_held_at(self) -> int | None:
+        """The update whose rate later ones have, too; None: each has its own."""
+        return self.at if self.rate == "constant" else None
 
     @property
     def begins_at(self) -> int:
@@ -90,7 +98,7 @@ class ContinuePretrain(Job):
         return self.of.bounds()
 
     def slug(self) -> str:
-        return f"from_{self.at}-{self.settings().slug()}"
+        return f"from_{self.at}{'_constant' if self.rate == 'constant' else ''}-{self.settings().slug()}"
 
     def derived(self) -> dict[str, tuple[str, str]]:
         run, rest = self.of, self.of.steps - self.at

@@ -89,8 +89,8 @@ class PaperLlamaConfig(PreTrainedConfig):
     """`{weight: ..., qkv: ..., o: ..., gate_up: ..., down: ...}`, see paperlm.quantizers.scheme, or the name of one in
     paperlm.quantizers.presets; None: no quantizers"""
     kv_cache: dict[str, Any] | None = None
-    """`{q_bits: 16|4, kv_bits: 4|3, first_bits: 4, mapping: symmetric|minmax}`: attention's operands in few bits; None:
-    as they are"""
+    """`{q_bits: 16|4, kv_bits: 4|3, first_bits: 8|4|3, mapping: symmetric|minmax}`: attention's operands in few bits;
+    None: as they are"""
     packed_weights: dict[str, Any] | None = None
     "layout of weights in two bits each (paperlm.models.packed); None: latent ones"
     tie_word_embeddings: bool = False

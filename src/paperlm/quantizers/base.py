@@ -100,5 +100,5 @@ def mean_magnitude(x: Tensor) -> Tensor:
 
 def check_bits(name: str, bits: object) -> None:
     """Raise SpecError unless keys and values can have so many bits."""
-    if type(bits) is not int or bits not in (3, 4):
-        raise SpecError(f"{name}: bits is {bits!r}; 3 and 4 are supported")
+    if type(bits) is not int or bits not in (3, 4, 8):
+        raise SpecError(f"{name}: bits is {bits!r}; 3, 4 and, at position 0, 8 are supported")

@@ -114,11 +114,12 @@ class KVCache:
 
 
 def kv_cache_of(value: object) -> KVCache:
-    """What `{q_bits: 16|4, kv_bits: 4|3, first_bits: 4, mapping: symmetric|minmax}` describes; only kv_bits is needed.
+    """What `{q_bits: 16|4, kv_bits: 4|3, first_bits: 8|4|3, mapping: symmetric|minmax}` describes; only kv_bits is
+    needed, first_bits is 4 unless it is given.
 
     Raises SpecError with the place and the nearest name.
     """
-    allowed = {"q_bits": (16, 4), "kv_bits": (4, 3), "first_bits": (4, 3), "mapping": tuple(MAPPINGS)}
+    allowed = {"q_bits": (16, 4), "kv_bits": (4, 3), "first_bits": (8, 4, 3), "mapping": tuple(MAPPINGS)}
     if not isinstance(value, dict) or "kv_bits" not in value:
         raise SpecError(f"kv_cache: {value!r} does not say kv_bits; write {{kv_bits: 4}} or {{kv_bits: 3}}")
     described = {"q_bits": 16, "first_bits": 4, "mapping": "symmetric"} | value

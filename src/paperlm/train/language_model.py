@@ -157,6 +157,8 @@ class LanguageModelling(ScheduledTask):
 
     def begin(self, update: int) -> Mapping[str, float]:
         rate, decay = rate_and_decay(update, self.settings)
+        if (held := getattr(self.job, "rate_held_at", None)) is not None:
+            rate, _ = rate_and_decay(min(update, held), self.settings)
         for group in self.optimizer.param_groups:
             group["lr"], group["weight_decay"] = rate, decay if group.get("decays") else 0.0
         return {"lr": rate, "weight_decay": decay}
