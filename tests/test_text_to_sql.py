@@ -19,7 +19,7 @@ from support_stored import TABLES
 from paperlm.data.items import prepare_items, read_items
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.jobs.base import Inputs, Machine
-from paperlm.jobs.text_to_sql import PREFIX, run
+from paperlm.jobs.text_to_sql import PREFIX, SHAPE, run
 from paperlm.plan.project import ROOT
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
@@ -150,3 +150,35 @@ def test_adapters_and_speed_without_a_gpu_are_blocked_with_the_reason(data):
 def test_a_set_without_contexts_is_refused():
     with pytest.raises(ValidationError, match="no field 'context'"):
         job("text_to_sql", dataset="bundled:arc_easy")
+
+
+def test_a_model_that_such_a_job_trained_is_trained_on_and_an_adapter_beside_it(data, tmp_path):
+    """What stands in for a published T5 where none is at hand."""
+    first, shape = job("text_to_sql", **WIDE), dict.fromkeys(SHAPE)
+    folder = tmp_path / "first"
+    folder.mkdir()
+    run(first, Inputs(data=(data,), work=tmp_path / "work", model=folder), QUIET)
+    losses = {}
+    for name, changes in (("further", {}), ("adapter", {"adapter": "nf4"})):
+        wanted = job("text_to_sql", of=first, **shape, **changes)
+        (tmp_path / name).mkdir()
+        found = run(wanted, Inputs(data=(data,), models={"of": folder}, work=tmp_path / name), QUIET)
+        assert found.outcome == "trained" and wanted.never() == ""
+        losses[name] = found.series["train"].column("loss")
+    fresh = run(first, Inputs(data=(data,), work=tmp_path / "again"), QUIET).series["train"].column("loss")
+    assert losses["further"][0] < fresh[0], "it begins where the first one ended"
+    assert losses["adapter"][0] == pytest.approx(losses["further"][0], rel=0.1), "and so do weights of four bits"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"adapter": "nf4"}, "leaves no model; name another"),
+        ({"timed": True}, "leaves no model; name another"),
+        ({"tokenizer": "t5", "vocab_size": 32_000}, "tokenizer: bpe1024, and that of `of` is t5: give the same"),
+    ],
+)
+def test_a_trained_model_that_leaves_nothing_or_has_other_tokens_is_refused(changes, words):
+    first = job("text_to_sql", **WIDE | changes)
+    with pytest.raises(ValidationError, match=words):
+        job("text_to_sql", of=first, **dict.fromkeys(SHAPE))

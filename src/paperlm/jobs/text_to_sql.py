@@ -66,8 +66,9 @@ class TextToSQL(Job):
     leaves_model: ClassVar[bool] = True
     behaviour: ClassVar[int] = 3  # on a GPU, attention by its definition (2) and deterministic kernels (3)
 
-    of: parent("hub_model", optional=True) = None
-    "a published T5, which has its own shape; None: one with fresh weights, of the shape that is given here"
+    of: parent("hub_model", "text_to_sql", optional=True) = None
+    """a published T5, or one that such a job trained, which has its own shape; None: one with fresh weights, of the
+    shape that is given here"""
     hidden_size: int | None = Field(None, gt=0)
     intermediate_size: int | None = Field(None, gt=0)
     n_heads: int | None = Field(None, gt=0)
@@ -113,7 +114,11 @@ class TextToSQL(Job):
     def has_one_shape(self) -> TextToSQL:
         given = [name for name in SHAPE if getattr(self, name) is not None]
         if self.of is not None and given:
-            raise ValueError(f"{given[0]}: a published model (of) has its own; leave {', '.join(given)} out")
+            raise ValueError(f"{given[0]}: a trained model (of) has its own; leave {', '.join(given)} out")
+        if isinstance(self.of, TextToSQL) and (self.of.timed or self.of.adapter != "none"):
+            raise ValueError("of: a job that is timed, or trains an adapter, leaves no model; name another")
+        if isinstance(self.of, TextToSQL) and self.of.tokenizer != self.tokenizer:
+            raise ValueError(f"tokenizer: {self.tokenizer}, and that of `of` is {self.of.tokenizer}: give the same")
         if self.of is None and len(given) < len(SHAPE):
             missing = [name for name in SHAPE if name not in given]
             raise ValueError(f"{missing[0]}: fresh weights need a shape; give {', '.join(missing)}, or a model (of)")
