@@ -282,3 +282,7 @@ def test_the_summary_counts_verdicts_and_says_labels_once(tmp_path, capsys):
     assert "1 of 2 seeds have a record (20 cells)" in text
     assert "30.00 (26.07)" in text and re.search(r"cells: .*\d+ not comparable at this scale", text)
     assert "mixln_table1.diff.csv" in text and "mixln_table1.claims.csv" in text
+    said = (tmp_path / "mixln_table1.notes.txt").read_text().splitlines()
+    departures = [f"{d.what}: {d.why}" for d in project.deviations("mixln_table1")]
+    assert len(departures) > 5 and said == [*project.table("mixln_table1")[1].notes, *departures]
+    assert all(" ".join(line.split()) in text for line in said), "and they are shown"

@@ -35,6 +35,7 @@ rule table:
             category="Tables as CSV",
             labels={"table": "{table}", "file": "claims"},
         ),
+        notes="paper_tables/{table}.notes.txt",
         page=report(
             "results/report/{table}.html",
             caption="../report/page.rst",

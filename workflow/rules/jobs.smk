@@ -16,6 +16,7 @@ for kind, cls in plan.kinds.items():
             f"logs/{SCALE}/{kind}/{{job}}.log",
         wildcard_constraints:
             job=plan.pattern(kind),
+        priority: cls.priority
         threads: job_threads if cls.on_card else 1
         resources:
             **({"nodes": 1} if cls.distributed else {}),

@@ -80,6 +80,8 @@ class Job(Frozen):
     "whether it computes on a GPU where the scale has one; False: it is given none, and runs on a processor"
     distributed: ClassVar[bool] = False
     "whether several processes under torchrun, each with a card, can share the work of one job; `unshared` says which"
+    priority: ClassVar[int] = 0
+    "jobs of a higher one begin first: what others wait for, and what takes so long that it would be alone at the end"
     paced_as: ClassVar[str] = ""
     "kind whose seconds per operation serve an estimate before those of its own records, as those of longer jobs"
     has_curve: ClassVar[bool] = False

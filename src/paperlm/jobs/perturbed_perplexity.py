@@ -24,6 +24,7 @@ class PerturbedPerplexity(LooksAtModel):
     """
 
     kind: ClassVar[str] = "perturbed_perplexity"
+    priority: ClassVar[int] = 1
     summary: ClassVar[str] = "perplexity of a model with noise on its weights, over absolute and relative sizes of it"
 
     text: DatasetName

@@ -38,6 +38,7 @@ class Pretrain(Job):
     """One pre-training run."""
 
     kind: ClassVar[str] = "pretrain"
+    priority: ClassVar[int] = 2
     summary: ClassVar[str] = "train one language model from random weights"
     behaviour: ClassVar[int] = 1
     leaves_model: ClassVar[bool] = True

@@ -19,6 +19,7 @@ class RewardModel(Training):
     """Every weight and a fresh linear score at the last token; loss -log sigmoid(chosen - rejected) (Bradley-Terry)."""
 
     kind: ClassVar[str] = "reward_model"
+    priority: ClassVar[int] = 1
     summary: ClassVar[str] = "trains a reward model on pairs of preferred and rejected answers (trl's RewardTrainer)"
     leaves_model: ClassVar[bool] = True
 

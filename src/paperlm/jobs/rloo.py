@@ -31,6 +31,7 @@ class RLOO(Training):
     """
 
     kind: ClassVar[str] = "rloo"
+    priority: ClassVar[int] = 1
     summary: ClassVar[str] = "optimizes a fine-tuned model against a reward model (trl's RLOOTrainer)"
     leaves_model: ClassVar[bool] = True
 

@@ -19,6 +19,7 @@ class SFT(Training):
     """Every weight is trained to predict the next token of prompt and answer, or of the answer alone."""
 
     kind: ClassVar[str] = "sft"
+    priority: ClassVar[int] = 1
     summary: ClassVar[str] = "fine-tunes a language model on instructions or on chosen answers (trl's SFTTrainer)"
     leaves_model: ClassVar[bool] = True
 

@@ -1,4 +1,5 @@
-"""`paperlm table`: one table -> <table>.csv, <table>.diff.csv, <table>.claims.csv, and an HTML page for the report."""
+"""`paperlm table`: one table -> <table>.csv, <table>.diff.csv, <table>.claims.csv, <table>.notes.txt, and an HTML page
+for the report."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def write_table(
     html: Path | None = None,
     contents_of: Callable[[Project, str, Iterable[Path]], Contents] = table_contents,
 ) -> None:
-    """Build a table from records and write its three CSV files. Raises RecordError and SpecError.
+    """Build a table from records and write its CSV files and notes. Raises RecordError and SpecError.
 
     `contents_of` gives the contents of other exhibits that its claims read; figures are beyond `table_contents`.
     """
@@ -58,6 +59,8 @@ def write_table(
     _write_csv(out, *_layout(contents, printed_table(project, name)))
     write_diff(sibling(out, "diff"), contents.diff)
     write_claims(sibling(out, "claims"), claims)
+    lines = "".join(f"{line}\n" for line in notes(project, name))
+    write_atomic(notes_beside(out), lambda file: file.write(lines.encode()))
     if html is not None:
         from paperlm.tables.html import write_page
 
@@ -96,6 +99,16 @@ def write_diff(path: Path, rows: list[DiffRow]) -> None:
 def write_claims(path: Path, claims: list[dict[str, Any]]) -> None:
     """<name>.claims.csv from `claim_rows`."""
     _write_csv(path, [CLAIM_COLUMNS], [[row[c] for c in CLAIM_COLUMNS] for row in claims])
+
+
+def notes(project: Project, name: str) -> list[str]:
+    """What has to be known about a table: notes, and departures from the paper."""
+    return [*project.table(name)[1].notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))]
+
+
+def notes_beside(table_csv: Path) -> Path:
+    """paper_tables/x.csv -> paper_tables/x.notes.txt"""
+    return table_csv.with_name(f"{table_csv.stem}.notes.txt")
 
 
 def sibling(table_csv: Path, kind: str) -> Path:

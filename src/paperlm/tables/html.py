@@ -8,6 +8,7 @@ from typing import Any
 
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
+from paperlm.tables.build import notes
 from paperlm.tables.contents import Contents, DiffRow
 from paperlm.tables.vocabulary import NOT_COMPARABLE, mood, why
 
@@ -38,7 +39,7 @@ def write_page(path: Path, project: Project, name: str, contents: Contents, clai
         own_labels=lambda cell: [label for label in _labels(cell) if label not in said],
         methods=table.rows if table.kind == "measurements" else {},
         claims=claims,
-        notes=[*table.notes, *(f"{d.what}: {d.why}" for d in project.deviations(name))],
+        notes=notes(project, name),
         scale_changes={kind: changes for kind, changes in project.scale.jobs.items() if kind in kinds},
     )
     write_atomic(path, lambda file: file.write(text.encode()))

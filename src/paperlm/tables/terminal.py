@@ -22,7 +22,8 @@ def print_summary(table_csv: Path) -> None:
     console = Console(width=None if Console().is_terminal else 150)
     beside = {kind: table_csv.with_name(f"{table_csv.stem}.{kind}.csv") for kind in ("diff", "claims")}
     files = {kind: path for kind, path in beside.items() if path.is_file()}
-    if "diff" in files and (diff := read_built(files["diff"])):
+    diff = read_built(files["diff"]) if "diff" in files else []
+    if diff:
         _print_cells(console, table_csv, diff)
     claims = read_built(files["claims"]) if "claims" in files else []
     if claims:
@@ -33,6 +34,12 @@ def print_summary(table_csv: Path) -> None:
             says = f"  {c['part']}" if c["part"] else c["says"]
             table.add_row("" if c["part"] else c["claim"], escape(says), painted(c["verdict"]), escape(why(c)))
         console.print(table)
+    if (said := table_csv.with_name(f"{table_csv.stem}.notes.txt")).is_file():
+        files["notes"] = said
+        labels = {label for d in diff for label in d["labels"].split("; ")}  # are printed above
+        for line in said.read_text(encoding="utf-8").splitlines():
+            if line not in labels:
+                console.print(f"- {escape(line)}")
     console.print("files: " + "  ".join(str(p) for p in (table_csv, *files.values())), soft_wrap=True)
 
 
