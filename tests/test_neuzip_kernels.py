@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from paperlm_kernels.neuzip import pack, raise_decode_errors
-from paperlm_kernels.neuzip.errors import BlockSumError, StreamError
+from paperlm_kernels.neuzip import from_bytes, fuzz, pack, raise_decode_errors
+from paperlm_kernels.neuzip.errors import BlockSumError, ContainerError, StreamError
 from paperlm_kernels.neuzip.geometry import PROFILES
-from paperlm_kernels.neuzip.header import Section
+from paperlm_kernels.neuzip.header import Codec, Section
 from paperlm_kernels.neuzip.record import Packed
 from support_neuzip import bits_of, compiled_or_interpreted, every_pattern, gaussian, patterns, same_bits
 
@@ -254,6 +254,43 @@ def test_a_payload_of_any_bits_leads_no_lane_out_of_the_buffers(spot, payload):
         assert (room[:2048] == 1.5).all() and (room[-2048:] == 1.5).all()
         decoded.append(room[2048:-2048].clone())
     assert same_bits(decoded[0], decoded[1]) and same_bits(decoded[0], decoded[2])
+
+
+def surrounded(packed: Packed, fill: int, device: torch.device) -> Packed:
+    """Its sections amid memory that is not theirs, in which every byte is `fill`."""
+    for section, tensor in packed.sections.items():
+        data = tensor.cpu().contiguous().view(torch.uint8)
+        room = torch.full((data.numel() + 16384,), fill, dtype=torch.uint8, device=device)
+        room[8192 : 8192 + data.numel()] = data.to(device)
+        packed.sections[section] = room[8192 : 8192 + data.numel()].view(tensor.dtype)
+    return packed
+
+
+@compiled_or_interpreted
+def test_forged_containers_lead_no_kernel_out_of_their_buffers(spot):
+    """Sealed damage of every kind of container, read without a look at a checksum; what is refused, is no kernel's."""
+    rng, originals, run = np.random.default_rng(3), fuzz.samples(), 0
+    for number in range(9000):
+        _, data = fuzz.mutated(originals[number % len(originals)], rng)
+        try:
+            packed = from_bytes(data, "none")
+        except ContainerError:
+            continue
+        if packed.header.codec == Codec.RAW or bytes(data) in originals or packed.header.numel > 5000:
+            continue
+        run += 1
+        decoded = []
+        for fill in (0, 0xFF):
+            one = surrounded(from_bytes(data, "none"), fill, spot.device)
+            room = torch.full((packed.header.numel + 4096,), 1.5, dtype=torch.bfloat16, device=spot.device)
+            target = room[2048 : 2048 + packed.header.numel].view(packed.shape)
+            one.unpack(target, backend=spot.backend, check=False)
+            assert (room[:2048] == 1.5).all() and (room[2048 + packed.header.numel :] == 1.5).all(), number
+            decoded.append(target.clone().view(torch.int16))
+        assert torch.equal(*decoded), f"mutation {number} reads what is not its own"
+        if run == 150:
+            return
+    raise AssertionError("too few were accepted")
 
 
 @compiled_or_interpreted
