@@ -19,7 +19,7 @@ Call = Callable[[], Any]
 SCALE = 0.02
 COLUMNS = 8192
 "Of the matrix that is multiplied with tokens."
-TOKENS = {"gemv": 1, "gemv8": 8}
+TOKENS = {"gemv": 1, "gemv2": 2, "gemv4": 4, "gemv8": 8, "gemv16": 16}
 "Part -> tokens."
 
 

@@ -69,7 +69,7 @@ METHODS = {
 }
 "Method -> what it is."
 METRICS = {
-    "time": {"measure": ("decode", "encode", "update", "gemv", "gemv8")},
+    "time": {"measure": ("decode", "encode", "update", "gemv", "gemv2", "gemv4", "gemv8", "gemv16")},
     "bits": {},
     "error": {},
     "determinism": {},
