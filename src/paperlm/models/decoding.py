@@ -1,8 +1,8 @@
 """Token after token from a trained BitNet model: packed weights, static caches, and one CUDA graph a token on a GPU.
 
-With a quantized cache a block is eleven launches: four of a norm with a quantizer, four products (q, k and v in one;
-gate and up in one with what becomes of them), the rotary embedding with the cache's new rows, attention in two. The
-numbers are the model's up to rounding: between product, norm and quantizer less is rounded to the model's dtype.
+With a quantized cache and squared ReLU a block is eleven launches: four of a norm with a quantizer, four products (q, k
+and v in one; gate and up in one with what becomes of them), the rotary embedding with the cache's new rows, attention
+in two. The numbers are the model's up to rounding: between product, norm and quantizer less is rounded to the model's dtype.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from paperlm.errors import SpecError
 from paperlm.models.config import PaperLlamaConfig
-from paperlm.models.layers import rope_tables
+from paperlm.models.layers import ACTIVATIONS, rope_tables, squared_relu
 from paperlm.models.llama import PaperLlamaForCausalLM
 from paperlm.models.packed import PackedLinear
 from paperlm.quantizers.scheme import InputQuantizer, kv_cache_of
@@ -145,7 +145,7 @@ class PackedDecoder:
     """Greedy decoding of `batch` sequences of up to `capacity` positions, which advance together.
 
     `ids` (B,) are the tokens that are read next, `position` (B,) where they stand: buffers that a CUDA graph finds
-    again. Raises SpecError for a model that is not wired as BitNet a4.8's: Pre-LN, squared ReLU, every input quantized.
+    again. Raises SpecError for a model that is not wired as BitNet's: Pre-LN, ternary weights, every input quantized.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class PackedDecoder:
         _check(config)
         device, eps, scheme = torch.device(device), config.rms_norm_eps, config.quantizers()
         self.dtype, self.heads, self.capacity, self.eps = dtype, config.num_attention_heads, capacity, eps
-        self.head_dim = config.hidden_size // self.heads
+        self.head_dim, self.act = config.hidden_size // self.heads, ACTIVATIONS[config.hidden_act]
         self.position = torch.zeros(batch, dtype=torch.int32, device=device)
         self.length = self.position + 1
         self.ids = torch.zeros(batch, dtype=torch.long, device=device)
@@ -228,11 +228,18 @@ class PackedDecoder:
             branch = block.o(block.o.entering(out.reshape(x.shape)), self.dtype)
             entering = block.gate_up.entering(x, residual=branch)
             x = entering.stream
-            opened = block.gate_up(entering, self.dtype, ternary_gated)
+            opened = self._opened(block.gate_up, entering)
             branch = block.down(block.down.entering(opened), self.dtype)
         self.position += 1
         self.length += 1
         return F.linear(F.rms_norm(x + branch, self.norm.shape, self.norm, self.eps), self.head)
+
+    def _opened(self, product: Product, entering: Quantized) -> Tensor:
+        """act(gate) * up of the feed-forward: with squared ReLU within the product's kernel."""
+        if self.act is squared_relu:
+            return product(entering, self.dtype, ternary_gated)
+        gate, up = product(entering, self.dtype).chunk(2, dim=-1)
+        return self.act(gate) * up
 
     def advance(self) -> None:
         """The likeliest next tokens take the place of `ids`. Nothing here waits for the device."""
@@ -280,7 +287,5 @@ def _check(config: PaperLlamaConfig) -> None:
     for place in ("qkv", "o", "gate_up", "down"):
         if getattr(scheme, place) is None:
             raise SpecError(f"quantization.{place}: nothing quantizes this input; use the model itself")
-    if config.hidden_act != "relu2":
-        raise SpecError(f"hidden_act: {config.hidden_act!r}; a packed decoder has 'relu2' only; use the model itself")
     if (config.norm or {"name": "pre_ln"})["name"] != "pre_ln":
         raise SpecError(f"norm: {config.norm['name']!r}; a packed decoder is wired as 'pre_ln'; use the model itself")
