@@ -203,4 +203,4 @@ def test_the_last_twentieth_of_bitnets_trunks_is_planned_at_their_pace_and_in_th
         assert ours.mem_mb >= trunk.mem_mb, "the same weights and optimizer"
         assert 60 * ours.runtime >= 1.2 * found.kinds["continue_pretrain"][branches.index(job)]
         assert ours.gpus.value == trunk.gpus.value, "and the same batch"
-    assert len(branches) == 12
+    assert len(branches) == 13
