@@ -14,6 +14,7 @@ from paperlm.bench import main, with_ours
 def rows(tmp_path_factory):
     out = tmp_path_factory.mktemp("descent") / "rows.jsonl"
     arguments = ["descent", "--device", "cpu", "--scale", "small", "--cases", "gpt_neo_2_7b", "--repeats", "1"]
+    arguments += ["--updates", "3"]
     with_ours()
     from paperlm_kernels.bench.ops.descent import METHODS
 
@@ -29,9 +30,30 @@ def test_losses_of_packed_weights_are_those_of_lomo_to_the_last_bit_and_sgds_to_
     assert len(set(lomo.tolist())) == 3  # it trains, on other text each time
 
 
+def test_the_weights_behind_those_updates_have_one_hash_and_packed_ones_fewer_bits(rows):
+    hashes = {r["method"]: r["value"] for r in rows if r["metric"] == "weights_hash"}
+    assert hashes["lomo"] == hashes["neuzip"] == hashes["neuzip keep"] == hashes["neuzip fix4"] < 2**48
+    bits = {r["method"]: r["value"] for r in rows if r["metric"] == "bits_per_weight"}
+    assert bits["vanilla"] == bits["lomo"] == 16 and max(bits["neuzip"], bits["neuzip fix4"]) < 16
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--text", "bundled:c4_sampel"], "did you mean 'c4_sample'"),
+        (["--text", "local:wikitext2_test", "--local-data", "."], "nothing of it is to train on"),
+        (["--text", "local:wikipedia_en"], "needs a folder"),
+        (["--updates", "0"], "no whole number of 1 or more"),
+    ],
+)
+def test_texts_and_numbers_that_cannot_be_used_are_refused_before_anything_is_measured(given, words, capsys):
+    assert main(["descent", "--device", "cpu", "--scale", "small", *given]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_the_loss_is_that_of_the_same_update_however_many_are_timed(rows, tmp_path):
     out, arguments = tmp_path / "rows.jsonl", ["descent", "--device", "cpu", "--scale", "small", "--warmup", "1"]
-    arguments += ["--cases", "gpt_neo_2_7b", "--methods", "lomo", "--repeats", "1", "--out", str(out)]
+    arguments += ["--cases", "gpt_neo_2_7b", "--methods", "lomo", "--repeats", "1", "--updates", "3", "--out", str(out)]
     assert main(arguments) == 0
     (again,) = (r for r in map(json.loads, out.read_text().splitlines()) if r["metric"] == "loss")
     (before,) = (r for r in rows if r["metric"] == "loss" and r["method"] == "neuzip")

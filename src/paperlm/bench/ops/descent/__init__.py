@@ -1,20 +1,22 @@
 """Whole updates of descent on models of NeuZip's Table 1 at their full size, with fresh weights: memory and speed.
 
 Ordinary SGD, LOMO and LOMO on packed weights train transformers' models of the paper's shapes, in bfloat16 with
-activation checkpointing, on real text. The memory of all is capped as on the paper's card. Losses of the first
-updates, with PyTorch's deterministic kernels, tell whether methods agree: two that differ in a bit somewhere differ
-here.
+activation checkpointing, on real text. The memory of all is capped as on the paper's card. The first updates are made
+with PyTorch's deterministic kernels; their losses, and the hash of all weights behind them, tell whether methods agree.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from paperlm_kernels.bench.arguments import whole
 from paperlm_kernels.bench.operation import Defaults, Operation, Row, Task
 from paperlm_kernels.bench.peers import why_absent
 
+UPDATES, TEXT = 64, "bundled:c4_sample"
 CAP = 47.5
 "GiB that a process may hold: what a card of 48 GB has free, as the paper's RTX A6000 (NeuZip, section 4.1)."
 
@@ -29,6 +31,8 @@ class Case:
     batch: int = 2
     "the paper says neither 1 nor 2; its printed memory is that of 2"
     seq_len: int = 1024
+    rate: float = 0.1
+    "one of those that the paper sweeps (section 4.1: 1e-3 to 3e-1)"
 
     def small(self) -> Case:
         """One block, narrow and short: to try the benchmark, not to report."""
@@ -56,7 +60,8 @@ _LLAMA2 = {
 }  # fmt: skip
 # Shapes: the models' published configurations. All weights are fresh, N(0, 0.02^2), as the paper's.
 CASES = {
-    "gpt_neo_2_7b": Case("GPTNeo", _NEO, "GPT-Neo 2.7B"),
+    # whose attention is not scaled: it diverges at the others' rate
+    "gpt_neo_2_7b": Case("GPTNeo", _NEO, "GPT-Neo 2.7B", rate=1e-3),
     "llama3_8b": Case("Llama", _LLAMA3, "Llama-3 8B"),
     "llama2_13b": Case("Llama", _LLAMA2, "Llama-2 13B"),
     "llama3_8b_one": Case("Llama", _LLAMA3, "Llama-3 8B, a sequence an update", batch=1),
@@ -81,14 +86,17 @@ class Descent(Operation):
 
     summary = "memory and time of descent on full-size models, on plain and on packed weights"
     measures = {
-        "update": "time of an update, and the loss of the third",
+        "update": "time of an update, the loss of the last of the first ones, and the hash of all weights behind it",
         "memory": "the most that is allocated from the first update on, weights included",
     }
-    metrics = {"time": {"measure": ("update",)}, "memory": {}, "resident": {}, "loss": {}}
+    metrics = {
+        "time": {"measure": ("update",)}, "memory": {}, "resident": {}, "loss": {}, "weights_hash": {},
+        "bits_per_weight": {},
+    }  # fmt: skip
     numbers = ("value", "low", "high", "per_second")
     packages = ("transformers",)
     groups = {"table1": ("gpt_neo_2_7b", "llama3_8b", "llama2_13b")}
-    limit = 300.0
+    limit = 600.0
     methods = METHODS
 
     @property
@@ -102,6 +110,26 @@ class Descent(Operation):
     def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
         return Defaults("table1", "vanilla,lomo,neuzip", "update,memory", repeats=12, warmup=4, seconds=20.0)
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--updates", type=whole(), default=UPDATES, help="the first ones, which are compared and not timed"
+        )
+        parser.add_argument("--text", default=TEXT, help=f"a text of the data registry to train on (default: {TEXT})")
+        parser.add_argument("--local-data", default="", help="folder of a `local:` text")
+
+    def options(self, given: argparse.Namespace) -> dict[str, Any]:
+        from paperlm.data.registry import dataset_entry
+        from paperlm.data.sources import check_present
+        from paperlm.errors import PaperLMError
+
+        try:
+            if not dataset_entry(given.text)[1].trains:
+                raise ValueError(f"--text {given.text}: nothing of it is to train on; name another")
+            check_present(given.text, given.local_data)
+        except PaperLMError as error:
+            raise ValueError(f"--text: {error}") from None
+        return {"updates": given.updates, "text": given.text, "local_data": given.local_data}
+
     def absent(self, method: str, device: str) -> str | None:
         return why_absent(device, package="transformers")
 
@@ -113,7 +141,10 @@ class Descent(Operation):
 
         case = sized(task)
         shape = {"batch": case.batch, "seq_len": case.seq_len, **dict(case.config)}
-        return {"shape": shape, "source": "bundled:c4_sample by T5's tokenizer", "behaviour": NEUZIP["codec"]}
+        text = task.options.get("text", TEXT)
+        return {
+            "shape": shape, "rate": case.rate, "source": f"{text} by T5's tokenizer", "behaviour": NEUZIP["codec"],
+        }  # fmt: skip
 
     def run(self, task: Task) -> Generator[Row | None, bool | None, None]:
         from paperlm_kernels.bench.ops.descent.updates import rows_of

@@ -5,32 +5,29 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.descent import CAP, Case, sized
+from paperlm_kernels.bench.ops.descent import CAP, TEXT, UPDATES, Case, sized
 from paperlm_kernels.bench.rows import percentiles
-from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert
+from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert, model_hash, weight_bytes
 from torch import Tensor, nn
 
 from paperlm.data.sources import documents
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.train.repeatable import repeatable
 
-LR = 0.1
-"One of the rates the paper sweeps (section 4.1: 1e-3 to 3e-1)."
-AGREED = 3
-"Updates before all others, whose losses are reported: as many for every method, whatever is timed."
 GIB = 2**30
 STORES: dict[str, dict] = {"neuzip": {}, "neuzip keep": {}, "neuzip fix4": {"profile": "fix4"}}
 "Method -> options of the packed store."
 
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
-    """Rows of a task: AGREED updates whose losses tell whether methods agree, `warmup` that are not timed, then
-    `repeats` that are. On a GPU under the cap."""
+    """Rows of a task: updates whose losses, and weights behind them, tell whether methods agree, `warmup` that are not
+    timed, then `repeats` that are. On a GPU under the cap."""
     # a GPU with its index, which the allocator's functions ask for
     device, case = torch.device("cuda:0" if task.device == "cuda" else task.device), sized(task)
     name = clocks.device_name(device)
@@ -39,11 +36,13 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         torch.cuda.set_per_process_memory_fraction(min(1.0, CAP * GIB / total), device)
     try:
         model = fresh(case, device, task.seed)
-        update = updates(model, task.method)
+        update = updates(model, task.method, case.rate)
         resident = _allocated(device)
-        texts = itertools.cycle(batches(case, device))
+        count = task.options.get("updates", UPDATES)
+        texts = itertools.cycle(batches(case, device, count, task.options))
         with repeatable(device):
-            losses = [update(ids).item() for ids in itertools.islice(texts, AGREED)]
+            losses = [update(ids).item() for ids in itertools.islice(texts, count)]
+        weights, bits = int(model_hash(model)[:12], 16), weight_bytes(model).bits_per_weight or 16.0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
@@ -67,6 +66,8 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         )
         # repr of a float tells losses apart that differ in the last bit
         yield operation.row(task, name, "loss", "nats per token", [losses[-1]], updates=len(losses), exact=repr(losses))
+        yield operation.row(task, name, "weights_hash", "48 bits of sha256", [weights], updates=len(losses))
+        yield operation.row(task, name, "bits_per_weight", "bits of a stored weight", [bits])
     if "memory" in task.measures:
         if device.type != "cuda":
             yield operation.outcome(
@@ -94,14 +95,14 @@ def fresh(case: Case, device: torch.device, seed: int) -> nn.Module:
     return model.train()
 
 
-def updates(model: nn.Module, method: str) -> Callable[[Tensor], Tensor]:
-    """ids (B, S) -> the loss of an update, which has been made. LOMO's products are those of packed weights, for
-    PyTorch's may add up in another order."""
+def updates(model: nn.Module, method: str, rate: float) -> Callable[[Tensor], Tensor]:
+    """ids (B, S) -> the loss of an update at this rate, which has been made. LOMO's products are those of packed
+    weights, for PyTorch's may add up in another order."""
     if method != "vanilla":
         options = STORES.get(method)
         store = RawStore if options is None else functools.partial(PackedStore, **options)
         convert(model, store, "paper", keep_recomputed=method.endswith("keep"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR) if method == "vanilla" else LomoSgd(model, LR)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate) if method == "vanilla" else LomoSgd(model, rate)
 
     def update(ids: Tensor) -> Tensor:
         loss = model(input_ids=ids, labels=ids).loss
@@ -113,13 +114,15 @@ def updates(model: nn.Module, method: str) -> Callable[[Tensor], Tensor]:
     return update
 
 
-def batches(case: Case, device: torch.device) -> list[Tensor]:
-    """Text of the bundled sample of C4 in pieces of `seq_len` tokens by T5's tokenizer, `batch` of them at a time."""
+def batches(case: Case, device: torch.device, count: int, options: Mapping[str, Any]) -> list[Tensor]:
+    """The text in pieces of `seq_len` tokens by T5's tokenizer, `batch` of them at a time: `count` batches and 16 more,
+    or as many as it has."""
     tokenizer, found = TextTokenizer("t5"), []
-    wanted = 16 * case.batch * case.seq_len
-    for text in documents("bundled:c4_sample", "train"):
+    size = case.batch * case.seq_len
+    wanted = (count + 16) * size
+    for text in documents(options.get("text", TEXT), "train", options.get("local_data", "")):
         found += tokenizer.encode([text])[0]
         if len(found) >= wanted:
             break
-    ids = torch.tensor(found[:wanted], device=device)
+    ids = torch.tensor(found[: min(wanted, len(found) // size * size)], device=device)
     return list(ids.view(-1, case.batch, case.seq_len))
