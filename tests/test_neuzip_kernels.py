@@ -300,3 +300,16 @@ def test_an_update_of_four_bit_exponents_takes_others_for_its_codes(spot):
     packed.update_(other.to(spot.device), backend=spot.backend)
     assert same_bits(packed.unpack(backend=spot.backend), other)
     assert packed.to_bytes() == pack(other, profile="fix4", raw="never", backend="reference").to_bytes()
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("seed", range(10))
+def test_mixtures_of_any_length_and_scale_become_the_definitions_bytes_and_come_back(spot, seed):
+    rng = np.random.default_rng(seed)
+    count, profile = int(rng.integers(1, 20_000)), str(rng.choice(["fast", "default", "fix4"]))
+    t = torch.from_numpy(rng.standard_normal(count) * 2.0 ** int(rng.integers(-120, 120))).bfloat16()
+    odd = rng.random(count) < rng.random() * 0.1
+    t = patterns(np.where(odd, rng.integers(0, 2**16, count), bits_of(t)).astype(np.uint16))
+    packed = pack(t.to(spot.device), profile=profile, raw="never", backend=spot.backend)
+    assert packed.to_bytes() == pack(t, profile=profile, raw="never", backend="reference").to_bytes()
+    assert same_bits(packed.unpack(backend=spot.backend), t)

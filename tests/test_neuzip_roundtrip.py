@@ -47,6 +47,13 @@ def test_every_length_comes_back(count):
         )
 
 
+@pytest.mark.parametrize("profile", ["default", "dense"])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_lengths_around_a_block_of_each_profile_come_back(profile, more):
+    t = gaussian(PROFILES[profile].block + more)
+    assert same_bits(through(t, profile=profile), t)
+
+
 @profiles
 def test_tensors_of_no_axes_no_elements_or_odd_strides_come_back(profile):
     for t in (gaussian(1).reshape(()), gaussian(0), gaussian(0).reshape(3, 0, 2), gaussian(70 * 130).view(70, 130).T):
