@@ -104,6 +104,8 @@ def test_numbers_along_an_axis_stand_apart(page, name):
     renderer = figure.canvas.get_renderer()
     for axis in figure.axes:
         low, high = sorted(axis.get_xlim())
+        if not axis.get_xticklabels():
+            continue  # it has those of the panel below
         places = zip(axis.get_xticks(), axis.get_xticklabels(), strict=True)
         shown = [label for x, label in places if low <= x <= high and label.get_text() and not label.get_rotation()]
         boxes = sorted((label.get_window_extent(renderer) for label in shown), key=lambda box: box.x0)

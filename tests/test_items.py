@@ -60,7 +60,12 @@ def test_every_set_names_its_licence_and_bundled_files_have_their_bytes_and_chec
                 total += len(data)
     bundled_sets = [entry for entry in registry().datasets.values() if entry.source == "bundled"]
     named = {HERE / f.path for e in bundled_sets if e.form != "a text" for fs in e.files.values() for f in fs}
-    assert named == set((HERE / "bundled").glob("*/*")) and total < 2 * 2**20
+    models = [entry for entry in registry().models.values() if entry.source == "bundled"]
+    for file in (file for entry in models for file in entry.files):
+        assert hashlib.sha256((HERE / file.path).read_bytes()).hexdigest() == file.sha256
+        named.add(HERE / file.path)
+        total += file.bytes
+    assert named == set((HERE / "bundled").glob("*/*")) and total < 3 * 2**20
 
 
 def test_every_task_has_its_set_in_three_places_with_the_fields_and_splits_that_it_reads():

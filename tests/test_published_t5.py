@@ -92,7 +92,7 @@ def test_packed_and_raw_weights_of_a_published_model_end_in_the_same_bits(questi
 
 
 def test_a_published_model_has_its_own_shape_and_fresh_weights_need_one():
-    with pytest.raises(ValidationError, match=r"n_heads: a published model .of. has its own; leave n_heads out"):
+    with pytest.raises(ValidationError, match=r"n_heads: a trained model .of. has its own; leave n_heads out"):
         job("text_to_sql", of=T5, **{**NO_SHAPE, "n_heads": 3})
     with pytest.raises(ValidationError, match="fresh weights need a shape; give hidden_size, vocab_size, or a model"):
         job("text_to_sql", hidden_size=None, vocab_size=None)
