@@ -19,7 +19,7 @@ HUB = "hub:Salesforce/wikitext_2"
 LOCAL = "local:wikitext2_test"
 LINES = {
     "train": [" = A page = \n", " a line .\n"],
-    "validation": ["never read\n"],
+    "validation": ["of the other entry\n"],
     "test": [" = B = \n", "", " end .\n"],
 }
 
@@ -43,6 +43,8 @@ def test_the_split_that_an_entry_holds_out_is_read_as_validation(mirror, tmp_pat
     assert read_documents(prepared) == LINES["test"]
     assert list(documents(HUB, "train")) == LINES["train"]
     assert data_fingerprint(HUB)["held_out"] == "test", "it is part of what a job's name is made of"
+    other = prepare_text(TextData(dataset=f"{HUB}_validation", documents=1), tmp_path / "other")
+    assert read_documents(other) == LINES["validation"]
 
 
 @needs_full_sets
