@@ -75,7 +75,8 @@ def trained(tmp_path, monkeypatch):
     own = torch.randn(2**16 + 1).bfloat16()
     path = tmp_path / "model.safetensors"
     others = {
-        name: torch.zeros(64, 64, dtype=torch.bfloat16) for name in ("model.embed_tokens.weight", "lm_head.weight")
+        name: torch.zeros(64, 64, dtype=torch.bfloat16)
+        for name in ("model.embed_tokens.weight", "lm_head.weight", "shared.weight", "wte.weight")
     }
     save_file(
         others | {"a.weight": own[: 2**15].view(-1, 64).clone(), "b.weight": own[2**15 :].view(-1, 1).clone(),
@@ -90,7 +91,7 @@ def test_weights_of_a_checkpoint_are_those_of_its_matrices_in_bfloat16_in_the_or
     with pytest.raises(ValueError, match=r"65,537 weights in matrices .* 65,538 are needed: name a larger checkpoint"):
         weights_of(path, 2**16 + 2)
     operation = ops.operation("neuzip")
-    given = argparse.Namespace(cases="w2e24,trained", weights=path)
+    given = argparse.Namespace(cases="w2e24, trained", weights=path, scale="full")
     options = operation.options(given)
     task = Task("neuzip", "checkpoint", "copy", ("bits",), device="cpu", options=options)
     wanted = hashlib.sha256(own.view(torch.int16).numpy().tobytes()).hexdigest()[:12]

@@ -127,3 +127,15 @@ def test_a_card_is_not_free_while_a_process_of_a_job_whose_first_process_ended_s
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     with some_gpus(1, folder=tmp_path) as held:
         assert held == ["4"]
+
+
+def test_a_card_is_known_by_its_uuid_whatever_number_it_has_here(monkeypatch):
+    from paperlm.train.gpu_lock import lock_names
+
+    said = (
+        "GPU 0: NVIDIA H100 (UUID: GPU-aa-1)\nGPU 1: NVIDIA H100 (UUID: GPU-bb-2)\n  MIG 1g Device 0: (UUID: MIG-c)\n"
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, said))
+    assert lock_names(["1", "0", "GPU-dd-4"]) == {"1": "GPU-bb-2", "0": "GPU-aa-1", "GPU-dd-4": "GPU-dd-4"}
+    assert lock_names(["3"]) == {"3": "slurm5-3"}, "of one that is not told"

@@ -86,6 +86,7 @@ def test_from_a_quantized_cache_each_token_is_the_likeliest_and_most_rows_are_th
     [
         ({"preset": "llama"}, "ternary_absmean"),
         ({"preset": "a48_int4", "norm": {"name": "post_ln"}}, "wired as 'pre_ln'"),
+        ({"preset": "a48_int4", "kv_cache": {"kv_bits": 4, "first_bits": 8}}, "first_bits: packed caches"),
     ],
 )
 def test_a_model_that_is_wired_otherwise_is_refused(options, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import subprocess
@@ -16,7 +17,7 @@ from support import job_environment, smoke_run
 from support_engine import ALONE, QUIET, numbers, task_of, trained
 
 from paperlm.data.prepare import prepare
-from paperlm.errors import DataError, JobError
+from paperlm.errors import DataError, Interrupted, JobError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import Pretrain
@@ -354,12 +355,40 @@ def test_several_processes_ask_whether_to_stop_at_each_update_that_takes_a_secon
     engine = Engine(task, tmp_path, QUIET, World(0, 1, torch.device("cpu")))
     engine.world = World(0, 2, torch.device("cpu"))
     monkeypatch.setattr("paperlm.train.engine.time.monotonic", lambda: clock[0])
-    engine._asked = (0, 0.0)
-    for update in range(1, 41):
+    engine._asked = (1000, 0.0)
+    for update in range(1001, 1041):
         engine.at.update = update
-        clock[0] += 0.2 if update <= 20 else 3.0
+        clock[0] += 0.2 if update <= 1020 else 3.0
         engine._decide(False, clock[0], False)
-    assert asked == [1, 10, 20, *range(30, 41)]
+    assert asked == [1001, 1010, 1020, *range(1030, 1041)]
+
+
+def test_a_run_that_goes_on_measures_its_pace_from_where_it_goes_on(manifest, tmp_path, monkeypatch):
+    job, seen = smoke_run(), []
+    with pytest.raises(Interrupted):
+        trained(job, manifest, tmp_path, Machine(device="cpu", progress=False, stop_after=3))
+    decide = Engine._decide
+    monkeypatch.setattr(Engine, "_decide", lambda self, *all_: (seen.append(self._asked[0]), decide(self, *all_))[1])
+    trained(job, manifest, tmp_path)
+    assert seen[0] == 3
+
+
+def test_a_part_is_tried_beside_all_that_stays_in_memory(manifest, tmp_path):
+    """Adam's two numbers of each weight, and its gradient, are there while activations are."""
+    task, seen = task_of(smoke_run(), manifest), []
+    whole = task.loss_module.forward
+
+    def forward(*arguments):
+        alive = sum(t.nbytes for t in gc.get_objects() if type(t) is torch.Tensor and t.dim())
+        seen.append((alive, all(p.grad is not None for p in task.model.parameters())))
+        return whole(*arguments)
+
+    task.loss_module.forward = forward
+    engine = Engine(task, tmp_path, QUIET, World(0, 1, torch.device("cpu")))
+    before = sum(t.nbytes for t in gc.get_objects() if type(t) is torch.Tensor and t.dim())
+    assert engine._fits() and seen[0][1]
+    assert seen[0][0] - before >= 2 * sum(p.nbytes for p in task.model.parameters())
+    assert all(p.grad is None for p in task.model.parameters())
 
 
 def test_all_but_the_leading_process_have_no_result(manifest, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ class ContinuePretrain(Job):
     """The rest of a run, from one of its updates to its last, with other quantizers of activations.
 
     Weights, the optimizer's state, the place in schedule and data are those of the run at that update; every other
-    setting is the run's. With the run's own quantizers it is the run's own rest, to the last bit on a CPU.
+    setting is the run's. With the run's own quantizers and schedule it is the run's own rest, to the last bit on a CPU.
     """
 
     kind: ClassVar[str] = "continue_pretrain"

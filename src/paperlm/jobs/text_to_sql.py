@@ -15,8 +15,7 @@ from paperlm.result import Result
 
 PREFIX = "generate SQL from context: "
 NO_ADAPTER = (
-    "QLoRA trains small matrices beside the weights of a published T5; there is none here, and beside fresh weights it "
-    "would show nothing"
+    "QLoRA trains small matrices beside the weights of a trained T5 (of); beside fresh weights it would show nothing"
 )
 SHAPE = ("hidden_size", "intermediate_size", "n_heads", "head_size", "n_layers", "vocab_size")
 

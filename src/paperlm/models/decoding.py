@@ -288,5 +288,7 @@ def _check(config: PaperLlamaConfig) -> None:
     for place in ("qkv", "o", "gate_up", "down"):
         if getattr(scheme, place) is None:
             raise SpecError(f"quantization.{place}: nothing quantizes this input; use the model itself")
+    if config.kv_cache is not None and kv_cache_of(config.kv_cache).described["first_bits"] > 4:
+        raise SpecError("kv_cache.first_bits: packed caches have 3 or 4 bits at position 0; use the model itself")
     if (config.norm or {"name": "pre_ln"})["name"] != "pre_ln":
         raise SpecError(f"norm: {config.norm['name']!r}; a packed decoder is wired as 'pre_ln'; use the model itself")

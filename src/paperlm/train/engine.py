@@ -130,17 +130,19 @@ class Engine:
     # -- one update --
 
     def _fits(self) -> bool:
-        """Whether a part of an update, and what Adam will keep of each weight, fit on every process's device. It is
-        tried before processes exchange gradients: from then on none can go back alone."""
+        """Whether a part of an update fits on every process's device beside the gradients, which stay, and what Adam
+        keeps of each weight. It is tried before processes exchange gradients: from then on none can go back alone."""
         task, device, fits, kept = self.task, self.world.device, True, []
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                for p in task.model.parameters():
+                    kept += [torch.empty_like(p), torch.empty_like(p)]
+                    p.grad = torch.zeros_like(p) if p.requires_grad else None
                 task.begin(0)
                 (arguments, weight), *_ = task.batch(0).parts
                 with task.autocast():
                     loss = self.loss_module(*arguments) * weight
                 loss.backward()
-                kept = [torch.empty_like(p) for p in task.model.parameters() for _ in range(2)]
         except torch.cuda.OutOfMemoryError:
             fits = False
         task.optimizer.zero_grad()
@@ -179,6 +181,7 @@ class Engine:
         started, task, machine = time.monotonic(), self.task, self.machine
         curve = self._resume()
         wall_before, first = self.at.wall_seconds, self.at.update
+        self._asked = first, time.monotonic()
         self._keep_stages()
         self.curve = CurveFile(self.work / "curve.jsonl", first, curve) if self.world.leads else None
         bar = tqdm(

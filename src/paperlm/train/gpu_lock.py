@@ -1,7 +1,8 @@
 """Jobs of one machine never share a GPU by accident.
 
 Each job takes the first free cards of those it may see, one for each of its processes, by file locks that the kernel
-drops when the process ends, however it ends. Inside of a SLURM allocation the locks are those of that allocation.
+drops when the process ends, however it ends. A card is known by its UUID where nvidia-smi tells it: SLURM may show
+several jobs, or steps of one, other cards under the same number.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -57,19 +59,19 @@ def some_gpus(count: int, enabled: bool = True, folder: Path | None = None) -> I
     if not cards:
         yield None
         return
-    folder = _folder(folder)
+    folder, names = _folder(folder), lock_names(cards)
     with contextlib.ExitStack() as locks:
         held: dict[str, IO[str]] = {}
         with _alone(folder) if count > 1 else contextlib.nullcontext():
             while len(held) < count:
                 for card in cards:
-                    if card not in held and len(held) < count and (lock := _locked(folder / f"{card}.lock")):
+                    if card not in held and len(held) < count and (lock := _locked(folder / f"{names[card]}.lock")):
                         held[card] = locks.enter_context(lock)
                 if len(held) < count:
                     time.sleep(1.0)
-        names = [card for card in cards if card in held]
-        with _shown(",".join(names)):
-            yield names
+        mine = [card for card in cards if card in held]
+        with _shown(",".join(mine)):
+            yield mine
 
 
 @contextlib.contextmanager
@@ -89,16 +91,27 @@ def gpus_of_job(enabled: bool = True, folder: Path | None = None) -> Iterator[No
         if not cards:
             yield
             return
-        with _used(_folder(folder), cards[int(os.environ["LOCAL_RANK"])]), _shown(",".join(cards)):
+        card = cards[int(os.environ["LOCAL_RANK"])]
+        with _used(_folder(folder), lock_names([card])[card]), _shown(",".join(cards)):
             yield
 
 
 def _folder(given: Path | None) -> Path:
-    """Where the locks are: one folder for each user, and each allocation of SLURM, which may number its cards anew."""
-    allocation = f"-slurm{job}" if (job := os.environ.get("SLURM_JOB_ID")) else ""
-    folder = given or Path(tempfile.gettempdir()) / f"paperlm-gpus-{os.getuid()}{allocation}"
+    """Where the locks are."""
+    folder = given or Path(tempfile.gettempdir()) / f"paperlm-gpus-{os.getuid()}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def lock_names(cards: list[str]) -> dict[str, str]:
+    """Card -> name of its lock: its UUID; where nobody tells it, its number, in SLURM's allocation if it is in one."""
+    allocation = f"slurm{job}-" if (job := os.environ.get("SLURM_JOB_ID")) else ""
+    try:
+        said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        said = ""
+    uuids = dict(re.findall(r"(?m)^GPU (\d+): .*\(UUID: ([\w-]+)\)", said))
+    return {card: uuids.get(card, card if "-" in card else f"{allocation}{card}") for card in cards}
 
 
 @contextlib.contextmanager

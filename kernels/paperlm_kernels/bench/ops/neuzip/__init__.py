@@ -57,7 +57,7 @@ class NeuZip(Declared):
     def options(self, given: argparse.Namespace) -> dict[str, Any]:
         from paperlm_kernels.bench.ops.neuzip.declared import CHECKPOINT, GROUPS
 
-        chosen = set((given.cases or "").split(","))
+        chosen = {name.strip() for name in (given.cases or "").split(",")}
         groups = (group for group, names in GROUPS.items() if CHECKPOINT.name in names)
         wanted = not chosen.isdisjoint({CHECKPOINT.name, *groups})
         if wanted != (given.weights is not None):
@@ -70,7 +70,8 @@ class NeuZip(Declared):
             return {}
         from paperlm_kernels.bench.ops.neuzip.checkpoint import digest, weights_of
 
-        return {"weights": str(given.weights), "sha256": digest(weights_of(given.weights, CHECKPOINT.weights))}
+        case = CHECKPOINT.small() if given.scale == "small" else CHECKPOINT
+        return {"weights": str(given.weights), "sha256": digest(weights_of(given.weights, case.weights))}
 
     def identity(self, task: Task) -> dict[str, Any]:
         from paperlm_kernels.behaviour import NEUZIP
@@ -79,7 +80,7 @@ class NeuZip(Declared):
         source = "synthetic"
         if task.case == CHECKPOINT.name:
             name, sha256 = Path(task.options["weights"]).name, task.options["sha256"]
-            source = f"{name}, sha256 {sha256} of its first {CHECKPOINT.weights:,} weights"
+            source = f"{name}, sha256 {sha256} of its first {sized(task).weights:,} weights"
         return {"shape": {"weights": sized(task).weights}, "source": source, "behaviour": NEUZIP["codec"]}
 
 

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from paperlm_kernels.neuzip.safetensors_file import SafetensorsFile
 
+OUTSIDE = ("embed", "lm_head", "shared.", "wte.", "wpe.")
+"In the names of embeddings and heads of transformers' models."
+
 
 def weights_of(path: Path, count: int) -> Tensor:
     """The first `count` weights of a safetensors file's matrices in bfloat16, embeddings and head left out, in the
@@ -18,7 +21,7 @@ def weights_of(path: Path, count: int) -> Tensor:
     file, found, have = SafetensorsFile(path), [], 0
     try:
         for entry in file.entries:
-            if entry.dtype != "BF16" or len(entry.shape) != 2 or "embed" in entry.name or "lm_head" in entry.name:
+            if entry.dtype != "BF16" or len(entry.shape) != 2 or any(part in entry.name for part in OUTSIDE):
                 continue
             found.append(file.tensor(entry).reshape(-1)[: count - have])
             have += len(found[-1])

@@ -143,8 +143,12 @@ class Descent(Operation):
         shape = {"batch": case.batch, "seq_len": case.seq_len, **dict(case.config)}
         text = task.options.get("text", TEXT)
         return {
-            "shape": shape, "rate": case.rate, "source": f"{text} by T5's tokenizer", "behaviour": NEUZIP["codec"],
-        }  # fmt: skip
+            "shape": shape,
+            "rate": case.rate,
+            "first_updates": task.options.get("updates", UPDATES),
+            "source": f"{text} by T5's tokenizer",
+            "behaviour": NEUZIP["codec"],
+        }
 
     def run(self, task: Task) -> Generator[Row | None, bool | None, None]:
         from paperlm_kernels.bench.ops.descent.updates import rows_of
