@@ -274,25 +274,28 @@ def test_the_curve_has_every_update_or_means_over_bins_of_equal_width(manifest, 
 # -- many processes ----
 
 
-@pytest.mark.parametrize("preset", ["llama", "b158"])
-def test_two_processes_under_torchrun_train_the_same_model_as_one(preset, manifest, prepared, tmp_path):
-    """The scale of a quantized weight is that of the whole matrix in each of them."""
-    job = smoke_run(steps=6, global_batch=8, loss_group=4, eval_every=3, **PRESETS[preset])
-    alone = trained(job, manifest, tmp_path / "alone")
-    code = tmp_path / "main.py"
-    code.write_text(
-        "import sys; from pathlib import Path; from paperlm.plan import project\n"
-        f"project.ROOT = Path({str(prepared)!r})\nfrom paperlm.cli import main\nsys.exit(main())\n"
-    )
+def of_two_processes(job, main, root, tmp_path):
+    """The record of a job that torchrun makes with two processes of this program, and what they said."""
+    (code := tmp_path / "main.py").write_text(main)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", code, "run",
         "--job", json.dumps(job.canonical()), "--scale", "smoke", "--device", "cpu",
     ]  # fmt: skip
     done = subprocess.run(list(map(str, command)), env=job_environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert "FutureWarning" not in done.stderr, "an option of PyTorch that is to go"
+    return read_record(root / Places(root, "smoke").made(job), job.job_id), done.stderr
+
+
+@pytest.mark.parametrize("preset", ["llama", "b158"])
+def test_two_processes_under_torchrun_train_the_same_model_as_one(preset, manifest, prepared, tmp_path):
+    """The scale of a quantized weight is that of the whole matrix in each of them."""
+    job = smoke_run(steps=6, global_batch=8, loss_group=4, eval_every=3, **PRESETS[preset])
+    alone = trained(job, manifest, tmp_path / "alone")
+    main = "import sys; from pathlib import Path; from paperlm.plan import project\n"
+    main += f"project.ROOT = Path({str(prepared)!r})\nfrom paperlm.cli import main\nsys.exit(main())\n"
+    two, said = of_two_processes(job, main, prepared, tmp_path)
+    assert "FutureWarning" not in said, "an option of PyTorch that is to go"
     places = Places(prepared, "smoke")
-    two = read_record(prepared / places.made(job), job.job_id)
     assert two.cost.world_size == 2 and places.is_file(places.manifest(job))
     assert two.metrics["tokens_nonpad"] == alone.metrics["tokens_nonpad"]
     assert two.metrics["loss_true"] == pytest.approx(alone.metrics["loss_true"], rel=1e-5)
@@ -324,15 +327,7 @@ sys.exit(main())
 def test_processes_of_which_one_is_short_of_memory_all_take_a_smaller_micro_batch(most, manifest, prepared, tmp_path):
     """The other one would wait for its gradients, and torchrun would end both."""
     job = smoke_run(steps=3, global_batch=8, loss_group=4, eval_every=3)
-    code = tmp_path / "main.py"
-    code.write_text(SHORT.format(root=str(prepared), most=most))
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", code, "run",
-        "--job", json.dumps(job.canonical()), "--scale", "smoke", "--device", "cpu",
-    ]  # fmt: skip
-    done = subprocess.run(list(map(str, command)), env=job_environment(), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    record = read_record(prepared / Places(prepared, "smoke").made(job), job.job_id)
+    record, _ = of_two_processes(job, SHORT.format(root=str(prepared), most=most), prepared, tmp_path)
     if not most:
         assert record.outcome == "out_of_memory"
         return
