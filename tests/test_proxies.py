@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 
 import pytest
+from support_figures import measured
 from support_tables import edited, write_records
 
-from paperlm.figures.base import in_picture
+from paperlm.figures.base import in_picture, write_figure
 from paperlm.plan.project import Project
+from paperlm.record.record import write_record
 from paperlm.tables.build import sibling, write_table
 from paperlm.tables.jobs import proxies, proxies_of
 from paperlm.tables.terminal import print_summary
@@ -66,6 +68,28 @@ def test_a_model_trained_in_the_place_of_a_published_checkpoint_is_a_proxy_of_it
     assert said == [f"a proxy of {checkpoint}: trained here, {shape}"]
     assert set(said) <= set(proxies(project, name))
     assert proxies(Project({"scale": "paper"}), name) == []
+
+
+def test_a_model_whose_shape_is_its_parents_is_no_second_proxy_beside_it():
+    """Rows of Table 2 are tuned on a small T5 that is trained first, whose shape is theirs."""
+    project = Project({"scale": "tiny"})
+    cells = {(cell.row, cell.column): cell for cell in project.cells("neuzip_table2")}
+    said = proxies_of(project, "neuzip_table2", [cells["Vanilla", "T5 3B BLEU"]])
+    assert said == ["a proxy of t5-3b: trained here, hidden_size 192, n_layers 2, vocab_size 1024"]
+
+
+def test_a_figures_row_of_a_published_model_does_not_carry_the_proxy_of_the_row_beside_it(tmp_path):
+    project = Project({"scale": "tiny"})
+    records = []
+    for job in project.jobs_of("neuzip_figure1"):
+        records.append(tmp_path / f"{job.job_id}.json")
+        write_record(records[-1], measured(job))
+    out = tmp_path / "neuzip_figure1.svg"
+    write_figure(project, "neuzip_figure1", records, out)
+    ours, others = "A model trained here", "stories260K, a published model"
+    for path, column in ((out.with_suffix(".csv"), "proxies"), (sibling(out.with_suffix(".csv"), "diff"), "labels")):
+        said = {row["row"]: row[column] for row in csv.DictReader(path.read_text().splitlines())}
+        assert "a proxy of 130M: " in said[ours] and "a proxy of" not in said[others], path.name
 
 
 def test_a_picture_has_room_for_few_notes_and_for_all_proxies_as_one_of_them():

@@ -20,7 +20,7 @@ from paperlm.plan.project import Project
 from paperlm.tables.build import sibling, table_contents, write_claims, write_diff
 from paperlm.tables.claims import CellSamples
 from paperlm.tables.contents import ITEMS_ONLY, Contents, DiffRow, Key
-from paperlm.tables.jobs import PROXY, incomparable, labels, proxies
+from paperlm.tables.jobs import PROXY, incomparable, labels, proxies, proxies_of
 from paperlm.tables.results import CellResult, Results, collect
 from paperlm.tables.verdicts import claim_rows
 from paperlm.tables.vocabulary import NOT_PRINTED, NOT_RUN, SEE_CLAIMS
@@ -67,8 +67,9 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
     write_picture(drawing.figure, notes(project, name, drawing), out)
     _close(drawing)
     numbers = drawing.numbers
-    if every := proxies_among(drawing.labels):
-        numbers = numbers.assign(proxies=every)
+    if proxies_among(drawing.labels):
+        rows = numbers["row"] if "row" in numbers else [""] * len(numbers)
+        numbers = numbers.assign(proxies=[proxies_among(_labels_of_row(project, name, drawing, row)) for row in rows])
     text = numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     _write(out.with_suffix(".csv"), text.encode())
     if project.figure(name)[1].claims:
@@ -168,9 +169,19 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
             table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=regenerated,
             metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(finite):.4g}" if several else "",
             seeds=len(sample.values), verdict=SEE_CLAIMS if said else NOT_PRINTED, reason=reason,
-            labels="; ".join(drawing.labels),
+            labels="; ".join(_labels_of_row(project, name, drawing, row)),
         ))  # fmt: skip
     return rows
+
+
+def _labels_of_row(project: Project, name: str, drawing: Drawing, row: str) -> list[str]:
+    """The figure's labels without the proxies that other rows alone are made of; all of them where a row of the figure
+    is no row of its jobs, such as a panel."""
+    cells = project.cells(name)
+    if row not in {cell.row for cell in cells}:
+        return list(drawing.labels)
+    foreign = {*proxies(project, name)} - {*proxies_of(project, name, [cell for cell in cells if cell.row == row])}
+    return [label for label in drawing.labels if label not in foreign]
 
 
 def notes(project: Project, name: str, drawing: Drawing) -> list[str]:

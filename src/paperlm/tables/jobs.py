@@ -238,7 +238,8 @@ def proxies_of(project: Project, name: str, cells: Iterable[Cell]) -> list[str]:
         (chain, cell.size, cell.stands_for, cell.asked_size)
         for cell in cells
         for chain, settings in cell.sources.items()
-        if (cell.size or cell.stands_for) and "hidden_size" in settings
+        # A job whose shape is its parent's says null.
+        if (cell.size or cell.stands_for) and "hidden_size" in settings and settings["hidden_size"].value is not None
     }
     lines = [proxy_of(project, paper.paper.id, *pair) for pair in sorted(pairs)]
     lines += [f"{PROXY}{said}" for cell in cells for job in cell.jobs if (said := job.proxy())]
