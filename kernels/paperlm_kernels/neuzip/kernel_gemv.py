@@ -69,7 +69,7 @@ MMA = tl.constexpr(
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0,$1,$2,$3}, {$8,$9,$10,$11}, {$12,$13}, {$4,$5,$6,$7};"
 )
 # what is read once is kept in no cache that others use
-LOAD = tl.constexpr("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {$0, $1, $2, $3}, [$4];")
+LOAD = tl.constexpr("ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];")
 LOAD_SOME = tl.constexpr("""{
 .reg .pred p;
 setp.ne.s32 p, $5, 0;

@@ -92,13 +92,16 @@ def warps_of(rows: int, columns: int) -> int:
     The order of the sums, and so the last bit of some results, depends on it: it is a function of the shape alone."""
     tiles = -(-rows // TILE)
     if tiles >= 512:
-        return 2 if columns <= 4096 else 4
+        return 2 if columns <= 4096 or tiles >= 1024 else 4
     return 8 if tiles >= 256 else 16
 
 
 def gemv_registers(constants: dict[str, int]) -> int:
     """Of a thread: with no limit the next weights are not asked for early enough. A rest of columns and two tiles of
-    tokens need more, or are spilled by Triton 3.6; of 16 warps a multiprocessor has not more."""
+    tokens need more, or are spilled by Triton 3.6; of 16 warps a multiprocessor has not more. A tile of tokens and few
+    warps do with less, and more of them are at work."""
+    if constants["NT"] == 1 and constants["EVEN"] and constants["W"] <= 4:
+        return 112
     return 144 if constants["NT"] == 2 and not constants["EVEN"] and constants["W"] <= 8 else 128
 
 
