@@ -151,6 +151,15 @@ def test_tables_and_figures_of_arithmetic_are_made_without_a_job(clone):
     assert "holds" in out and "CCE-TA3-1" in out, "the verdicts are shown at the end"
 
 
+def test_one_machine_has_no_limit_of_jobs_a_second_unless_another_than_snakemakes_own_is_asked_for(clone):
+    """Under a limit the scheduler, which says so, looks for work once a second for each job that has ended."""
+    target = "paper_tables/cce_tableA3.csv"
+    assert "Submitting maximum" not in snakemake(clone, target, "--verbose")
+    (clone / target).unlink()
+    out = snakemake(clone, target, "--verbose", "--max-jobs-per-timespan", "50/1s")
+    assert "Submitting maximum 50 job(s)" in out
+
+
 @pytest.mark.slow
 def test_a_table_of_measurements_is_measured_on_a_cpu_once_and_says_so(clone):
     target = "paper_tables/cce_table1.csv"
