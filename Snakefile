@@ -35,5 +35,9 @@ for paper, spec in project.papers.items():
 refuse_unknown_targets()
 
 
+onstart:
+    lift_default_rate()
+
+
 onsuccess:
     show_summary()

@@ -42,18 +42,6 @@ except PaperLMError as error:
     raise WorkflowError(str(error)) from None
 
 
-
-def lift_default_rate():
-    """No limit of jobs a second where none was asked for, on one machine. Snakemake's own default of 100 has its
-    scheduler look for work each second once more for every job that has ended (9.27): a quarter of a core after 100.
-    """
-    settings = workflow.scheduling_settings
-    limit = settings.max_jobs_per_timespan
-    if workflow.resource_settings.nodes is None and limit and (limit.max_jobs, limit.timespan) == (100, 1):
-        settings.max_jobs_per_timespan = None
-
-
-lift_default_rate()
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
     if named_targets() is not None and not REPORT:
@@ -69,6 +57,15 @@ def show_expectation():
         print(expectation(plan, plan.asked(sys.argv), cores, settings.nodes), file=sys.stderr)
     except PaperLMError as error:
         print(f"no estimate of the time: {error}", file=sys.stderr)
+
+
+def lift_default_rate():
+    """No limit of jobs a second where none was asked for, on one machine. Snakemake's own default of 100 has its
+    scheduler look for work each second once more for every job that has ended (9.27): a quarter of a core after 100.
+    """
+    limiter = getattr(workflow.scheduler, "job_rate_limiter", None)
+    if workflow.resource_settings.nodes is None and limiter and (limiter.max_jobs, limiter.timespan) == (100, 1):
+        workflow.scheduler.job_rate_limiter = None
 
 
 if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
