@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from pydantic import Field, model_validator
 from paperlm.data.registry import DatasetName, dataset_entry
 from paperlm.data.settings import ItemData
 from paperlm.jobs.base import Beta, Job, Seed
+from paperlm.models.sizes import flops_per_token
 
 Numerics = Literal["fp32", "fp32_master", "pure_bf16"]
 """fp32: everything; fp32_master: float32 weights and products in bfloat16 (autocast); pure_bf16: weights, gradients and
@@ -58,6 +60,20 @@ class Training(Job):
         if missing := [field for field in fields if field not in known]:
             raise ValueError(f"dataset {self.dataset!r} has no field {missing[0]!r}; it has {', '.join(known)}")
         return found
+
+    @abstractmethod
+    def most(self) -> tuple[int, int]:
+        """How many training examples there are at most, and of how many ids one is."""
+
+    def flops(self) -> float | None:
+        """Of training, were there as many examples as may be, each as long as it may be, without measurements. None for
+        a model from elsewhere, whose shape its folder has."""
+        model = next((job for job in self.ancestors() if job.kind == "pretrain"), None)
+        if model is None:
+            return None
+        examples, ids = self.most()
+        shape = (model.hidden_size, model.intermediate_size, model.n_layers, model.vocab_size)
+        return flops_per_token(*shape, ids) * self.updates(examples) * self.batch * ids
 
     def updates(self, examples: int) -> int:
         """Updates of a training on so many examples; an epoch's last update may have fewer than `batch`."""

@@ -11,7 +11,7 @@ from paperlm.data.settings import DataSettings, ImageData
 from paperlm.errors import SpecError, unknown
 from paperlm.jobs.base import Beta, Inputs, Job, Machine, Norm, Seed
 from paperlm.jobs.pretrain import method_slug
-from paperlm.models.sizes import VIT_SIZES
+from paperlm.models.sizes import VIT_SIZES, flops_per_image
 from paperlm.norms import ModelShape, NormMethod, build_method
 
 if TYPE_CHECKING:
@@ -182,6 +182,17 @@ class ImageClassification(Job):
 
     def data(self) -> list[DataSettings]:
         return [self.image_data()]
+
+    def flops_of_an_image(self) -> float:
+        """As `flops_per_image` counts them."""
+        patch_values = self.patch_size**2 * self.channels
+        return flops_per_image(
+            self.hidden_size, self.intermediate_size, self.n_layers, self.tokens, patch_values, self.classes
+        )
+
+    def flops(self) -> float:
+        """Of training."""
+        return self.flops_of_an_image() * self.steps * self.global_batch
 
     def metrics(self) -> tuple[str, ...]:
         return ("accuracy", "loss_validation", "validation_images", "updates", "images", "epochs", "parameters")

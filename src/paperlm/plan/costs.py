@@ -13,14 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from paperlm.errors import RecordError
+from paperlm.errors import PaperLMError, RecordError
 from paperlm.files import glance, glance_lines, read_sealed, write_sealed
 from paperlm.frozen import Frozen
-from paperlm.jobs import Job
+from paperlm.jobs import Job, job_kinds, parse_job
+from paperlm.models.sizes import flops_per_token
 from paperlm.plan.project import Project
 from paperlm.record.calibration import Calibration, calibrated, stored
 from paperlm.record.environment import cpu_name
@@ -62,7 +63,7 @@ class Costs:
         self._reference = None if reference == "none" else _read(project.root / project.places.costs)
         self._here = _records(project)
         self._carried = False
-        self._project, self._other_scales = project, set()
+        self._project, self._other_scales, self._uncounted = project, set(), set()
 
     def of_job(self, job: Job) -> float | None:
         """Seconds of a job; None if nothing says. One that was made before takes what it took: others of its name may
@@ -78,6 +79,11 @@ class Costs:
             near = _nearest(paces, flops)
             self._other_scales |= {pace.scale for pace in near}
             return flops * _usual(near)
+        size = _of_a_token(job) if found is None else None
+        if size and (paces := self._elsewhere_uncounted.get(job.kind)):
+            # where nobody counts its operations: what the longest took, in proportion for a larger model
+            found = max(pace.rate * max(pace.flops, size) for pace in _nearest(paces, size))
+            self._uncounted |= {job.kind}
         return found
 
     def of_measurement(self, op: str, case: str) -> float | None:
@@ -107,11 +113,25 @@ class Costs:
     @functools.cached_property
     def _elsewhere(self) -> dict[str, list[_Pace]]:
         """The same of other scales on GPUs, for a scale on GPUs."""
+        return _paces(self._project, self._others_on_gpus)
+
+    @functools.cached_property
+    def _elsewhere_uncounted(self) -> dict[str, list[_Pace]]:
+        """Kind whose operations are not counted -> of records of such scales, by `_of_a_token` in their place."""
+        found: dict[str, list[_Pace]] = {}
+        for scale, head in ((s, head) for s in self._others_on_gpus for head in _heads(self._project, s)):
+            if not _counted(head.kind) and (job := head.parsed) and (size := _of_a_token(job)):
+                found.setdefault(head.kind, []).append(_Pace(scale, head.seconds / size, size))
+        return found
+
+    @functools.cached_property
+    def _others_on_gpus(self) -> list[str]:
+        """Other scales on GPUs, for a scale on GPUs."""
         project = self._project
-        if project.scale.device != "gpu":
-            return {}
         others = [scale for scale in project.scales if scale != project.scale.scale]
-        return _paces(project, [scale for scale in others if project.load_scale(scale).device == "gpu"])
+        if project.scale.device != "gpu":
+            return []
+        return [scale for scale in others if project.load_scale(scale).device == "gpu"]
 
     @functools.cached_property
     def _there(self) -> Known:
@@ -139,8 +159,11 @@ class Costs:
     @property
     def basis(self) -> str:
         """What the seconds that were asked for so far rest on."""
-        if self._other_scales:
-            return f"by operations, at the rate that records of scale {', '.join(sorted(self._other_scales))} reached"
+        if self._other_scales or self._uncounted:
+            scales, kinds = ", ".join(sorted(self._others_on_gpus)), ", ".join(sorted(self._uncounted))
+            parts = [f"by operations, at the rate that records of scale {scales} reached"] * bool(self._other_scales)
+            parts += [f"{kinds} as the longest of scale {scales}, in proportion to their models"] * bool(kinds)
+            return f"{'' if self._other_scales else 'with '}{'; '.join(parts)}"
         if not self._carried:
             return "by recorded costs"
         there = f"those of {self._reference.machine.cpu} on {self._reference.machine.date}"
@@ -218,6 +241,8 @@ class _Head:
     cost: Cost
     speed: float
     "of its processes together, that of one being 1"
+    job: Any
+    "as it is in the record"
 
     @property
     def seconds(self) -> float:
@@ -228,6 +253,21 @@ class _Head:
     def name(self) -> str:
         """The job's, without seed and hash."""
         return like(self.job_id)
+
+    @property
+    def flops(self) -> float | None:
+        """Operations that it counted; of a kind that counts none while it runs, those of its job."""
+        if self.cost.flops or not _counted(self.kind):
+            return self.cost.flops
+        return self.parsed.flops() if self.parsed else None
+
+    @functools.cached_property
+    def parsed(self) -> Job | None:
+        """The record's job; None where it is of another form of the kind."""
+        try:
+            return parse_job(self.job)
+        except (PaperLMError, ValueError):
+            return None
 
 
 def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
@@ -241,11 +281,26 @@ def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
             try:
                 made, cost = head["environment"], Cost.model_validate(head["cost"])
                 device = made["cpu"] if made["device"] == "CPU" else made["device"]
-                found = _Head(str(head["kind"]), str(head["job_id"]), str(device), cost, speed(cost.world_size))
+                job_id, kind = str(head["job_id"]), str(head["kind"])
+                found = _Head(kind, job_id, str(device), cost, speed(cost.world_size), head.get("job"))
             except (LookupError, TypeError, ValidationError):
                 continue
             if cost.wall_seconds and head.get("outcome") not in ("blocked", "out_of_memory"):
                 yield found
+
+
+def _counted(kind: str) -> bool:
+    """Whether jobs of a kind say how many operations they are."""
+    return kind in job_kinds() and job_kinds()[kind].flops is not Job.flops
+
+
+def _of_a_token(job: Job) -> float | None:
+    """Operations to train on a token of the model that a job works on; None for one from elsewhere."""
+    model = next((one for one in (job, *job.ancestors()) if one.kind == "pretrain"), None)
+    if model is None:
+        return None
+    shape = (model.hidden_size, model.intermediate_size, model.n_layers, model.vocab_size)
+    return flops_per_token(*shape, model.seq_len)
 
 
 @dataclass(frozen=True)
@@ -261,7 +316,7 @@ def _paces(project: Project, scales: list[str]) -> dict[str, list[_Pace]]:
     found: dict[str, list[_Pace]] = {}
     for scale in scales:
         for head in _heads(project, scale):
-            if flops := head.cost.flops:
+            if flops := head.flops:
                 found.setdefault(head.kind, []).append(_Pace(scale, head.seconds / flops, flops))
     return found
 

@@ -36,7 +36,7 @@ class Need:
 
     def line(self) -> str:
         """Its cards, hours and memory."""
-        hours = f"{self.seconds / 3600:,.1f} hours" if self.seconds is not None else _at_most(self.granted)
+        hours = f"{_tenths(self.seconds)} hours" if self.seconds is not None else _at_most(self.granted)
         return f"{self.name}: {_cards(self.gpus)}, {self.mem_mb / 1000:.0f} GB of memory, {hours}"
 
 
@@ -108,10 +108,15 @@ def _at_most(minutes: int, each: str = "") -> str:
 
 def _hours(gpus: int, jobs: Sequence[Need]) -> str:
     """Hours of each of some jobs, and those of their cards in all."""
-    first, last = (f"{f(job.seconds for job in jobs) / 3600:,.1f}" for f in (min, max))
+    first, last = (_tenths(f(job.seconds for job in jobs)) for f in (min, max))
     span = first if first == last else f"{first} to {last}"
-    total = sum(job.seconds for job in jobs) * max(1, gpus) / 3600
-    return f"{span} hours each, {total:,.1f} {'GPU-hours' if gpus else 'hours'} in all"
+    total = _tenths(sum(job.seconds for job in jobs) * max(1, gpus))
+    return f"{span} hours each, {total} {'GPU-hours' if gpus else 'hours'} in all"
+
+
+def _tenths(seconds: float) -> str:
+    """In hours."""
+    return f"{seconds / 3600:,.1f}" if seconds >= 360 else "under 0.1"
 
 
 def chosen(project: Project, names: Sequence[str]) -> list[str]:

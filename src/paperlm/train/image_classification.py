@@ -21,7 +21,6 @@ from paperlm.data.images import ImageShards
 from paperlm.data.shards import BatchOrder
 from paperlm.errors import DataError
 from paperlm.jobs.base import Inputs, Machine
-from paperlm.models.sizes import flops_per_image
 from paperlm.models.vit import PaperViTConfig, PaperViTForImageClassification
 from paperlm.result import Result, Series
 from paperlm.train.augment import evaluation_pixels, kept_branches, mixed, mixing, smoothed, training_pixels
@@ -235,8 +234,6 @@ def _result(job: ImageClassification, engine: Engine, ended: str) -> Result:
     known, images, updates = math.isfinite(task.accuracy), len(task.validation), engine.at.update
     error = {"accuracy": math.sqrt(task.accuracy * (1 - task.accuracy) / images)} if known else {}
     curve, names = engine.curve, ("accuracy", "loss")
-    patch_values = job.patch_size**2 * job.channels
-    flops = flops_per_image(job.hidden_size, job.intermediate_size, job.n_layers, job.tokens, patch_values, job.classes)
     left_out = job.left_out()
     return Result(
         outcome=ended,
@@ -254,6 +251,6 @@ def _result(job: ImageClassification, engine: Engine, ended: str) -> Result:
             "train": Series(columns=["update", "images", "loss"], rows=curve.training(POINTS) if curve else []),
             "eval": Series(columns=["update", "images", *names], rows=curve.evaluations(names) if curve else []),
         },
-        cost=engine.cost(flops),
+        cost=engine.cost(job.flops_of_an_image()),
         labels=[f"trained without {', '.join(left_out)}"] if left_out else [],
     )
