@@ -42,7 +42,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         texts = itertools.cycle(batches(case, device, count, task.options))
         with repeatable(device):
             losses = [update(ids).item() for ids in itertools.islice(texts, count)]
-        weights, bits = int(model_hash(model)[:12], 16), weight_bytes(model).bits_per_weight or 16.0
+        sha256, bits = model_hash(model), weight_bytes(model).bits_per_weight or 16.0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
@@ -66,7 +66,11 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         )
         # repr of a float tells losses apart that differ in the last bit
         yield operation.row(task, name, "loss", "nats per token", [losses[-1]], updates=len(losses), exact=repr(losses))
-        yield operation.row(task, name, "weights_hash", "48 bits of sha256", [weights], updates=len(losses))
+        # a number of a row has six digits
+        short = int(sha256, 16) % 10**6
+        yield operation.row(
+            task, name, "weights_hash", "last six digits of sha256", [short], updates=len(losses), exact=sha256
+        )
         yield operation.row(task, name, "bits_per_weight", "bits of a stored weight", [bits])
     if "memory" in task.measures:
         if device.type != "cuda":
