@@ -52,7 +52,7 @@ def test_rows_that_share_blocks_of_patches_get_their_own_alone(spot):
 @compiled_or_interpreted
 @pytest.mark.parametrize("profile", ["default", "dense", "fast"])
 @pytest.mark.parametrize(
-    "tokens,rows,columns", [(1, 9, 2048), (2, 3, 5120), (3, 17, 1024), (5, 7, 3072), (8, 2, 16384)]
+    "tokens,rows,columns", [(1, 9, 2048), (2, 3, 5120), (3, 17, 1024), (3, 7, 3072), (4, 2, 16384)]
 )
 def test_the_product_with_prefix_codes_is_within_a_rounding_of_float64(spot, profile, tokens, rows, columns):
     w, x = weights(rows, columns), gaussian(tokens * columns, 1, 1.0).view(tokens, columns)

@@ -41,7 +41,6 @@ try:
 except PaperLMError as error:
     raise WorkflowError(str(error)) from None
 
-
 if workflow.is_main_process:
     break_stale_lock(Path.cwd() / ".snakemake")
     if named_targets() is not None and not REPORT:
@@ -64,7 +63,9 @@ def lift_default_rate():
     scheduler look for work each second once more for every job that has ended (9.27): a quarter of a core after 100.
     """
     limiter = getattr(workflow.scheduler, "job_rate_limiter", None)
-    if workflow.resource_settings.nodes is None and limiter and (limiter.max_jobs, limiter.timespan) == (100, 1):
+    asked = any(argument.startswith("--max-jobs-per-") for argument in sys.argv)
+    default = limiter and not asked and (limiter.max_jobs, limiter.timespan) == (100, 1)
+    if default and workflow.resource_settings.nodes is None:
         workflow.scheduler.job_rate_limiter = None
 
 

@@ -62,8 +62,8 @@ class Training(Job):
         return found
 
     @abstractmethod
-    def most(self) -> tuple[int, int]:
-        """How many training examples there are at most, and of how many ids one is."""
+    def most(self) -> tuple[int, int, int]:
+        """How many training examples there are at most, how many texts one is, and of how many ids each."""
 
     def flops(self) -> float | None:
         """Of training, were there as many examples as may be, each as long as it may be, without measurements. None for
@@ -71,9 +71,9 @@ class Training(Job):
         model = next((job for job in self.ancestors() if job.kind == "pretrain"), None)
         if model is None:
             return None
-        examples, ids = self.most()
+        examples, texts, ids = self.most()
         shape = (model.hidden_size, model.intermediate_size, model.n_layers, model.vocab_size)
-        return flops_per_token(*shape, ids) * self.updates(examples) * self.batch * ids
+        return flops_per_token(*shape, ids) * self.updates(examples) * self.batch * texts * ids
 
     def updates(self, examples: int) -> int:
         """Updates of a training on so many examples; an epoch's last update may have fewer than `batch`."""

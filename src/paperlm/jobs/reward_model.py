@@ -48,8 +48,8 @@ class RewardModel(Training):
     def series(self) -> dict[str, tuple[str, ...]]:
         return {"train": ("update", "loss", "lr", "accuracy", "margin")}
 
-    def most(self) -> tuple[int, int]:
-        return self.examples, 2 * (self.prompt_length + self.answer_length)
+    def most(self) -> tuple[int, int, int]:
+        return self.examples, 2, self.prompt_length + self.answer_length
 
     def slug(self) -> str:
         return named_after(self, self.of)
@@ -83,7 +83,7 @@ def run(job: Job, inputs: Inputs, machine: Machine) -> Result:
         return Trainer(model=model, args=options, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
 
     updates = job.updates(len(rows))
-    _, width = job.most()
+    width = 2 * (job.prompt_length + job.answer_length)
     trained = train(build, job, inputs, machine, updates=updates, rows=job.batch, width=width, started=started)
     if trained.model is None:
         return Result(outcome="out_of_memory", cost=trained.cost)

@@ -73,8 +73,8 @@ class RLOO(Training):
     def series(self) -> dict[str, tuple[str, ...]]:
         return {"reward": ("update", "reward", "reward_std", "kl", "length")}
 
-    def most(self) -> tuple[int, int]:
-        return self.prompts, self.samples * (self.prompt_length + self.answer_length)
+    def most(self) -> tuple[int, int, int]:
+        return self.prompts, self.samples, self.prompt_length + self.answer_length
 
     def slug(self) -> str:
         return named_after(self, self.of)

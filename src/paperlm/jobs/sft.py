@@ -65,8 +65,8 @@ class SFT(Training):
     def series(self) -> dict[str, tuple[str, ...]]:
         return {"train": ("update", "loss", "lr"), "eval": ("update", "loss", "ppl")}
 
-    def most(self) -> tuple[int, int]:
-        return self.examples, self.block
+    def most(self) -> tuple[int, int, int]:
+        return self.examples, 1, self.block
 
     def slug(self) -> str:
         return named_after(self, self.of)

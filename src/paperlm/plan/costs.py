@@ -63,7 +63,8 @@ class Costs:
         self._reference = None if reference == "none" else _read(project.root / project.places.costs)
         self._here = _records(project)
         self._carried = False
-        self._project, self._other_scales, self._uncounted = project, set(), set()
+        self._project = project
+        self._other_scales, self._rated, self._uncounted = set(), set(), set()
 
     def of_job(self, job: Job) -> float | None:
         """Seconds of a job; None if nothing says. One that was made before takes what it took: others of its name may
@@ -78,12 +79,14 @@ class Costs:
         if found is None and flops and (paces := _of_kind(self._elsewhere, job)):
             near = _nearest(paces, flops)
             self._other_scales |= {pace.scale for pace in near}
+            self._rated |= {job.kind}
             return flops * _usual(near)
         size = _of_a_token(job) if found is None else None
         if size and (paces := self._elsewhere_uncounted.get(job.kind)):
             # where nobody counts its operations: what the longest took, in proportion for a larger model
             found = max(pace.rate * max(pace.flops, size) for pace in _nearest(paces, size))
             self._uncounted |= {job.kind}
+            self._other_scales |= {pace.scale for pace in _nearest(paces, size)}
         return found
 
     def of_measurement(self, op: str, case: str) -> float | None:
@@ -159,11 +162,11 @@ class Costs:
     @property
     def basis(self) -> str:
         """What the seconds that were asked for so far rest on."""
-        if self._other_scales or self._uncounted:
-            scales, kinds = ", ".join(sorted(self._others_on_gpus)), ", ".join(sorted(self._uncounted))
-            parts = [f"by operations, at the rate that records of scale {scales} reached"] * bool(self._other_scales)
+        if self._other_scales:
+            scales, kinds = ", ".join(sorted(self._other_scales)), ", ".join(sorted(self._uncounted))
+            parts = [f"by operations, at the rate that records of scale {scales} reached"] * bool(self._rated)
             parts += [f"{kinds} as the longest of scale {scales}, in proportion to their models"] * bool(kinds)
-            return f"{'' if self._other_scales else 'with '}{'; '.join(parts)}"
+            return f"{'' if self._rated else 'with '}{'; '.join(parts)}"
         if not self._carried:
             return "by recorded costs"
         there = f"those of {self._reference.machine.cpu} on {self._reference.machine.date}"
@@ -241,8 +244,9 @@ class _Head:
     cost: Cost
     speed: float
     "of its processes together, that of one being 1"
+    outcome: Any
     job: Any
-    "as it is in the record"
+    "as they are in the record"
 
     @property
     def seconds(self) -> float:
@@ -257,8 +261,8 @@ class _Head:
     @property
     def flops(self) -> float | None:
         """Operations that it counted; of a kind that counts none while it runs, those of its job."""
-        if self.cost.flops or not _counted(self.kind):
-            return self.cost.flops
+        if self.cost.flops or not _counted(self.kind) or self.outcome != "trained":
+            return self.cost.flops  # one that diverged may have stopped early
         return self.parsed.flops() if self.parsed else None
 
     @functools.cached_property
@@ -282,10 +286,10 @@ def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
                 made, cost = head["environment"], Cost.model_validate(head["cost"])
                 device = made["cpu"] if made["device"] == "CPU" else made["device"]
                 job_id, kind = str(head["job_id"]), str(head["kind"])
-                found = _Head(kind, job_id, str(device), cost, speed(cost.world_size), head.get("job"))
+                found = _Head(kind, job_id, str(device), cost, speed(cost.world_size), head["outcome"], head["job"])
             except (LookupError, TypeError, ValidationError):
                 continue
-            if cost.wall_seconds and head.get("outcome") not in ("blocked", "out_of_memory"):
+            if cost.wall_seconds and found.outcome not in ("blocked", "out_of_memory"):
                 yield found
 
 
