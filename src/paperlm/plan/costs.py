@@ -286,7 +286,8 @@ def _heads(project: Project, scale: str = "") -> Iterator[_Head]:
                 made, cost = head["environment"], Cost.model_validate(head["cost"])
                 device = made["cpu"] if made["device"] == "CPU" else made["device"]
                 job_id, kind = str(head["job_id"]), str(head["kind"])
-                found = _Head(kind, job_id, str(device), cost, speed(cost.world_size), head["outcome"], head["job"])
+                outcome, job = head.get("outcome"), head.get("job")
+                found = _Head(kind, job_id, str(device), cost, speed(cost.world_size), outcome, job)
             except (LookupError, TypeError, ValidationError):
                 continue
             if cost.wall_seconds and found.outcome not in ("blocked", "out_of_memory"):
