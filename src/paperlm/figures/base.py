@@ -69,7 +69,8 @@ def write_figure(project: Project, name: str, records: Iterable[Path], out: Path
     numbers = drawing.numbers
     if proxies_among(drawing.labels):
         rows = numbers["row"] if "row" in numbers else [""] * len(numbers)
-        numbers = numbers.assign(proxies=[proxies_among(_labels_of_row(project, name, drawing, row)) for row in rows])
+        said = {row: proxies_among(_labels_of_row(project, name, drawing, row)) for row in dict.fromkeys(rows)}
+        numbers = numbers.assign(proxies=[said[row] for row in rows])
     text = numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     _write(out.with_suffix(".csv"), text.encode())
     if project.figure(name)[1].claims:
