@@ -17,7 +17,9 @@ PRETRAIN = ROOT / "paper_tables/records/gpu/pretrain"
 
 
 def committed(start: str) -> Record:
-    (path,) = PRETRAIN.glob(f"{start}-????????.json")
+    """Of the run that is called so, with the settings of the papers' tables."""
+    drawn = {path for path in PRETRAIN.glob(f"{start}-????????.json") if '"embed_init_std": 0.6325' in path.read_text()}
+    (path,) = {*PRETRAIN.glob(f"{start}-????????.json")} - drawn
     return read_record(Path(path))
 
 

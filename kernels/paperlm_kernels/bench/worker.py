@@ -21,6 +21,7 @@ def main() -> None:
     # Whatever a library prints must not mix with the rows.
     rows = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    sys.stdout = sys.stderr  # whose lines are written at once: the last one says what the process died of
     given = json.loads(sys.argv[1])
     ops.__path__[:] = given["folders"]
     task = Task(**{**given["task"], "measures": tuple(given["task"]["measures"])})
