@@ -14,7 +14,6 @@ from support import job_environment
 from paperlm.errors import RecordError
 from paperlm.evidence import ranked
 from paperlm.files import write_sealed
-from paperlm.jobs import parse_job
 from paperlm.plan.costs import WHAT as COSTS
 from paperlm.plan.costs import Costs, like, write_costs
 from paperlm.plan.estimate import estimate, expectation, print_plan, stated_cores
@@ -356,35 +355,6 @@ def test_a_size_without_a_record_takes_time_in_proportion_to_its_operations():
     assert seconds["LLaMA-130M"] == pytest.approx(record["cost"]["wall_seconds"], rel=0.2)
     ratio = jobs["LLaMA-1B"].flops() / jobs["LLaMA-130M"].flops()
     assert seconds["LLaMA-1B"] == pytest.approx(ratio * seconds["LLaMA-130M"], rel=0.3) and ratio > 4
-
-
-def test_a_fine_tuning_at_paper_goes_at_the_pace_of_its_kind_at_scale_gpu():
-    """Records of trl count no operations: those of the job stand for them, all texts being as long as they may."""
-    project = Project({"scale": "paper", "run_missing": "yes"})
-    costs, jobs = Costs(project, "stored"), project.jobs_of("mixln_table2")
-    tunings = [job.of for job in jobs if job.of.kind == "sft" and job.of.of.kind == "pretrain"]
-    small, large = (next(job for job in tunings if job.of.size == size) for size in ("250M", "1B"))
-    per_token = [job.flops() / (job.updates(job.examples) * job.batch * job.block) for job in (small, large)]
-    weights = [job.of.flops() / (job.of.steps * job.of.global_batch * job.of.seq_len) for job in (small, large)]
-    assert per_token == pytest.approx(weights, rel=0.02), "as pre-training counts a token, with another length"
-    (path,) = (project.root / "paper_tables/records/gpu/sft").glob("*_250m-pre_ln-*.json")
-    record = json.loads(path.read_bytes())
-    assert record["outcome"] == "trained"
-    expected = record["cost"]["wall_seconds"] * small.flops() / parse_job(record["job"]).flops()
-    assert costs.of_job(small) == pytest.approx(expected, rel=0.2), "not that of one that diverged and stopped early"
-    assert costs.of_job(large) == pytest.approx(costs.of_job(small) * large.flops() / small.flops(), rel=0.5)
-
-
-def test_what_nobody_counts_takes_as_long_as_the_longest_there_in_proportion_to_the_model():
-    project = Project({"scale": "paper", "run_missing": "yes"})
-    costs = Costs(project, "stored")
-    size = lambda job: job.of.of.size if job.of.kind == "sft" else job.of.size  # noqa: E731
-    jobs = {size(job): job for job in project.jobs_of("mixln_table2") if job.kind == "lm_eval"}
-    records = [path for path in (project.root / "paper_tables/records/gpu/lm_eval").glob("*_250m-*.json")]
-    longest = max(json.loads(path.read_bytes())["cost"]["wall_seconds"] for path in records)
-    assert longest <= costs.of_job(jobs["250M"]) <= 2.5 * longest, "or that of a model half as large"
-    assert 3 < costs.of_job(jobs["1B"]) / costs.of_job(jobs["250M"]) < 6
-    assert "lm_eval as the longest of scale gpu" in costs.basis
 
 
 def test_runs_that_shared_a_card_with_others_do_not_make_the_estimate_longer(root):

@@ -151,16 +151,6 @@ def test_tables_and_figures_of_arithmetic_are_made_without_a_job(clone):
     assert "holds" in out and "CCE-TA3-1" in out, "the verdicts are shown at the end"
 
 
-def test_one_machine_has_no_limit_of_jobs_a_second_unless_another_than_snakemakes_own_is_asked_for(clone):
-    """Under one the scheduler looks for work once a second for each job that has ended."""
-    asked = "limiter = workflow.scheduler.job_rate_limiter; print('limit', limiter and limiter.max_jobs)"
-    with (clone / "Snakefile").open("a") as file:
-        file.write(f"\n\nonsuccess:\n    {asked}\n")
-    assert "limit None" in snakemake(clone, "paper_tables/cce_tableA3.csv")
-    out = snakemake(clone, "paper_tables/cce_figure2.svg", "--max-jobs-per-timespan", "50/1s")
-    assert "limit 50" in out
-
-
 @pytest.mark.slow
 def test_a_table_of_measurements_is_measured_on_a_cpu_once_and_says_so(clone):
     target = "paper_tables/cce_table1.csv"
