@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from paperlm.data.registry import DatasetName, dataset_entry
 from paperlm.data.settings import ItemData
 from paperlm.jobs.base import Beta, Job, Seed
-from paperlm.models.sizes import flops_per_token
 
 Numerics = Literal["fp32", "fp32_master", "pure_bf16"]
 """fp32: everything; fp32_master: float32 weights and products in bfloat16 (autocast); pure_bf16: weights, gradients and
@@ -72,8 +71,7 @@ class Training(Job):
         if model is None:
             return None
         examples, texts, ids = self.most()
-        shape = (model.hidden_size, model.intermediate_size, model.n_layers, model.vocab_size)
-        return flops_per_token(*shape, ids) * self.updates(examples) * self.batch * texts * ids
+        return model.flops_of_a_token(ids) * self.updates(examples) * self.batch * texts * ids
 
     def updates(self, examples: int) -> int:
         """Updates of a training on so many examples; an epoch's last update may have fewer than `batch`."""

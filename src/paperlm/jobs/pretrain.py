@@ -233,12 +233,13 @@ class Pretrain(Job):
     def data(self) -> list[DataSettings]:
         return [self.token_data()]
 
+    def flops_of_a_token(self, ids: int) -> float:
+        """To train the model on one of a text of so many ids, as `flops_per_token` counts them."""
+        return flops_per_token(self.hidden_size, self.intermediate_size, self.n_layers, self.vocab_size, ids)
+
     def flops(self) -> float:
-        """Of training: per token as `flops_per_token` counts them, over all token slots."""
-        per_token = flops_per_token(
-            self.hidden_size, self.intermediate_size, self.n_layers, self.vocab_size, self.seq_len
-        )
-        return per_token * self.steps * self.global_batch * self.seq_len
+        """Of training, over all token slots."""
+        return self.flops_of_a_token(self.seq_len) * self.steps * self.global_batch * self.seq_len
 
     def unshared(self, processes: int) -> str:
         if processes > 1 and self.optimizer == "lomo":

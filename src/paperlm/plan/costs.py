@@ -21,7 +21,6 @@ from paperlm.errors import PaperLMError, RecordError
 from paperlm.files import glance, glance_lines, read_sealed, write_sealed
 from paperlm.frozen import Frozen
 from paperlm.jobs import Job, job_kinds, parse_job
-from paperlm.models.sizes import flops_per_token
 from paperlm.plan.project import Project
 from paperlm.record.calibration import Calibration, calibrated, stored
 from paperlm.record.environment import cpu_name
@@ -84,9 +83,10 @@ class Costs:
         size = _of_a_token(job) if found is None else None
         if size and (paces := self._elsewhere_uncounted.get(job.kind)):
             # where nobody counts its operations: what the longest took, in proportion for a larger model
-            found = max(pace.rate * max(pace.flops, size) for pace in _nearest(paces, size))
+            near = _nearest(paces, size)
+            found = max(pace.rate * max(pace.flops, size) for pace in near)
             self._uncounted |= {job.kind}
-            self._other_scales |= {pace.scale for pace in _nearest(paces, size)}
+            self._other_scales |= {pace.scale for pace in near}
         return found
 
     def of_measurement(self, op: str, case: str) -> float | None:
@@ -302,10 +302,7 @@ def _counted(kind: str) -> bool:
 def _of_a_token(job: Job) -> float | None:
     """Operations to train on a token of the model that a job works on; None for one from elsewhere."""
     model = next((one for one in (job, *job.ancestors()) if one.kind == "pretrain"), None)
-    if model is None:
-        return None
-    shape = (model.hidden_size, model.intermediate_size, model.n_layers, model.vocab_size)
-    return flops_per_token(*shape, model.seq_len)
+    return model.flops_of_a_token(model.seq_len) if model else None
 
 
 @dataclass(frozen=True)

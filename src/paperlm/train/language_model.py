@@ -23,7 +23,6 @@ from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.models.llama import IGNORE_INDEX, PaperLlamaConfig, PaperLlamaForCausalLM
 from paperlm.models.losses import MATERIALISED
 from paperlm.models.quantized import fuse_norms
-from paperlm.models.sizes import flops_per_token
 from paperlm.result import Result, Series
 from paperlm.train import checkpoint
 from paperlm.train.distributed import World, start_world
@@ -266,7 +265,7 @@ def _result(made: Pretrain | ContinuePretrain, engine: Engine, ended: str) -> Re
         metrics |= of_weights(job, task.model)
     if job.curve == "every_update":
         metrics["ppl_sequences"] = final.ppl_sequences() if final else None
-    per_token = flops_per_token(job.hidden_size, job.intermediate_size, job.n_layers, job.vocab_size, job.seq_len)
+    per_token = job.flops_of_a_token(job.seq_len)
     leaks = ["leaks the future: this preset's statistics span the sequence"] if job.method().leaks_future else []
     return Result(
         outcome=ended,
