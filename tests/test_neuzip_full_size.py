@@ -26,7 +26,7 @@ OUT_OF_MEMORY = {
 }  # fmt: skip
 
 
-def written(folder, numbers, batch=2, loss=None):
+def written(folder, numbers, batch=2, loss=None, weights=None):
     """Rows as the benchmark writes them; what is not among the numbers did not fit under the cap."""
     lines = []
     for case in CASE:
@@ -44,6 +44,7 @@ def written(folder, numbers, batch=2, loss=None):
             for metric, unit, value, more in (
                 ("time", "ms", ms, {"measure": "update", "per_second": rate}),
                 ("loss", "nats per token", (loss or {}).get(name, 11.5), {}),
+                ("weights_hash", "last six digits of sha256", (weights or {}).get(name, 968_939), {}),
                 ("memory", "GiB", memory, {}),
                 ("resident", "GiB", 0.8 * memory, {}),
             ):
@@ -87,6 +88,15 @@ def test_claims_on_memory_and_speed_hold_of_the_printed_numbers_and_fail_of_wors
     wrong = judged(written(tmp_path / "worse", PRINTED | {"neuzip": slow}, loss={"neuzip": 11.6}))
     assert {wrong[f"NEU-T1F-{n}", "Llama-3 8B"] for n in (1, 3, 4, 5)} == {"fails"}
     assert wrong["NEU-T1F-6", ""] == wrong["NEU-T1F-7", ""] == wrong["NEU-T1F-8", ""] == "fails"
+
+
+def test_weights_of_another_hash_fail_though_losses_are_the_same(tmp_path):
+    both = PRINTED | {"neuzip keep": PRINTED["neuzip"]}
+    assert judged(written(tmp_path, both))["NEU-T1F-1w", "Llama-3 8B"] == "holds"
+    for other in ("neuzip", "neuzip keep", "lomo"):
+        (tmp_path / other).mkdir()
+        wrong = judged(written(tmp_path / other, both, weights={other: 968_938}))
+        assert (wrong["NEU-T1F-1w", "Llama-3 8B"], wrong["NEU-T1F-1", "Llama-3 8B"]) == ("fails", "holds")
 
 
 def test_updates_of_another_size_than_declared_are_refused(tmp_path):
