@@ -49,6 +49,26 @@ def test_layers_that_share_an_input_become_one_with_a_scale_each():
         TernaryLinear.from_linear(q, latent(8, 96, bias=True))
 
 
+class NormedLinear(nn.Linear):
+    """A BitLinear as the authors' tips have it: its norm is inside."""
+
+    def __init__(self, width, rows):
+        super().__init__(width, rows, bias=False)
+        self.norm = nn.RMSNorm(width)
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+
+def test_a_layer_with_a_norm_of_its_own_is_refused_for_it_would_be_dropped_unseen():
+    layer = NormedLinear(96, 64)
+    with pytest.raises(ValueError, match=r"NormedLinear has norm.weight beside weight and bias"):
+        TernaryLinear.from_linear(layer)
+    layer.norm = nn.RMSNorm(96, elementwise_affine=False)
+    with pytest.raises(ValueError, match="NormedLinear has norm beside"):
+        TernaryLinear.from_linear(latent(8, 96), layer)
+
+
 def test_it_is_kept_in_safetensors_in_two_bits_a_weight_and_loaded_as_it_was(tmp_path):
     layer = TernaryLinear.from_linear(latent(256, 1024))
     save_file(layer.state_dict(), tmp_path / "layer.safetensors")

@@ -48,7 +48,21 @@ class TernaryLinear(nn.Module):
     @classmethod
     def from_linear(cls, *linears: nn.Linear, **options: object) -> TernaryLinear:
         """A layer for the latent weights of one `nn.Linear`, or of several that share their input, each with its own
-        scale; their outputs follow each other. Options are those of the class. Raises ValueError for biases in some."""
+        scale; their outputs follow each other. Options are those of the class.
+
+        A subclass that quantizes in its `forward` is taken for its weight and bias. Raises ValueError for biases in
+        some, and for a layer that has more than these two: a norm of its own would be dropped unseen. (One without
+        weights of its own cannot be seen: keep it in front as well.)
+        """
+        for linear in linears:
+            if more := sorted(n for n, _ in linear.named_parameters() if n not in ("weight", "bias")) or sorted(
+                n for n, _ in linear.named_children()
+            ):
+                raise ValueError(
+                    f"{type(linear).__name__} has {', '.join(more)} beside weight and bias, which a packed layer would "
+                    "drop: put its norm in front, nn.Sequential(layer.norm, TernaryLinear.from_linear(plain)), with "
+                    "`plain` an nn.Linear of its weight"
+                )
         biases: Sequence[Tensor | None] = [linear.bias for linear in linears]
         if any(b is None for b in biases) != all(b is None for b in biases):
             raise ValueError("some of the layers have a bias and some have none; make one of each kind")
