@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -89,12 +90,16 @@ def test_jobs_that_need_a_gpu_share_the_gpus_whatever_cores_there_are(root, monk
     assert f"about {minutes} minutes on {on} by recorded costs" in expectation(plan, [TABLE], 8, None)
 
 
-def test_a_plan_without_a_job_says_that_a_card_or_a_word_is_missing(root, monkeypatch):
+def test_a_plan_without_a_job_says_that_a_card_or_a_word_is_missing_and_what_is_made_elsewhere(root, monkeypatch):
     monkeypatch.setattr("paperlm.plan.state.visible_gpus", lambda: [])
-    line = expectation(plan_of(root, "paper"), ["bitnet_table1"], 1, None)
-    assert line.startswith("nothing to make at scale paper: ") and "--config run_missing=yes plans those" in line
     asked = Workflow(Project({"scale": "paper", "run_missing": "yes"}, root))
-    assert "jobs to make" in expectation(asked, ["bitnet_table1"], 1, None)
+    jobs = expectation(asked, ["bitnet_table1"], 1, None)
+    assert re.search(r"\d+ jobs to make; .*\n(.*\n)*  \d+ pretrain of .*: \d+ GPUs each, \d+ GB of memory, .* hours", jobs)
+    for config, why in (({}, "no GPU is seen on this machine"), ({"run_missing": "no"}, "run_missing=no")):
+        plan = Workflow(Project({"scale": "paper", **config}, root))
+        line, _, more = expectation(plan, ["bitnet_table1"], 1, None).partition("\n")
+        assert line == f"nothing to make at scale paper, since {why}; elsewhere, or with --config run_missing=yes:"
+        assert more == jobs
 
 
 def test_the_nodes_of_a_cluster_count_in_place_of_this_machines_cores(root):
@@ -379,7 +384,7 @@ def test_what_is_said_in_place_of_a_plan_is_plain_text_on_a_terminal_too(root, m
     monkeypatch.setenv("FORCE_COLOR", "1")
     print_plan(Project({"scale": "paper"}, root), ["bitnet_table1"], 1)
     said = capsys.readouterr().out
-    assert said.startswith("nothing to make at scale paper: ") and "\x1b" not in said
+    assert said.startswith("nothing to make at scale paper, since ") and "\x1b" not in said.partition("\n")[0]
 
 
 def test_a_kind_that_computes_on_no_card_asks_for_none_and_one_without_records_says_what_it_is_granted():

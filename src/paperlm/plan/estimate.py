@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -164,10 +164,11 @@ def print_plan(project: Project, names: Sequence[str], cores: int | None, each: 
 
     each: a line for every job, in place of one for those that ask for the same.
     """
-    console, plan = Console(), Workflow(project)
-    found = estimate(plan, names, "measured")
+    console = Console()
+    said, plan, found = _here_or_elsewhere(Workflow(project), lambda plan: estimate(plan, names, "measured"))
+    if said:
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
     if not found.kinds:
-        console.print(_nothing(plan), highlight=False)
         return
     grid = Table(title=f"jobs to make at scale {project.scale.scale}", title_justify="left")
     for column in ("kind", "jobs", "minutes, one after the other"):
@@ -188,22 +189,31 @@ def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: 
     cores: None for those of this machine. nodes: jobs at a time of a cluster, None without one. RecordError for a
     damaged file of the reference.
     """
-    found = estimate(plan, names, "stored", here=not nodes)
+    said, plan, found = _here_or_elsewhere(plan, lambda plan: estimate(plan, names, "stored", here=not nodes))
     if not found.kinds:
-        return _nothing(plan)
+        return said
+    lines = [said] if said else []
     side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, found, cores)
     if found.most:
-        return "\n".join([found.line(*side_by_side), *(f"  {line}" for line in found.asks())])
+        return "\n".join([*lines, found.line(*side_by_side), *(f"  {line}" for line in found.asks())])
     kinds = ", ".join(f"{len(each)} {kind}" for kind, each in found.kinds.items())
-    return f"{found.line(*side_by_side)} ({kinds})"
+    return "\n".join([*lines, f"{found.line(*side_by_side)} ({kinds})"])
 
 
-def _nothing(plan: Workflow) -> str:
-    """Why there are no jobs to make, and what plans them all the same."""
-    there = f"nothing to make at scale {plan.project.scale.scale}: every record is there"
-    if plan.state.makes_missing:
-        return there
-    return f"{there}, or none is made on this machine (--config run_missing=yes plans those that are missing)"
+def _here_or_elsewhere(plan: Workflow, of: Callable[[Workflow], Estimate]) -> tuple[str, Workflow, Estimate]:
+    """What is said before an estimate, and the estimate with its plan: of this machine; where that makes nothing since
+    a GPU or a word is missing, of one that makes what has no record."""
+    found, nothing = of(plan), f"nothing to make at scale {plan.project.scale.scale}"
+    if found.kinds:
+        return "", plan, found
+    config = plan.project.config
+    if not plan.state.makes_missing:
+        why = "run_missing=no" if config.run_missing == "no" else "no GPU is seen on this machine"
+        plan = Workflow(Project(config.model_copy(update={"run_missing": "yes"}), plan.project.root))
+        found = of(plan)
+        if found.kinds:
+            return f"{nothing}, since {why}; elsewhere, or with --config run_missing=yes:", plan, found
+    return f"{nothing}: every record is there", plan, found
 
 
 def stated_cores(arguments: Sequence[str], cores: int | None) -> int | None:
