@@ -200,7 +200,8 @@ def _diff_row(project: Project, name: str, place: Place, measured: Measured, pri
         memory = "out of memory" in measured.outcome
         said = "out of memory" if memory else NOT_RUN
         reason = measured.outcome or _why_not_measured(project)
-        verdict = "out of memory as published" if printed == OUT_OF_MEMORY else "differs" if printed else NOT_RUN
+        # a dash stands in the other columns of what did not fit
+        verdict = "out of memory as published" if printed in (OUT_OF_MEMORY, "-") else "differs" if printed else NOT_RUN
         return DiffRow(**common, regenerated=said, verdict=verdict if memory else NOT_RUN, reason=reason)
     value, reference = statistics.fmean(measured.values), number(printed)
     shown = {
