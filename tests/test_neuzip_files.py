@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from paperlm_kernels.neuzip import ContainerError
 from paperlm_kernels.neuzip.__main__ import main
-from paperlm_kernels.neuzip.files import PackedFile, unpack_file
+from paperlm_kernels.neuzip.files import HEAD, PackedFile, unpack_file
+from paperlm_kernels.neuzip.safetensors_file import entries
 from safetensors.torch import load_file, save_file
 from support_neuzip import gaussian, same_bits
 
@@ -110,6 +112,79 @@ def test_a_damaged_safetensors_file_is_refused(header, tmp_path, capsys):
     for data in (b"", b"short", struct.pack("<Q", 2**60) + bytes(40)):
         path.write_bytes(data)
         assert main(["pack", str(path)]) == 2
+
+
+NO_NUMBERS = ["1e400", "-1e400", "NaN", "1.0", "-1", "true", "null", '"1"', "[1]", "9" * 5000, "[" * 9**5 + "]" * 9**5]
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, str(2**64)], ids=lambda v: v[:12])
+@pytest.mark.parametrize("field", ["shape", "data_offsets"])
+def test_sizes_and_offsets_of_a_safetensors_header_that_are_no_whole_numbers_are_refused(field, value):
+    right = {"shape": "[2]", "data_offsets": "[0, 4]"}
+    for forged in (value, f"[{value}]", f"[0, {value}]", f"[{value}, 4]"):
+        fields = ", ".join(f'"{key}": {text}' for key, text in (right | {field: forged}).items())
+        with pytest.raises(ValueError, match="damaged"):
+            entries(f'{{"a": {{"dtype": "BF16", {fields}}}}}')
+
+
+def test_sizes_that_nobody_can_count_are_refused_at_once():
+    for sizes in ([0, 2**62, 4], [2**62, 4, 0], [0, 2**63], [10**18] * 500_000):
+        header = json.dumps({"a": {"dtype": "BF16", "shape": sizes, "data_offsets": [0, 0]}})
+        with pytest.raises(ValueError, match="more than 9223372036854775807 elements") as refusal:
+            entries(header)
+        assert len(str(refusal.value)) < 400
+
+
+def test_a_name_that_stands_twice_in_a_header_is_refused():
+    one = '"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}'
+    assert len(entries(f"{{{one}}}")) == 1
+    for text in (f"{{{one}, {one}}}", f'{{{one[:-1]}, "dtype": "F16"}}}}'):
+        with pytest.raises(ValueError, match="there twice"):
+            entries(text)
+
+
+def with_index(data, text):
+    """A packed file with another index, whose SHA-256 fits."""
+    *fields, start, _, _ = HEAD.unpack_from(data)
+    return HEAD.pack(*fields, start, len(text), hashlib.sha256(text).digest()) + data[HEAD.size : start] + text
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda v: v[:12])
+@pytest.mark.parametrize("field", ["offset", "length"])
+def test_places_in_the_index_of_a_packed_file_that_are_no_whole_numbers_are_refused(field, value, model, capsys):
+    main(["pack", str(model)])
+    path = model.with_suffix(".nzm")
+    data = path.read_bytes()
+    index = json.loads(data[HEAD.unpack_from(data)[3] :])
+    index["tensors"]["ids"][field] = "here"
+    path.write_bytes(with_index(data, json.dumps(index).replace('"here"', value).encode()))
+    with pytest.raises(ContainerError, match="pack the file anew"):
+        PackedFile(path)
+    assert main(["inspect", str(path)]) == 2 and "pack the file anew" in capsys.readouterr().err
+
+
+def test_an_index_of_two_tensors_at_one_place_or_one_twice_or_half_a_letter_is_refused(model):
+    main(["pack", str(model)])
+    path = model.with_suffix(".nzm")
+    data = path.read_bytes()
+    index = json.loads(data[HEAD.unpack_from(data)[3] :])
+    path.write_bytes(with_index(data, json.dumps(index).encode()))
+    unpack_file(path, model.with_name("again.safetensors"))
+    assert model.with_name("again.safetensors").read_bytes() == model.read_bytes()
+    tensors, header = index["tensors"], index["safetensors_header"]
+    for forged, says in (
+        (index | {"tensors": tensors | {"ids": tensors["scale"]}}, "upon another"),
+        (index | {"safetensors_header": header.replace("the tests", "\ud800")}, "surrogates not allowed"),
+        (index | {"safetensors_header": json.loads(header)}, "pack the file anew"),
+        (index | {"safetensors_header": "[" * 9**5}, "recursion"),
+    ):
+        path.write_bytes(with_index(data, json.dumps(forged).encode()))
+        with pytest.raises(ContainerError, match=says):
+            PackedFile(path)
+    twice = json.dumps(index).replace('"ids":', '"scale":', 1)
+    path.write_bytes(with_index(data, twice.encode()))
+    with pytest.raises(ContainerError, match="'scale' is there twice"):
+        PackedFile(path)
 
 
 def test_tensors_are_read_one_at_a_time(model):

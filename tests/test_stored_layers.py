@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from functools import partial
 
 import pytest
@@ -23,7 +24,9 @@ from paperlm_kernels.stored import (
     stored_weights,
     weight_bytes,
 )
+from paperlm_kernels.stored.files import _digest
 from paperlm_kernels.stored.weight import StoredWeight
+from safetensors import safe_open
 from safetensors.torch import save_file
 from support_stored import MODELS, STORES, CodedStore, ZippedStore, batch, build
 from torch import nn
@@ -277,6 +280,66 @@ def test_no_byte_of_a_compressed_file_can_change_unseen(tmp_path):
     for at in [*range(0, len(data), len(data) // 40), data.index(b"x32"), head]:
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(ValueError, match=r"model\.safetensors: .*save the model again"):
+            list(read_packed(path))
+
+
+def forged(path, **changes):
+    """The file with other metadata and tensors, and a SHA-256 that fits."""
+    with safe_open(path, framework="pt") as file:
+        names = file.keys()
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in names}
+    metadata.pop("sha256")
+    metadata |= {key: value for key, value in changes.items() if isinstance(value, str)}
+    tensors |= {key: value for key, value in changes.items() if isinstance(value, torch.Tensor)}
+    save_file(tensors, path, metadata | {"sha256": _digest(metadata, tensors, tensors.__getitem__)})
+
+
+@pytest.mark.parametrize(
+    "described",
+    ["1000000 24x32", f"{10**15} 24x32", "1e400 24x32", "1_0 24x32", "+1 24x32", "0 24x32", "-1 24x32", "true 24x32",
+     "\u0661 24x32", "1 24.0x32", "1 -24x-32", f"1 0x{2**62}x4", f"1 0x{2**63}", "1 " + "9" * 5000, "1", "", "1 24x"],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_blocks_and_sizes_in_metadata_that_the_file_does_not_have_are_refused_at_once(described, tmp_path):
+    path = tmp_path / "model.safetensors"
+    model = nn.Sequential(nn.Linear(32, 24, bias=False)).bfloat16()
+    convert(model, CodedStore, "all")
+    save_packed(model, path)
+    forged(path, **{"packed:0.weight": "1 24x32"})
+    assert [name for name, _ in read_packed(path)] == ["0.weight"]
+    forged(path, **{"packed:0.weight": described})
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"model\.safetensors: .*0\.weight .*save the model again"):
+        list(read_packed(path))
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000  # a million names are more than 50
+    tracemalloc.stop()
+
+
+def test_a_weight_that_is_there_twice_is_refused_whatever_was_sealed(tmp_path):
+    path = tmp_path / "model.safetensors"
+    model = nn.Sequential(nn.Linear(32, 24, bias=False)).bfloat16()
+    convert(model, CodedStore, "all")
+    save_packed(model, path)
+    whole = path.read_bytes()
+    forged(path, **{"0.weight": torch.zeros(24, 32)})
+    with pytest.raises(ValueError, match=r"model\.safetensors: 0\.weight is there both packed and plain"):
+        list(read_packed(path))
+    forged(path, **{"0.weight": torch.zeros(0), "0.weight.0": torch.zeros(24, 32)})
+    with pytest.raises(ValueError, match="both packed and plain"):
+        list(read_packed(path))
+    path.write_bytes(whole)
+    forged(path, **{"0.weight.0": torch.zeros(24, 32, dtype=BF16)})
+    with pytest.raises(ValueError, match=r"0\.weight\.0 is of torch\.bfloat16, not the bytes of a container"):
+        list(read_packed(path))
+    forged(path, **{"0.weight.0": torch.zeros(200, dtype=torch.uint8)})
+    with pytest.raises(ValueError, match=r"model\.safetensors: 0\.weight\.0 is no container"):
+        list(read_packed(path))
+    length = int.from_bytes(whole[:8], "little")
+    header = whole[8 : 8 + length].decode().rstrip()
+    for one in ('"packed:0.weight":"1 24x32"', header[header.index('"0.weight.0"') : -1]):
+        twice = header.replace(one, f"{one},{one}").encode()
+        path.write_bytes(len(twice).to_bytes(8, "little") + twice + whole[8 + length :])
+        with pytest.raises(ValueError, match="is there twice"):
             list(read_packed(path))
 
 

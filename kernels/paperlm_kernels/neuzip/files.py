@@ -23,7 +23,15 @@ from torch import Tensor
 from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.errors import ContainerError
 from paperlm_kernels.neuzip.record import Packed, from_bytes, pack
-from paperlm_kernels.neuzip.safetensors_file import PACKED, Entry, SafetensorsFile, entries
+from paperlm_kernels.neuzip.safetensors_file import (
+    PACKED,
+    UNREADABLE,
+    Entry,
+    SafetensorsFile,
+    entries,
+    read_json,
+    whole_number,
+)
 
 MAGIC = b"\x89NZM\r\n\x1a\n"
 VERSION = 1
@@ -101,20 +109,29 @@ class PackedFile:
         if hashlib.sha256(text).digest() != digest:
             raise ContainerError(f"the index of {path.name} has another SHA-256: damaged; take another copy")
         try:
-            index = json.loads(text)
-            self.header = str(index["safetensors_header"])
+            index = read_json(text)
+            self.header: str = index["safetensors_header"]
             self.entries = entries(self.header)
+            self.header.encode()  # half of a pair of surrogates is none that `unpack` could write
             self._places = {
-                str(name): (int(e["offset"]), int(e["length"]), str(e["sha256"]))
+                name: (
+                    whole_number(e["offset"], f"the offset of tensor {name!r}"),
+                    whole_number(e["length"], f"the length of tensor {name!r}"),
+                    str(e["sha256"]),
+                )
                 for name, e in index["tensors"].items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as reason:
+        except UNREADABLE as reason:
             raise ContainerError(f"the index of {path.name} cannot be read ({reason}); pack the file anew") from reason
         if {e.name for e in self.entries} != set(self._places):
             raise ContainerError(f"the index of {path.name} has other tensors than its header; pack the file anew")
-        for name, (start, size, _) in self._places.items():
-            if start < HEAD.size or size < 0 or start + size > offset:
-                raise ContainerError(f"tensor {name!r} lies outside of {path.name}; pack the file anew")
+        end = HEAD.size
+        for name, (start, size, _) in sorted(self._places.items(), key=lambda item: item[1][:2]):
+            if start < end or start + size > offset:
+                raise ContainerError(
+                    f"tensor {name!r} lies outside of {path.name}, or upon another; pack the file anew"
+                )
+            end = start + size
 
     def raw(self, entry: Entry) -> bytes:
         """What is stored of a tensor, compared with its SHA-256."""

@@ -1,9 +1,11 @@
-"""Damages containers in every way it knows, and sees that each is refused, or decoded inside of its buffers.
+"""Damages containers and files of them in every way it knows, and sees that each is refused, or decoded inside of its
+buffers.
 
     python -m paperlm_kernels.neuzip.fuzz --mutations 1000000 --out outcomes.json
 
 A mutation is refused with a ContainerError, or changes no weight. One whose checksums were made to fit again (as nobody
-does by accident) may change weights, but raises nothing else; NumPy looks at every index.
+does by accident) may change weights, but raises nothing else; NumPy looks at every index. Three of ten mutations are of
+files (`fuzz_files`): `.nzm`, safetensors, which has no checksum, and those of `save_packed`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import collections
 import json
 import struct
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -21,8 +24,12 @@ import torch
 
 from paperlm_kernels.bench.rows import commit_id
 from paperlm_kernels.neuzip.errors import ContainerError
+from paperlm_kernels.neuzip.fuzz_files import FORGED, Contents, Sort, bytes_changed, damaged, sorts
 from paperlm_kernels.neuzip.record import from_bytes, pack
 
+FILES = {2: 0, 5: 1, 8: 2}
+"Last digit of a mutation's number -> the sort of file that it is of."
+UNNOTICED = "unnoticed"
 _HEADER, _ENTRY = 128, 24
 
 
@@ -60,17 +67,8 @@ def mutated(data: bytes, rng: np.random.Generator) -> tuple[str, bytearray]:
     kind = rng.choice(["bit", "bytes", "truncate", "extend", "swap", "field", "forged", "forged field"])
     out = bytearray(data)
     head = struct.unpack_from("<I", data, 12)[0]
-    if kind in ("bit", "forged"):
-        place = int(rng.integers(head if kind == "forged" else 0, len(out)))
-        out[place] ^= 1 << int(rng.integers(8))
-    elif kind == "bytes":
-        place, count = int(rng.integers(len(out))), int(rng.integers(1, 33))
-        fresh = rng.integers(0, 256, min(count, len(out) - place)).astype(np.uint8)
-        out[place : place + len(fresh)] = fresh.tobytes()
-    elif kind == "truncate":
-        del out[int(rng.integers(len(out))) :]
-    elif kind == "extend":
-        out += bytes(int(rng.integers(1, 200)))
+    if kind in ("bit", "bytes", "truncate", "extend", "forged"):
+        bytes_changed(kind, out, rng, head if kind == "forged" else 0)
     elif kind == "swap":
         sections = (head - _HEADER - 4) // _ENTRY
         i, j = (_HEADER + _ENTRY * int(k) for k in rng.integers(0, sections, 2))
@@ -98,23 +96,53 @@ def run(mutations: int, seed: int = 0, progress: bool = False) -> collections.Co
         from tqdm import tqdm
 
         rounds = tqdm(rounds, unit=" mutations")
-    for number in rounds:
-        data, weights = originals[number % len(originals)]
-        kind, changed = mutated(data, rng)
-        # a tenth without checksums: then only what keeps a decoder in its buffers is looked at
-        check = "none" if number % 10 == 9 else "full"
-        try:
-            packed = from_bytes(changed, check)
-            packed.verify()
-            found = packed.unpack()
-        except ContainerError as error:
-            outcomes[type(error).__name__] += 1
-            continue
-        same = found.dtype == torch.bfloat16 and torch.equal(found.view(torch.int16).view(-1), weights.view(-1))
-        allowed = same or kind.startswith("forged") or check == "none"
-        assert allowed, f"mutation {number} ({kind}) of seed {seed} changed weights and was not noticed"
-        outcomes["same weights" if same else "other weights"] += 1
+    with tempfile.TemporaryDirectory() as folder:
+        files = sorts(Path(folder))
+        path = Path(folder, "damaged")
+        whole = []
+        for file in files:
+            path.write_bytes(file.data)
+            whole.append(file.read(path))
+        for number in rounds:
+            if (place := FILES.get(number % 10)) is not None:
+                kind, outcome = of_file(files[place], whole[place], rng, path)
+            else:
+                # a tenth without checksums: then only what keeps a decoder in its buffers is looked at
+                kind, outcome = of_container(*originals[number % len(originals)], rng, number % 10 != 9)
+            outcomes[outcome] += 1
+            assert outcome != UNNOTICED, (
+                f"mutation {number} ({kind}) of seed {seed} changed weights and was not noticed"
+            )
     return outcomes
+
+
+def of_container(data: bytes, weights: torch.Tensor, rng: np.random.Generator, checked: bool) -> tuple[str, str]:
+    """A kind of damage to a container, and its outcome."""
+    kind, changed = mutated(data, rng)
+    try:
+        packed = from_bytes(changed, "full" if checked else "none")
+        packed.verify()
+        found = packed.unpack()
+    except ContainerError as error:
+        return kind, type(error).__name__
+    same = found.dtype == torch.bfloat16 and torch.equal(found.view(torch.int16).view(-1), weights.view(-1))
+    allowed = kind.startswith("forged") or not checked
+    return kind, "same weights" if same else "other weights" if allowed else UNNOTICED
+
+
+def of_file(file: Sort, whole: Contents, rng: np.random.Generator, path: Path) -> tuple[str, str]:
+    """The same of a file. One in which a name stands twice is refused, whatever was made to fit."""
+    kind, changed = damaged(file, rng, path)
+    path.write_bytes(changed)
+    try:
+        found = file.read(path)
+    except file.refusal as error:
+        return f"{kind}, {file.name}", type(error).__name__
+    names = [name for name, *_ in found]
+    allowed = kind in FORGED or not file.digest
+    unnoticed = kind == "twice" or len(set(names)) < len(names) or not (found == whole or allowed)
+    outcome = UNNOTICED if unnoticed else "same weights" if found == whole else "other weights"
+    return f"{kind}, {file.name}", outcome
 
 
 def main() -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import mmap
+import reprlib
 import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,10 @@ SIZES = {
 }  # fmt: skip
 PACKED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 "Those that a container can hold."
+MOST_ELEMENTS = 2**63 - 1
+"That PyTorch can count."
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"What JSON raises that somebody has forged: RecursionError where it is nested too deep."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,26 +43,67 @@ class Entry:
     end: int
 
 
+def read_json(text: str | bytes) -> Any:
+    """JSON in which no name stands twice. Raises one of UNREADABLE: of two values of a name Python takes the last, and
+    another reader perhaps the first."""
+    return json.loads(text, object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is there twice")
+        found[name] = value
+    return found
+
+
+def whole_number(value: Any, place: str) -> int:
+    """A number of bytes or elements, as it is. Raises ValueError for another, also for 1.0 and true, which no writer
+    gives: 1e400 is infinity."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{place} is {reprlib.repr(value)}, not a whole number from 0 on")
+    return value
+
+
+def elements(shape: Sequence[int]) -> int:
+    """Of a tensor of these sizes.
+
+    Raises ValueError for sizes that PyTorch cannot count, where an axis of 0 makes no room for others of any size; at
+    the first that is too much, as the product of all that a forged header has room for would take hours.
+    """
+    count = 1
+    for size in shape:
+        count *= max(1, size)
+        if count > MOST_ELEMENTS:
+            raise ValueError(f"sizes {reprlib.repr(tuple(shape))} are of more than {MOST_ELEMENTS} elements")
+    return 0 if 0 in shape else count
+
+
+def _entry(name: str, described: Any) -> Entry:
+    shape, offsets = described["shape"], described["data_offsets"]
+    if type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
+        raise ValueError(f"tensor {name!r} has no list as its shape, or no two data_offsets")
+    sizes = tuple(whole_number(n, f"a size of tensor {name!r}") for n in shape)
+    elements(sizes)
+    return Entry(
+        name, str(described["dtype"]), sizes, *(whole_number(n, f"an offset of tensor {name!r}") for n in offsets)
+    )
+
+
 def entries(header: str) -> list[Entry]:
     """Tensors of a header, by place. Raises ValueError for one that is damaged."""
     try:
-        known = json.loads(header)
-        found = [
-            Entry(name, str(e["dtype"]), tuple(int(n) for n in e["shape"]), *(int(n) for n in e["data_offsets"]))
-            for name, e in known.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, TypeError, KeyError, AttributeError) as reason:
+        found = [_entry(name, e) for name, e in read_json(header).items() if name != "__metadata__"]
+    except UNREADABLE as reason:
         raise ValueError(f"no header of a safetensors file ({reason}); the file is damaged, or another") from reason
     place = 0
     for e in sorted(found, key=lambda entry: (entry.start, entry.end)):
-        if e.dtype not in SIZES or e.start != place or e.end - e.start != math.prod(e.shape) * SIZES[e.dtype]:
+        if e.dtype not in SIZES or e.start != place or e.end - e.start != elements(e.shape) * SIZES[e.dtype]:
             raise ValueError(
-                f"tensor {e.name!r} of {e.dtype} {e.shape} at {e.start} to {e.end} of the file: damaged, or of a dtype "
-                f"that is not known here ({', '.join(SIZES)})"
+                f"tensor {e.name!r} of {reprlib.repr(e.dtype)} {reprlib.repr(e.shape)} at {e.start} to {e.end} of the "
+                f"file: damaged, or of a dtype that is not known here ({', '.join(SIZES)})"
             )
-        if any(n < 0 for n in e.shape):
-            raise ValueError(f"tensor {e.name!r} of shape {e.shape}: the file is damaged")
         place = e.end
     return sorted(found, key=lambda entry: (entry.start, entry.end))
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+import reprlib
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
 import torch
@@ -59,8 +62,6 @@ def read_packed(path: str | Path) -> Iterator[tuple[str, Tensor]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    from paperlm_kernels.neuzip import from_bytes
-
     try:
         file = safe_open(path, framework="pt")
     except FileNotFoundError:
@@ -71,24 +72,75 @@ def read_packed(path: str | Path) -> Iterator[tuple[str, Tensor]]:
         metadata, names = file.metadata() or {}, set(file.keys())
         if (metadata.get("container"), metadata.get("container_version")) != (FORMAT, VERSION):
             raise ValueError(f"{path}: not written by save_packed (version {VERSION}); load it as a plain checkpoint")
-        if metadata.pop("sha256", None) != _digest(metadata, names, file.get_tensor):
+        _refuse_header(path)
+        try:
+            digest = _digest({k: v for k, v in metadata.items() if k != "sha256"}, names, file.get_tensor)
+        except SafetensorError as error:
+            raise ValueError(f"{path}: a tensor cannot be read ({error}); save the model again") from None
+        if metadata.get("sha256") != digest:
             raise ValueError(f"{path}: damaged, its content has another SHA-256; save the model again")
-        for key, described in metadata.items():
-            if not key.startswith("packed:"):
-                continue
-            name = key.removeprefix("packed:")
-            count, shape = _described(path, name, described)
-            parts = [f"{name}.{index}" for index in range(count)]
-            if missing := [part for part in parts if part not in names]:
-                raise ValueError(f"{path}: {missing[0]} is missing; save the model again")
-            blocks = [from_bytes(file.get_tensor(part).numpy().tobytes()).unpack() for part in parts]
-            values = blocks[0] if count == 1 else torch.cat(blocks)
-            if values.numel() != torch.Size(shape).numel():
-                raise ValueError(f"{path}: {name} holds {values.numel()} values, its sizes are {shape}; save it again")
-            names -= set(parts)
-            yield name, values.view(shape)
-        for name in sorted(names):
+        packed = _packed_names(path, metadata, names)
+        for name, (parts, shape) in packed.items():
+            yield name, _unpacked(path, name, ((part, file.get_tensor(part)) for part in parts), shape)
+        for name in sorted(names.difference(*(parts for parts, _ in packed.values()))):
             yield name, file.get_tensor(name)
+
+
+def _refuse_header(path: str | Path) -> None:
+    """ValueError for what safetensors passes over: a name that is there twice, of which it reads one, and sizes beyond
+    what PyTorch counts, of which it raises a TypeError."""
+    from paperlm_kernels.neuzip.safetensors_file import elements, read_json
+
+    with Path(path).open("rb") as file:
+        header = file.read(struct.unpack("<Q", file.read(8))[0])
+    try:
+        for name, described in read_json(header.decode()).items():
+            elements(described["shape"] if name != "__metadata__" else ())
+    except ValueError as reason:
+        raise ValueError(f"{path}: the header is damaged ({reason}); save the model again") from reason
+
+
+def _packed_names(
+    path: str | Path, metadata: Mapping[str, str], names: Set[str]
+) -> dict[str, tuple[list[str], tuple[int, ...]]]:
+    """Of each weight that is packed, the names of its containers and its sizes, from metadata."""
+    found = {}
+    for key, described in metadata.items():
+        if not key.startswith("packed:"):
+            continue
+        name = key.removeprefix("packed:")
+        count, shape = _described(path, name, described)
+        if name in names:
+            raise ValueError(f"{path}: {name} is there both packed and plain; save the model again")
+        # before a list of as many names as somebody may have written there
+        if count > len(names):
+            raise ValueError(f"{path}: {name} has {count} blocks, the file {len(names)} tensors; save the model again")
+        parts = [f"{name}.{index}" for index in range(count)]
+        if missing := [part for part in parts if part not in names]:
+            raise ValueError(f"{path}: {missing[0]} is missing; save the model again")
+        found[name] = parts, shape
+    return found
+
+
+def _unpacked(path: str | Path, name: str, blocks: Iterable[tuple[str, Tensor]], shape: tuple[int, ...]) -> Tensor:
+    """A weight of the bytes of its containers, each with its name."""
+    from paperlm_kernels.neuzip import ContainerError, from_bytes
+    from paperlm_kernels.neuzip.safetensors_file import elements
+
+    found = []
+    for part, data in blocks:
+        if data.dtype != torch.uint8:
+            raise ValueError(f"{path}: {part} is of {data.dtype}, not the bytes of a container; save the model again")
+        try:
+            found.append(from_bytes(data.numpy().tobytes()).unpack().view(-1))
+        except ContainerError as reason:
+            raise ValueError(f"{path}: {part} is no container ({reason}); save the model again") from reason
+    if len({values.dtype for values in found}) > 1:
+        raise ValueError(f"{path}: blocks of {name} are of several dtypes; save the model again")
+    values = found[0] if len(found) == 1 else torch.cat(found)
+    if values.numel() != elements(shape):
+        raise ValueError(f"{path}: {name} holds {values.numel()} values, its sizes are {shape}; save the model again")
+    return values.view(shape)
 
 
 def _digest(metadata: Mapping[str, str], names: Iterable[str], tensor: Callable[[str], Tensor]) -> str:
@@ -102,15 +154,20 @@ def _digest(metadata: Mapping[str, str], names: Iterable[str], tensor: Callable[
 
 
 def _described(path: str | Path, name: str, text: str) -> tuple[int, tuple[int, ...]]:
-    """Blocks and sizes of a container, from metadata."""
+    """Blocks and sizes of a container, from metadata, in digits alone: `int` takes 1_0, +1 and digits of any script."""
+    from paperlm_kernels.neuzip.safetensors_file import elements
+
     try:
+        if not re.fullmatch("[1-9][0-9]{0,18} [0-9]{1,19}(x[0-9]{1,19})*", text):
+            raise ValueError("no number of blocks and sizes")
         count, sizes = text.split()
-        found = int(count), tuple(map(int, sizes.split("x")))
-    except ValueError:
-        found = 0, ()
-    if found[0] < 1 or min(found[1], default=-1) < 0:
-        raise ValueError(f"{path}: sizes of {name} are {text!r}; the file is damaged, save the model again")
-    return found
+        shape = tuple(map(int, sizes.split("x")))
+        elements(shape)
+    except ValueError as reason:
+        raise ValueError(
+            f"{path}: sizes of {name} are {reprlib.repr(text)} ({reason}); the file is damaged, save the model again"
+        ) from reason
+    return int(count), shape
 
 
 def _packed_blocks(store: WeightStore) -> list[PackedStore]:
