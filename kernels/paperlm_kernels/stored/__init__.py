@@ -3,7 +3,7 @@
     from functools import partial
     from paperlm_kernels.stored import LomoSgd, PackedStore, convert
 
-    convert(model.bfloat16(), PackedStore)                          # any transformers model: about 10.7 bits a weight
+    convert(model.bfloat16(), PackedStore)                          # its linear layers: about 10.7 bits a weight
     model.gradient_checkpointing_enable({"use_reentrant": False})   # activations are recomputed
     optimizer = LomoSgd(model, lr=0.1)
     model(**batch).loss.backward()                                  # updates each weight as its gradient arrives

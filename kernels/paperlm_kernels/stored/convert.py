@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from paperlm_kernels.stored.layers import StoredConv1D, StoredEmbedding, StoredLayer, StoredLinear
+from paperlm_kernels.stored.layers import StoredConv1D, StoredEmbedding, StoredLayer, StoredLinear, stored_weights
 from paperlm_kernels.stored.stores import RowBlocks, StoreFactory
+from paperlm_kernels.stored.subclasses import further_attributes, why_left
 from paperlm_kernels.stored.weight import StoredWeight
 
 POLICIES = {
@@ -19,6 +21,8 @@ POLICIES = {
     "all": "embeddings as well, in blocks of rows",
 }
 "Which weights are stored."
+SHOWN = 4
+"Names that a line has at most."
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,35 @@ class Conversion:
     "their values"
     bytes_before: int
     bytes_after: int
+    parameters: int
+    "values of the whole model"
+    plain: dict[str, tuple[int, ...]] = field(hash=False)
+    """parameters of two and more dimensions that stay plain, and their sizes: what the policy leaves, and what is no
+    layer's, such as the experts of Mixtral, which are one parameter of three dimensions"""
+    left: dict[str, str] = field(hash=False)
+    "layers of subclasses of nn.Linear that stay plain, and why"
 
     @property
     def bits_per_weight(self) -> float:
         """Stored bits of a value, tables included."""
         return 8 * self.bytes_after / self.weights
+
+    @property
+    def plain_share(self) -> float:
+        """The part of the model's values that `plain` has, 0 to 1."""
+        return sum(map(math.prod, self.plain.values())) / self.parameters
+
+    def __str__(self) -> str:
+        """A line of what is stored, one of what is not, and one of layers that might have been."""
+        lines = [f"stored: {len(self.names)} parameters, {self.weights:,} values, {self.bits_per_weight:.2f} bits each"]
+        largest = sorted(self.plain, key=lambda name: -math.prod(self.plain[name]))
+        shown = [f"{name} ({' x '.join(map(str, self.plain[name]))})" for name in largest]
+        if shown:
+            share = f"{len(shown)} parameters of two and more dimensions, {self.plain_share:.1%} of all values"
+            lines.append(f"left plain: {share}: {_listed(shown)}")
+        if self.left:
+            lines.append(f"left since not known to be linear: {_listed([f'{n} ({w})' for n, w in self.left.items()])}")
+        return "\n".join(lines)
 
 
 def convert(
@@ -48,19 +76,28 @@ def convert(
 ) -> Conversion:
     """Replace layers of a model by ones whose weight lies in a store, one after the other; the values stay.
 
-    Layers: nn.Linear, transformers' Conv1D and, under `all`, nn.Embedding; subclasses are left alone, since they
-    compute something else, and so are those with one of `leave` in the name of their weight. Layers that share a weight
-    share its store. keep_recomputed: see StoredWeight. Make the
-    optimizer afterwards: the old parameters are emptied.
+    Layers: nn.Linear, transformers' Conv1D, under `all` nn.Embedding, and subclasses of nn.Linear that a probe finds to
+    compute the same up to rounding (`why_left`): Falcon's, whose stored layer rounds once where it rounded the product
+    and the sum with the bias. Layers with one of `leave` in the name of their weight are left alone.
+
+    Other parameters stay plain, such as the experts of Mixtral and DeepSeek, one of three dimensions for all experts:
+    the result says which, and what share of the model. A layer is stored whether its parent calls it or not. One whose
+    parent computes with `layer.weight` (Mamba's dt_proj) raises RuntimeError when it does: put it into `leave`.
+
+    Layers that share a weight share its store. keep_recomputed: see StoredWeight. Make the optimizer afterwards: the
+    old parameters are emptied.
 
     Raises ValueError for an unknown policy, a model with nothing to store, one alias of a tied weight without the
     others, an embedding that changes its rows as it looks them up, and a Conv1D for a store that `multiplies`.
     """
     _known(policy)
     owners, names = _owners(model), _names(model)
-    chosen = [m for m in names if _is_chosen(m, names[m], policy, leave)]
+    chosen, left = _chosen(names, policy, leave)
     if not chosen:
-        raise ValueError(f"no layer to store under policy {policy!r}: nn.Linear, Conv1D or nn.Embedding is looked for")
+        found = f"; left: {_listed([f'{n} ({why})' for n, why in left.items()])}" if left else ""
+        raise ValueError(
+            f"no layer to store under policy {policy!r}: nn.Linear, Conv1D or nn.Embedding is looked for{found}"
+        )
     for module in chosen:
         _check(module, names, owners, set(chosen), policy)
     made: dict[nn.Parameter, StoredWeight] = {}
@@ -69,7 +106,8 @@ def convert(
     for module in chosen:
         parameter = module.weight
         if parameter not in made:
-            made[parameter] = _stored(parameter, store_factory, [o for o, _ in owners[parameter]], keep_recomputed)
+            sharing = [owner for owner, _ in owners[parameter]]
+            made[parameter] = _stored(parameter, store_factory, sharing, keep_recomputed, names[module][0])
             before += parameter.nbytes
             first.append(f"{names[module][0]}.weight".lstrip("."))
         replaced[module] = _layer(module, made[parameter])
@@ -81,7 +119,17 @@ def convert(
                 parent._modules[name] = replaced[child]
     stores = [weight.store for weight in made.values()]
     sizes = sum(s.shape.numel() for s in stores)
-    return Conversion(tuple(first), sizes, before, sum(s.nbytes for s in stores))
+    everything = {weight.handle: weight.store.shape for weight in stored_weights(model).values()}
+    rest = {name: tuple(p.shape) for name, p in model.named_parameters() if p not in everything}
+    return Conversion(
+        names=tuple(first),
+        weights=sizes,
+        bytes_before=before,
+        bytes_after=sum(s.nbytes for s in stores),
+        parameters=sum(map(math.prod, [*everything.values(), *rest.values()])),
+        plain={name: shape for name, shape in rest.items() if len(shape) > 1},
+        left=left,
+    )
 
 
 def chosen_weights(model: nn.Module, policy: str = "paper", leave: Sequence[str] = ()) -> dict[str, nn.Parameter]:
@@ -89,9 +137,9 @@ def chosen_weights(model: nn.Module, policy: str = "paper", leave: Sequence[str]
     ValueError for an unknown policy."""
     _known(policy)
     found: dict[nn.Parameter, str] = {}
-    for module, names in _names(model).items():
-        if _is_chosen(module, names, policy, leave):
-            found.setdefault(module.weight, f"{names[0]}.weight".lstrip("."))
+    names = _names(model)
+    for module in _chosen(names, policy, leave)[0]:
+        found.setdefault(module.weight, f"{names[module][0]}.weight".lstrip("."))
     return {name: parameter for parameter, name in found.items()}
 
 
@@ -123,12 +171,33 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
 
 
-def _is_chosen(module: nn.Module, names: list[str], policy: str, leave: Sequence[str]) -> bool:
+def _chosen(
+    names: dict[nn.Module, list[str]], policy: str, leave: Sequence[str]
+) -> tuple[list[nn.Module], dict[str, str]]:
+    """Layers to store, and name -> why not of those that the policy wants and a probe does not know to be linear."""
+    chosen, left = [], {}
+    for module, known in names.items():
+        if not _is_wanted(module, known, policy, leave):
+            continue
+        why = why_left(module) if isinstance(module, nn.Linear) and type(module) is not nn.Linear else None
+        if why is None:
+            chosen.append(module)
+        else:
+            left[known[0]] = why
+    return chosen, left
+
+
+def _is_wanted(module: nn.Module, names: list[str], policy: str, leave: Sequence[str]) -> bool:
     if any(part in f"{name}.weight" for name in names for part in leave):
         return False
-    if type(module) is nn.Linear or _is_conv1d(module):
+    if isinstance(module, nn.Linear) or _is_conv1d(module):
         return policy != "paper" or not any("lm_head" in name for name in names)
     return policy == "all" and type(module) is nn.Embedding
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _check(
@@ -155,7 +224,7 @@ def _check(
 
 
 def _stored(
-    parameter: nn.Parameter, factory: StoreFactory, owners: list[nn.Module], keep_recomputed: bool
+    parameter: nn.Parameter, factory: StoreFactory, owners: list[nn.Module], keep_recomputed: bool, layer: str
 ) -> StoredWeight:
     in_rows = any(isinstance(owner, nn.Embedding) for owner in owners)
     store = RowBlocks(parameter.detach(), factory) if in_rows else factory(parameter.detach())
@@ -163,7 +232,7 @@ def _stored(
         raise ValueError(
             f"{type(store).__name__} multiplies by matrices (out, in); the model has a Conv1D, (in, out): use another"
         )
-    weight = StoredWeight(store, keep_recomputed)
+    weight = StoredWeight(store, keep_recomputed, layer)
     weight.handle.requires_grad_(parameter.requires_grad and store.trainable)
     return weight
 
@@ -173,4 +242,7 @@ def _layer(module: nn.Module, weight: StoredWeight) -> StoredLayer:
         made: StoredLayer = StoredEmbedding(weight, module.padding_idx)
     else:
         made = (StoredConv1D if _is_conv1d(module) else StoredLinear)(weight, module.bias)
+    if type(module) is not nn.Linear and isinstance(module, nn.Linear):
+        for name, value in further_attributes(module).items():
+            made.__dict__.setdefault(name, value)  # what the model may ask its own layer for
     return made.train(module.training)

@@ -64,10 +64,12 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None)
         values = weight.read(dtype)
         if not transposed:
-            return F.linear(x, values, bias)
-        flat = x.reshape(-1, x.shape[-1])
-        y = flat @ values if bias is None else torch.addmm(bias, flat, values)
-        return y.view(*x.shape[:-1], values.shape[1])
+            y = F.linear(x, values, bias)
+        else:
+            flat = x.reshape(-1, x.shape[-1])
+            y = flat @ values if bias is None else torch.addmm(bias, flat, values)
+        # no view: autograd lets nobody change one that a custom function returned; Falcon adds to outputs in place
+        return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))
 
     @staticmethod
     @once_differentiable

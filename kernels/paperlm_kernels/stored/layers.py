@@ -1,7 +1,7 @@
 """Layers whose weight lies in a store: `StoredLinear`, `StoredConv1D` (GPT-2's), `StoredEmbedding`.
 
 Their parameter `weight` has no elements, but the weight's dtype and device. A state dict has the values, under the
-names of the plain layers, and loads into either.
+names of the plain layers, and loads into either. Code that computes with `layer.weight` gets an error (`Handle`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class StoredLayer(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StoredLayer:
         self.stored.store.apply(fn)  # first: it refuses what a store cannot do
         self.stored.forget()
-        super()._apply(fn, recurse)
+        with torch._C.DisableTorchFunctionSubclass():  # the parameter refuses to be cast by others
+            super()._apply(fn, recurse)
         self.stored.handle = self.weight
         return self
 

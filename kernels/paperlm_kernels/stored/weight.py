@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from paperlm_kernels.stored.handle import Handle
 from paperlm_kernels.stored.stores import WeightStore
 
 
@@ -17,12 +18,13 @@ class StoredWeight:
     all layers that share the weight have left theirs. The hook is the optimizer's (`LomoSgd`).
     keep_recomputed: with activation checkpointing, hold the weight that a block's recomputation decoded until the
     layer's backward: two decodes a step in place of three, at the cost of one block of plain weights.
+    layer: its layer's name, for the error of code that computes with `handle`.
     """
 
-    def __init__(self, store: WeightStore, keep_recomputed: bool = False) -> None:
+    def __init__(self, store: WeightStore, keep_recomputed: bool = False, layer: str = "") -> None:
         self.store, self.keep_recomputed = store, keep_recomputed
         empty = torch.empty(0, dtype=store.dtype, device=store.device)
-        self.handle = nn.Parameter(empty, requires_grad=store.trainable)
+        self.handle = Handle(empty, store.trainable, layer)
         self.gradient: Tensor | None = None
         self.rows: list[tuple[Tensor, Tensor]] = []
         self.waits = False
