@@ -160,3 +160,30 @@ def test_blocks_are_counted_in_whole_numbers_under_their_bars(tmp_path, monkeypa
     figure = drawn(monkeypatch, project, "lns_figure2", [record], tmp_path)
     (axis,) = (axis for axis in figure.axes if axis.patches)
     assert len(axis.get_xticks()) > 2 and all(tick == round(tick) for tick in axis.get_xticks())
+
+
+def test_on_a_logarithmic_axis_the_number_of_a_block_is_a_dot_for_bars_would_have_no_foot(tiny, tmp_path, monkeypatch):
+    records = records_of(tiny, "mixln_figure3e", tmp_path / "records")
+    figure = drawn(monkeypatch, tiny, "mixln_figure3e", records, tmp_path)
+    for axis in figure.axes:
+        (dots,) = axis.lines
+        assert axis.get_yscale() == "log" and not axis.patches
+        assert dots.get_marker() == "o" and dots.get_linestyle() == "None" and len(dots.get_xdata()) == 12
+
+
+@pytest.mark.parametrize(("factor", "own"), [(15.0, False), (1000.0, True)])
+def test_panels_of_curves_share_their_axis_or_say_that_they_do_not(tiny, tmp_path, monkeypatch, factor, own):
+    """Pre-LN's variances are `factor` times those of the other rows."""
+    paths = []
+    for cell in tiny.cells("lns_figure1"):
+        record = measured(cell.jobs[0])
+        series = record.series["variance"]
+        times = factor if cell.row == "Pre-LN" else 1.0
+        rows = [[block, *(times * value for value in values)] for block, *values in series.rows]
+        paths.append(tmp_path / f"{cell.jobs[0].job_id}.json")
+        write_record(paths[-1], series_of(record, "variance", series.columns, rows))
+    figure = drawn(monkeypatch, tiny, "lns_figure1", paths, tmp_path)
+    panels = [axis for axis in figure.axes if axis.lines]
+    assert [axis.get_title().endswith("\n(own scale)") for axis in panels] == [own] * len(panels)
+    assert len({axis.get_ylim() for axis in panels}) == 1 or own
+    assert "(dimensionless)" in panels[0].get_ylabel()

@@ -15,6 +15,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from support_figures import drawn, extent, measured, records_of
 from support_tables import edited, record_of
@@ -160,6 +161,24 @@ def test_a_legend_takes_as_many_lines_as_its_labels_need(labels, width):
     assert left >= 0 and bottom >= 0 and right <= 1
     box = figure.legends[0].get_window_extent()
     assert not axis.get_tightbbox(figure.canvas.get_renderer()).overlaps(box)
+
+
+@pytest.mark.parametrize("name", ["lns_figure5", "mixln_figure4", "mixln_table3_curve", "bitnet_figure5"])
+def test_text_of_a_figure_with_one_panel_is_readable_in_a_column_of_3_3_inches(page, name):
+    """At least 6.5 points after the saved picture, with all that hangs over the page's edge, is made as narrow."""
+    figure = page(name).figure
+    width = max(figure.get_figwidth(), figure.get_tightbbox().width + 0.2)
+    sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert min(sizes) * 3.3 / width >= 6.5
+
+
+def test_no_label_of_an_axis_reaches_into_the_title(page):
+    for name in FIGURES:
+        figure = page(name).figure
+        if len(figure.axes) == 1 and figure._suptitle:
+            renderer = figure.canvas.get_renderer()
+            label, title = (t.get_window_extent(renderer) for t in (figure.axes[0].yaxis.label, figure._suptitle))
+            assert label.y1 <= title.y0 + 1, name
 
 
 # -- colours ----

@@ -379,6 +379,17 @@ def test_a_number_keeps_two_digits_where_the_printed_decimals_would_leave_less(v
     assert format_value(value, printed) == shown
 
 
+@pytest.mark.parametrize(
+    ("value", "printed", "shown"),
+    [
+        (-6.9e-18, "0.37", "0.00"), (6.9e-18, "0.00", "0.00"), (-0.0, "1.500", "0.000"), (-1e-12, "3", "0.00"),
+        (2e-9, "0.37", "0.0000000020"), (-3e-6, "0.00", "-0.0000030"),
+    ],
+)  # fmt: skip
+def test_what_rounding_left_of_a_zero_is_shown_as_zero_without_a_sign(value, printed, shown):
+    assert format_value(value, printed) == shown
+
+
 def test_a_setting_is_printed_in_the_form_that_its_row_names():
     shown = [("plain", (0.9, 0.95)), ("thousands", 26_499), ("millions", 1_600_000), ("billions", 1.06e9)]
     shown += [("scientific", 1.5e-3), ("scientific", 1e-4), ("percent", 0.0625), ("percent", 0.1)]

@@ -52,11 +52,34 @@ def test_a_table_whose_methods_are_its_columns_has_a_line_for_each(tmp_path, mon
     columns = project.table("mixln_table5")[1].columns
     assert {row["column"] for row in rows} == set(columns)
     (figure,) = left
-    assert [axis.get_title() for axis in figure.axes] == ["Perplexity"], "one panel, in which they can be compared"
+    assert [axis.get_title() for axis in figure.axes] == ["size 1B"], "one panel, in which they can be compared"
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named[: len(columns)] == list(columns)
     colors = [line.get_color() for line in figure.axes[0].lines][: len(columns)]
     assert len(set(colors)) == len(columns)
+    in_legend = [(line.get_linestyle(), line.get_marker()) for line in figure.legends[0].get_lines()]
+    of_mix_ln = [look for look, label in zip(in_legend, named, strict=True) if label.startswith("Mix-LN")]
+    assert len(set(of_mix_ln)) == len(of_mix_ln) == 5, "told apart without their shades"
+
+
+@pytest.mark.parametrize(
+    ("table", "headings", "title"),
+    [
+        ("mixln_table8", ["size 130M"], "Table 8, training curves: Scaled initialization and scaled embedding"),
+        ("mixln_table6", ["LLaMA-250M"], "Table 6, training curves: Perplexity of further normalization methods"),
+        ("lns_table4", ["LLaMA-130M", "LLaMA-250M"], "Table 4, training curves: LayerNorm Scaling against LayerScale"),
+    ],
+)
+def test_curves_have_the_tables_number_and_title_and_panels_are_headed_by_the_size(
+    tmp_path, monkeypatch, table, headings, title
+):
+    left = []
+    monkeypatch.setattr(plt, "close", left.append)
+    project = Project({"scale": "tiny"})
+    draw_curves(project, table, records_of(project, table, tmp_path), tmp_path / "curves.svg")
+    (figure,) = left
+    assert figure.get_suptitle().replace("\n", " ").startswith(title)
+    assert [axis.get_title() for axis in figure.axes if axis.lines] == headings
 
 
 def test_jobs_without_a_curve_and_columns_of_the_same_runs_have_no_panel(tmp_path):

@@ -115,7 +115,7 @@ def labels_of(project: Project, name: str, records: Iterable[Path]) -> tuple[str
     for the first."""
     cells = [(row, cell) for (row, _), cell in collect(project, name, records).cells.items() if cell.records]
     if name in project.tables:  # columns are models there; in a figure they are states of one
-        cells = [(f"{row}, {cell.cell.column}", cell) for row, cell in cells]
+        cells = [(", ".join(filter(None, (row, cell.cell.column))), cell) for row, cell in cells]
     collapsed = [f"{row}: {said}" for row, cell in cells if (said := cell.collapsed)]
     found = [f"{row}: {label}" for row, cell in cells for label in labels(cell)]
     return tuple(dict.fromkeys([*collapsed, *proxies(project, name), *found]))

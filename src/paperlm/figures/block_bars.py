@@ -1,4 +1,5 @@
-"""A number for each block as bars, a panel for each row: gradient norms, what a model loses without a block."""
+"""A number for each block as bars, on a logarithmic axis as dots, a panel for each row: gradient norms, what a model
+loses without a block."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class Options(FigureOptions):
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """Bars are means over seeds, a dot is one seed's number; of a single seed they have the 95 % interval of the
-    measurement, if it has one."""
+    """Bars or large dots are means over seeds, a small dot is one seed's number; of a single seed they have the 95 %
+    interval of the measurement, if it has one."""
     import matplotlib.pyplot as plt
     import pandas as pd
     from matplotlib.ticker import MaxNLocator
@@ -72,8 +73,14 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     for place, (axis, (row, seeds)) in enumerate(zip(axes.flat, curves.items(), strict=False)):
         mean = mean_over_seeds(seeds)
         error = 1.96 * errors[row] if errors and len(seeds) == 1 else None  # several seeds show how far they spread
-        axis.bar(range(len(mean)), mean, color=method_color(methods[row]), width=0.75, yerr=error,
-                 error_kw={"elinewidth": 0.7, "ecolor": "0.3"})  # fmt: skip
+        color = method_color(methods[row])
+        if options["log"]:  # a logarithmic axis has no zero for bars to stand on
+            axis.errorbar(
+                range(len(mean)), mean, error, fmt="o", color=color, markersize=4.5, elinewidth=0.7, ecolor="0.3"
+            )
+        else:
+            errors_of_bars = {"elinewidth": 0.7, "ecolor": "0.3"}
+            axis.bar(range(len(mean)), mean, color=color, width=0.75, yerr=error, error_kw=errors_of_bars)
         for seed in seeds if len(seeds) > 1 else ():
             axis.plot(range(len(seed)), seed, ".", color="0.2", markersize=3)
         if options["log"]:

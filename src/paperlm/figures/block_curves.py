@@ -1,12 +1,13 @@
 """A number of each block over training, one line a block, a panel for each row (LayerNorm Scaling Figure 1).
 
-The columns of the figure are states along a run (`along`).
+The panels share their axis, for heights are compared across them; where it would flatten one they have their own and
+say so. The columns of the figure are states along a run (`along`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from paperlm.figures.base import Drawing, headline, labels_of
@@ -15,6 +16,9 @@ from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.results import collect, seed_of
+
+FLAT = 20
+"Times that one panel's largest number may be another's before an axis that they share leaves of the smaller a line."
 
 Curve = dict[int, list[float]]
 "Update -> the number of each block, first to last."
@@ -61,8 +65,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     ]
     frame = pd.DataFrame(rows, columns=["row", "seed", "update", "block", options["column"]])
     count = max(1, len(curves))
+    together = options["log"] or not flattened(curves)
     figure, axes = plt.subplots(
-        1, count, figsize=(2.15 * count + 0.7, 2.7), sharey=options["log"], squeeze=False, layout="constrained"
+        1, count, figsize=(2.15 * count + 0.7, 2.7), sharey=together, squeeze=False, layout="constrained"
     )
     # without the lightest end, which is hard to see on white; lines and bar are of the same map
     shades = ListedColormap(plt.get_cmap("viridis")(np.linspace(0, 0.9, 256)))
@@ -74,7 +79,11 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             axis.plot(updates, [curve[update][block] for update in updates], color=color, linewidth=1.1)
         if options["log"]:
             axis.set_yscale("log")
-        axis.set(title=row, xlabel="update", ylabel=options["label"] if axis is axes[0][0] else "")
+        axis.set(
+            title=row if together else f"{row}\n(own scale)",
+            xlabel="update",
+            ylabel=options["label"] if axis is axes[0][0] else "",
+        )
     if curves:
         colours = plt.cm.ScalarMappable(plt.Normalize(1, depth), shades)
         figure.colorbar(colours, ax=axes[0].tolist(), label="block", fraction=0.04, pad=0.02)
@@ -88,6 +97,15 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     untested = "" if curves else "no model has been measured"
     samples = depth_samples(statistics)
     return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))
+
+
+def flattened(curves: Mapping[str, Mapping[int, Curve]]) -> bool:
+    """Whether a panel of the first seed of some row would be flat on the axis of another."""
+    tops = [
+        max(abs(value) for blocks in next(iter(seeds.values())).values() for value in blocks)
+        for seeds in curves.values()
+    ]
+    return bool(tops) and max(tops) > FLAT * min(tops)
 
 
 def update_of(record: Record) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paperlm.errors import SpecError
 from paperlm.figures.base import labels_of, write_picture
-from paperlm.figures.style import legend_below, row_styles, title_and_scale
+from paperlm.figures.style import COLUMN, legend_below, row_styles, title_and_scale
 from paperlm.files import write_atomic
 from paperlm.plan.project import Project
 from paperlm.result import UNIGRAM
@@ -67,7 +67,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     across, down = max(1, min(ACROSS, len(panels))), max(1, -(-len(panels) // ACROSS))
     sns.set_theme(style="whitegrid", context="paper")
     plt.rcParams["svg.hashsalt"] = table_name  # the same numbers give the same file
-    size = (5.2, 3.4) if len(panels) < 2 else (2.2 * across + 0.4, 2.4 * down + 1.4)
+    size = COLUMN if len(panels) < 2 else (2.2 * across + 0.4, 2.4 * down + 1.4)
     figure, axes = plt.subplots(down, across, figsize=size, squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
@@ -82,7 +82,7 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         for plateau in plateaus:
             axis.axhline(math.log(plateau), color="0.4", linestyle=":", linewidth=1)
         absent = textwrap.wrap(without_record(results, heading), PANEL_WIDTH) if line_of == "row" else []
-        axis.set(title=heading, ylabel="" if place % across else "training loss (nats)")
+        axis.set(title=panel_heading(results, heading), ylabel="" if place % across else "training loss (nats)")
         axis.set_xlabel("\n".join([f"training {counted}", *absent] if place + across >= len(panels) else absent))
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     if not shown:
@@ -92,14 +92,24 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
         lines = [plt.Line2D([], [], label=m, **styles[m]) for m in methods if (frame[line_of] == m).any()]
         if plateaus:
             lines.append(plt.Line2D([], [], color="0.4", linestyle=":", label="unigram plateau"))
-    note = f" ({NOT_RUN}: {', '.join(missing)})" if missing and shown else ""
-    title_and_scale(figure, f"{table_name}{note}", project.scale.scale)
+    note = f"({NOT_RUN}: {', '.join(missing)})" if missing and shown else ""
+    title = f"{table.number}, training curves: {table.title}"
+    lines_of_title = [part for text in (title, note) for part in textwrap.wrap(text, int(figure.get_figwidth() * 13))]
+    title_and_scale(figure, "\n".join(lines_of_title), project.scale.scale)
     if shown:
-        legend_below(figure, lines, [line.get_label() for line in lines])
+        legend_below(figure, lines, [line.get_label() for line in lines], grow=len(panels) < 2)
     departures = [f"{d.what}: {d.why}" for d in project.deviations(table_name)]
     known = [*incomparable(project, table_name), *labels_of(project, table_name, records), *departures]
     write_picture(figure, known, out)
     plt.close(figure)
+
+
+def panel_heading(results: Results, name: str) -> str:
+    """A panel's row or column; in a table of models of one size that size, where the name says another thing, such as
+    the number that the table has in place of the loss that is drawn."""
+    sizes = {cell.cell.size for cell in results.cells.values() if cell.cell.jobs}
+    size = sizes.pop() if len(sizes) == 1 else ""
+    return f"size {size}" if size and size not in name else name
 
 
 def without_record(results: Results, column: str) -> str:

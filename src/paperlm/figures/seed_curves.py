@@ -72,7 +72,7 @@ def draw_line(
 ) -> None:
     """Mean over seeds with its 95 % band."""
     mean, half = band(curves)
-    axis.plot(x, mean, **style, linewidth=1.4, label=label, marker=marker, markersize=3)
+    axis.plot(x, mean, linewidth=1.4, label=label, **{"marker": marker, "markersize": 3, **style})
     if len(curves) > 1:
         axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
 

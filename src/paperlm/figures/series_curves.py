@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +21,7 @@ from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.divergence import Rise
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import band, smoothed
-from paperlm.figures.style import legend_below, row_styles
+from paperlm.figures.style import COLUMN, legend_below, row_styles
 from paperlm.jobs.base import Job
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
@@ -30,6 +31,8 @@ from paperlm.tables.contents import Key, one_seed
 from paperlm.tables.results import collect, seed_of
 from paperlm.train.schedule import rate_and_decay
 
+LETTERS = 24
+"Letters of the vertical label that the panel has room for on a line."
 FEW = 40
 "Points of a curve up to which each is marked."
 END, LATER_MEAN, HIGHEST_GAP = "End", "Mean of the Later Part", "Largest Gap to the Reference"
@@ -96,7 +99,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         frame[["update", "bits", "learning_rate", "weight_decay", "diverged"]] = pd.DataFrame(
             runs, index=frame.index, columns=range(5)
         )
-    figure, axis = plt.subplots(figsize=(5.6, 3.6))
+    figure, axis = plt.subplots(figsize=COLUMN)
     for row, style in row_styles(project, name).items():
         here = frame[frame["row"] == row].pivot(index=options["x"], columns="seed", values=options["y"]).dropna()
         if here.empty:
@@ -107,10 +110,11 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         if len(curves) == 1 and options["spread"]:
             half = sampling(found[row][0], options)
         marker = "o" if len(x) <= FEW else ""
-        axis.plot(x, mean, linewidth=1.4, label=row, marker=marker, markersize=3, **style)
+        axis.plot(x, mean, linewidth=1.4, label=row, **{"marker": marker, "markersize": 3, **style})
         if len(curves) > 1 or options["spread"]:
             axis.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
-    axis.set(xlabel=options["x"], ylabel=options["label"], yscale="log" if options["log"] else "linear")
+    of_axis = "\n".join(textwrap.wrap(options["label"], LETTERS))
+    axis.set(xlabel=options["x"], ylabel=of_axis, yscale="log" if options["log"] else "linear")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     low, high = axis.get_ylim()
     inside = [height for height in plateaus(found, options["y"]) if low < height < high]  # no reason to widen the axis
@@ -123,10 +127,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     if options["log"]:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
-        axis.tick_params(axis="y", which="minor", labelsize=7)
+        axis.tick_params(axis="y", which="minor", labelsize=7.5)
     headline(figure, project, name, results)
     if found:
-        legend_below(figure, *axis.get_legend_handles_labels())
+        legend_below(figure, *axis.get_legend_handles_labels(), grow=True)
     else:
         axis.text(0.5, 0.5, "no job has a record yet", ha="center", va="center", transform=axis.transAxes)
         axis.set(yscale="linear", xticks=[], yticks=[])

@@ -165,11 +165,18 @@ def relative(difference: float, reference: float) -> str:
     return f"{difference / reference:+.2%}" if reference else ""
 
 
+ROUNDING = 1e-9
+"""Magnitude below which a number of a table is taken for zero. What sums of doubles near 1 leave of a zero is 1e-17 to
+1e-12; the smallest numbers that mean something are shares of one activation in some hundred million, 2e-9."""
+
+
 def format_value(value: float, printed: str) -> str:
     """A number with as many decimals as the printed cell, two if that is no decimal number; more where these leave less
-    than two digits of it, none for a whole number beyond 1e9 (a hash)."""
+    than two digits of it, none for a whole number beyond 1e9 (a hash). What rounding left of a zero is shown as 0."""
     if not math.isfinite(value):
         return "inf"
+    if abs(value) < ROUNDING:
+        value = 0.0  # without a sign: -0.00 says nothing
     if abs(value) >= 1e9 and value == int(value):
         return f"{value:.0f}"
     _, _, printed_decimals = printed.partition(".")
