@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 from support_claims import verdict
 from support_figures import drawn, measured, records_of
-from support_tables import record_of
+from support_tables import edited, record_of
 
 from paperlm.figures.block_bars import values
 from paperlm.figures.block_curves import curve_statistics, update_of
@@ -187,3 +187,39 @@ def test_panels_of_curves_share_their_axis_or_say_that_they_do_not(tiny, tmp_pat
     assert [axis.get_title().endswith("\n(own scale)") for axis in panels] == [own] * len(panels)
     assert len({axis.get_ylim() for axis in panels}) == 1 or own
     assert "(dimensionless)" in panels[0].get_ylabel()
+
+
+# -- what a look at the printed pictures says ----
+
+
+def test_every_claim_on_the_figures_of_the_normalization_papers_says_that_the_printed_picture_satisfies_it():
+    """25 claims; what a paper's two kinds of models do is two claims here, and what is ours no picture shows."""
+    counted = {"MIX-F2": 3, "MIX-F3": 3, "MIX-F4": 1, "MIX-F5": 2, "MIX-F6a": 2, "MIX-F6b": 1}
+    counted |= {"LNS-F1": 5, "LNS-F2": 2, "LNS-F4": 2, "LNS-F5": 1, "LNS-F6": 3}
+    wanted = {f"{of}-{n}" for of, count in counted.items() for n in range(1, count + 1)}
+    assert len(wanted) == 25
+    figures = [figure for _, figure in Project({}).figures.values()]
+    seen = {claim.id: claim.by_eye for figure in figures for claim in figure.claims if claim.by_eye}
+    assert seen.keys() == wanted | {"LNS-F2-1r"}
+    assert all(look.holds and look.source.startswith("[P] Figure ") for look in seen.values())
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_what_a_look_at_the_picture_says_stands_where_printed_numbers_would_say_it(tmp_path, monkeypatch, holds):
+    """A picture that satisfies the whole claim satisfies its parts; one that does not may miss any of them."""
+
+    def look(paper):
+        for claim in paper["figures"]["lns_figure6"]["claims"]:
+            claim["by_eye"]["holds"] = holds
+        del paper["figures"]["lns_figure6"]["claims"][1]["by_eye"]
+
+    project = Project({"scale": "tiny"}, edited(tmp_path, "lns", look))
+    drawn(monkeypatch, project, "lns_figure6", [], tmp_path)
+    rows = list(csv.DictReader((tmp_path / "lns_figure6.claims.csv").read_text().splitlines()))
+    said = {(row["claim"], bool(row["part"])): row["holds_in_print"] for row in rows}
+    whole, part = f"by eye: {str(holds).lower()}", "by eye: true" if holds else ""
+    assert said == {
+        **{(claim, False): whole for claim in ("LNS-F6-1", "LNS-F6-3")},
+        **{(claim, True): part for claim in ("LNS-F6-1", "LNS-F6-3")},
+        ("LNS-F6-2", False): "",
+    }

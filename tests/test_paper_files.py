@@ -96,6 +96,18 @@ MIXLN = [
         lambda p: claim(p, 2, -1).update(only_at={"scales": [], "why": "a reason"}),
         "only_at.scales: List should have at least 1 item",
     ),
+    (
+        lambda p: claim(p, 1).update(by_eye={"holds": True, "source": "[P] Figure 1"}),
+        r"MIX-T1-1: by_eye is for a picture without numbers.*published: null",
+    ),
+    (
+        lambda p: claim(p, 6, 3).update(by_eye={"holds": False, "source": "[P] Figure 1"}),
+        r"MIX-T6-3: by_eye is for a picture without numbers.*published: null",
+    ),
+    (
+        lambda p: p["figures"]["mixln_figure4"]["claims"][0]["by_eye"].pop("source"),
+        r"mixln_figure4\.claims\.0\.by_eye\.source is missing: add it",
+    ),
     (lambda p: p["deviations"][0].update(touches=[]), "deviations.0.touches: "),
     (
         lambda p: p["scales"]["tiny"]["except"].update({"MIX-T1-99": "a reason"}),

@@ -55,6 +55,56 @@ def test_a_part_that_fails_is_listed_though_the_whole_claim_does_not_fail(root):
     assert lines[told + 2 :] == ["- A (`mixln_table1`), 71M, 250M: A is least"], "B is told as a whole"
 
 
+def reference(root, scale: str, name: str, claims: tuple[str, ...] = ()) -> None:
+    """The reference of a scale with one more exhibit, of one number; none of its claims was tested."""
+    folder = root / REFERENCE / scale
+    folder.mkdir(parents=True, exist_ok=True)
+    made = json.loads((folder / "made.json").read_text()) if (folder / "made.json").is_file() else {}
+    (folder / "made.json").write_text(json.dumps(made | {name: MADE}))
+    (folder / f"{name}.diff.csv").write_text(f"{','.join(SHOWN['diff'])}\nr,c,{scale},,1,,\n")
+    lines = [
+        ",".join(SHOWN["claims"]),
+        *(f"{claim},,{claim} is said,{scale},not tested,a reason,,," for claim in claims),
+    ]
+    (folder / f"{name}.claims.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_an_exhibit_of_another_scale_alone_is_missed_where_it_has_no_section_with_its_claims(root):
+    project = Project({"scale": "gpu", "run_missing": "no"}, root)
+    for scale, names in {
+        "gpu": ["mixln_figure5"],
+        "tiny": ["mixln_figure3e", "mixln_figure4", "mixln_figure5"],
+    }.items():
+        for name in names:
+            reference(root, scale, name)
+    nowhere, gpu, tiny = page(project, ("gpu", "tiny")).split("\n## Scale ")
+    told = gpu.partition("Without a section at this scale")[2].partition("\n### ")[0]
+    assert "\n`mixln_figure3e` (MIX-F3-3), `mixln_figure4` (MIX-F4-1).\n" in told
+    assert "Without a section at this scale" not in tiny, "it has every section that there is"
+    assert "`mixln_figure3e`" not in nowhere and "`lns_figure5` (LNS-F5-1)" in nowhere and "`lns_figure3`," in nowhere
+
+
+def test_an_exhibit_with_claims_is_told_of_at_every_scale_where_it_has_no_section():
+    project = Project()
+    nowhere, *sections = page(project, SCALES).split("\n## Scale ")
+    assert len(sections) == len(SCALES)
+    for scale, section in zip(SCALES, sections, strict=True):
+        for name in project.exhibits:
+            claims = project.exhibit(name)[1].claims
+            if claims and not (ROOT / REFERENCE / scale / f"{name}.diff.csv").is_file():
+                told = f"`{name}` ({', '.join(claim.id for claim in claims)})"
+                assert (told in nowhere) != (told in section), (scale, name)
+
+
+def test_beside_a_verdict_stands_what_a_look_at_the_printed_picture_says(root):
+    reference(root, "gpu", "mixln_figure2ab", ("MIX-F2-1", "MIX-F2-1p", "MIX-F2-0"))
+    lines = page(Project({"scale": "gpu", "run_missing": "no"}, root), ("gpu",)).splitlines()
+    assert [line.split(" | ")[-1] for line in lines if line.startswith("| MIX-F2-")] == [
+        "a reason; in print, by eye: holds ([P] Figure 2a, b) |",
+        *("a reason |", "a reason |"),
+    ], "one of ours, and one that is declared no more, no picture shows"
+
+
 @pytest.fixture
 def copy(root):
     """The declarations alone."""

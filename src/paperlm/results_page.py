@@ -17,6 +17,7 @@ from typing import Any
 from paperlm.errors import RecordError
 from paperlm.files import write_json
 from paperlm.plan.costs import write_costs
+from paperlm.plan.exhibit import ClaimSpec
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.places import REFERENCE
@@ -99,7 +100,7 @@ def page(project: Project, scales: tuple[str, ...] = ("tiny",)) -> str:
         *_without_numbers(project, scales),
     ]
     for scale in scales:
-        lines += _of_scale(Project({"scale": scale}, project.root))
+        lines += _of_scale(Project({"scale": scale}, project.root), scales)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -109,12 +110,31 @@ def _without_numbers(project: Project, scales: tuple[str, ...]) -> Iterator[str]
     names = [n for n in project.exhibits if not any((folder / f"{n}.diff.csv").is_file() for folder in folders)]
     if names:
         yield "Without a section: no run of theirs is committed, they need none, or no number of theirs is printed"
-        yield "(`snakemake paper_tables/<name>.csv`, or `.svg` of a figure, makes them):"
-        yield f"{', '.join(f'`{name}`' for name in names)}."
+        yield "(`snakemake paper_tables/<name>.csv`, or `.svg` of a figure, makes them; claims in brackets):"
+        yield f"{_with_claims(project, names)}."
         yield ""
 
 
-def _of_scale(project: Project) -> Iterator[str]:
+def _elsewhere(project: Project, scales: tuple[str, ...]) -> Iterator[str]:
+    """Which exhibits have a section at another scale alone: without this line nobody would miss their claims here."""
+    has = {
+        scale: {name for name in project.exhibits if (project.root / REFERENCE / scale / f"{name}.diff.csv").is_file()}
+        for scale in scales
+    }
+    names = [name for name in project.exhibits if name in set().union(*has.values()) - has[project.scale.scale]]
+    if names:
+        yield "Without a section at this scale, though another has it (in brackets their claims, not counted above):"
+        yield f"{_with_claims(project, names)}."
+        yield ""
+
+
+def _with_claims(project: Project, names: list[str]) -> str:
+    """Exhibits, each with the claims that stand nowhere where it has no section."""
+    claims = {name: ", ".join(claim.id for claim in project.exhibit(name)[1].claims) for name in names}
+    return ", ".join(f"`{name}`" + (f" ({ids})" if ids else "") for name, ids in claims.items())
+
+
+def _of_scale(project: Project, scales: tuple[str, ...]) -> Iterator[str]:
     scale = project.scale.scale
     folder = project.root / REFERENCE / scale
     made = _made(folder / "made.json").values()
@@ -131,6 +151,7 @@ def _of_scale(project: Project) -> Iterator[str]:
     )
     yield ""
     yield from _verdicts(project, folder)
+    yield from _elsewhere(project, scales)
     for name in project.exhibits:
         if (folder / f"{name}.diff.csv").is_file():
             yield from _exhibit(project, folder, name)
@@ -202,9 +223,10 @@ def _exhibit(project: Project, folder: Path, name: str) -> Iterator[str]:
         yield "| claim | verdict | why |"
         yield "|---|---|---|"
         wholes = [row for row in claims if not row["part"]]
+        seen = {claim.id: _by_eye(claim) for claim in exhibit.claims}
         for row in sorted(wholes, key=lambda row: ORDER.index(row["verdict"])):
             parts = [part for part in claims if part["part"] and part["claim"] == row["claim"]]
-            reason = "; ".join(filter(None, (why(row), _parts(parts))))
+            reason = "; ".join(filter(None, (why(row), _parts(parts), seen.get(row["claim"]))))
             yield f"| {row['claim']}: {_cell(row['says'])} | {row['verdict']} | {_cell(reason)} |"
         yield ""
 
@@ -214,6 +236,13 @@ def _parts(parts: list[dict[str, str]]) -> str:
     if len({part["verdict"] for part in parts}) < 2:
         return ""
     return ", ".join(f"{part['part']} {part['verdict']}" for part in parts)
+
+
+def _by_eye(claim: ClaimSpec) -> str:
+    """What a look at the printed picture says of a claim. From the declaration, which every reference has."""
+    if not claim.by_eye:
+        return ""
+    return f"in print, by eye: {'holds' if claim.by_eye.holds else 'fails'} ({claim.by_eye.source})"
 
 
 def grid(diff: list[dict[str, str]]) -> Iterator[str]:

@@ -37,6 +37,14 @@ class OnlyAt(Frozen):
     why: str = Field(min_length=3)
 
 
+class ByEye(Frozen):
+    """What a printed picture says of a claim to somebody who looks at it: it has no numbers to compute with."""
+
+    holds: bool
+    source: str = Field(min_length=3)
+    "which picture, and what stands beside it"
+
+
 class ClaimSpec(Frozen):
     """A statement about an exhibit, as an expression over its cells (paperlm.tables.claims)."""
 
@@ -53,6 +61,8 @@ class ClaimSpec(Frozen):
     "scales that can judge it, and why no other can; a paper's `except` names scales that cannot"
     published: bool | None
     "whether the printed numbers satisfy it; False documents a contradiction inside the paper; null: they do not say"
+    by_eye: ByEye | None = None
+    "whether a printed picture satisfies it; only beside `published: null`, since numbers say more than a look"
     given: Condition | None = None
     note: str = ""
     "added to the verdict's reason"
@@ -67,6 +77,15 @@ class ClaimSpec(Frozen):
             if not values or len(set(map(str, values))) != len(values) or "" in values:
                 raise ValueError(f"for_each.{name}: give different values, at least one; parts are called by them")
         return value
+
+    @model_validator(mode="after")
+    def numbers_or_a_look(self) -> ClaimSpec:
+        if self.by_eye and self.published is not None:
+            raise ValueError(
+                f"{self.id}: by_eye is for a picture without numbers, and published says what the printed numbers "
+                "do: leave by_eye out, or write published: null"
+            )
+        return self
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def claim_rows(project: Project, name: str, contents: Contents, others: Others |
                     "true_in_seeds": f"{sum(verdict.per_seed)} of {len(verdict.per_seed)}" if verdict.per_seed else "",
                     "reason": _reason(reading, claim, verdict, names, whole),
                     "would_decide": evidence.sentence(reading.exhibits, verdict),
-                    "holds_in_print": _word(holds_in_print(reading, claim, names)),
+                    "holds_in_print": _in_print(reading, claim, names),
                     "print_within_evaluation_noise": _word(fragile_in_print(reading, claim, names)),
                     "expression": claim.expression,
                 }
@@ -225,6 +225,15 @@ def holds_in_print(reading: Reading, claim: ClaimSpec, names: Mapping[str, Any] 
     if any(key not in reading.printed for key in formula.cells):
         return None
     return formula.at(_printed_point(reading.printed))
+
+
+def _in_print(reading: Reading, claim: ClaimSpec, names: Mapping[str, Any]) -> str:
+    """What the printed numbers say, else what a look at the printed picture does: `by eye: true`."""
+    truth, seen = holds_in_print(reading, claim, names), claim.by_eye
+    # a picture that satisfies the whole satisfies each part; which part another one misses, it was not asked
+    if truth is None and seen and (seen.holds or not names):
+        return f"by eye: {_word(seen.holds)}"
+    return _word(truth)
 
 
 def fragile_in_print(reading: Reading, claim: ClaimSpec, names: Mapping[str, Any] | None = None) -> bool | None:
