@@ -193,11 +193,11 @@ def test_panels_of_curves_share_their_axis_or_say_that_they_do_not(tiny, tmp_pat
 
 
 def test_every_claim_on_the_figures_of_the_normalization_papers_says_that_the_printed_picture_satisfies_it():
-    """25 claims; what a paper's two kinds of models do is two claims here, and what is ours no picture shows."""
+    """24 of 25 claims (of two fits of Figure 6 no eye tells which is better); what a paper's two kinds of models do is two claims here, and what is ours no picture shows."""
     counted = {"MIX-F2": 3, "MIX-F3": 3, "MIX-F4": 1, "MIX-F5": 2, "MIX-F6a": 2, "MIX-F6b": 1}
-    counted |= {"LNS-F1": 5, "LNS-F2": 2, "LNS-F4": 2, "LNS-F5": 1, "LNS-F6": 3}
+    counted |= {"LNS-F1": 5, "LNS-F2": 2, "LNS-F4": 2, "LNS-F5": 1, "LNS-F6": 2}
     wanted = {f"{of}-{n}" for of, count in counted.items() for n in range(1, count + 1)}
-    assert len(wanted) == 25
+    assert len(wanted) == 24
     figures = [figure for _, figure in Project({}).figures.values()]
     seen = {claim.id: claim.by_eye for figure in figures for claim in figure.claims if claim.by_eye}
     assert seen.keys() == wanted | {"LNS-F2-1r"}
