@@ -16,8 +16,11 @@ from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 from paperlm.probe.text import root
 from paperlm.train import image_classification, language_model
+from paperlm.train.task import start_dtype
 
 GIB = 2**30
+BATCH = 8
+"Examples of a part of an update, in which an engine takes as many as fit; activations are counted nowhere here."
 
 
 @functools.cache
@@ -34,15 +37,17 @@ def of_each_size() -> list[str]:
 
 
 def on_meta(job: Job) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """The model without numbers, and a batch of two examples as the task hands them over."""
+    """The model without numbers, in the dtype that it trains in, and a batch as the task hands it over."""
     with torch.device("meta"):
         if job.kind == "image_classification":
             model = PaperViTForImageClassification(image_classification.config_of(job, [str(i) for i in range(1000)]))
-            images = torch.empty(2, model.config.num_channels, model.config.image_size, model.config.image_size)
-            return model, (images, torch.empty(2, model.config.num_labels))
-        model = PaperLlamaForCausalLM(language_model.config_of(job)).to("meta")  # the rotary tables are made on a CPU
-        ids = torch.empty(2, job.seq_len, dtype=torch.int64)
-        return model, (ids, ids)
+            images = torch.empty(BATCH, model.config.num_channels, model.config.image_size, model.config.image_size)
+            batch = images, torch.empty(BATCH, model.config.num_labels)
+        else:
+            model = PaperLlamaForCausalLM(language_model.config_of(job)).to("meta")  # rotary tables are made on a CPU
+            batch = (torch.empty(BATCH, job.seq_len, dtype=torch.int64),) * 2
+    start_dtype(model, job.numerics)
+    return model, batch
 
 
 def train(name: str, updates: int) -> None:
@@ -53,16 +58,23 @@ def train(name: str, updates: int) -> None:
         added = size.n_layers * (size.hidden_size + size.intermediate_size) if getattr(job, "sub_norm", False) else 0
         shared = job.vocab_size * size.hidden_size if getattr(job, "tie_word_embeddings", False) else 0
         assert count == size.parameters + added - shared
-    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    name = getattr(job, "optimizer", "adamw")
+    # LOMO is descent whose gradients come and go one at a time: here they are all held, which is more
+    optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(name, torch.optim.SGD)(
+        model.parameters(), lr=1e-3, foreach=True
+    )
+    moments = 0 if isinstance(optimizer, torch.optim.SGD) else 2
+    assert moments or name in ("sgd", "lomo")
     for _ in range(updates):
         model.summed_loss(*batch).backward()
         assert all(p.grad.shape == p.shape for p in model.parameters())
         optimizer.step()
         optimizer.zero_grad()
-    state = sum(s[moment].numel() for s in optimizer.state.values() for moment in ("exp_avg", "exp_avg_sq"))
-    assert state == 2 * count
+    state = [s[m] for s in optimizer.state.values() for m in ("exp_avg", "exp_avg_sq") if m in s]
+    assert sum(t.numel() for t in state) == moments * count
     width = 2 if job.numerics == "pure_bf16" else 4
-    gib = 4 * count * width / GIB  # weights, gradients, two moments
+    assert {t.element_size() for t in (*model.parameters(), *state)} == {width}
+    gib = (2 + moments) * count * width / GIB  # weights, gradients, moments
     assert gib < 141 / 1.074, f"{gib:.0f} GiB of weights, gradients and moments are more than an H200 holds"
 
 
