@@ -89,7 +89,7 @@ def markdown(heads: list[str], lines: list[list[str]]) -> str:
 
 def value_of(row: Row) -> str:
     """A median, and behind it the 20th and 80th percentile; a count or a hash with all its digits."""
-    if row["n"] == 1 and row["value"] == int(row["value"]):
+    if row.get("n") == 1 and row["value"] == int(row["value"]):
         return str(int(row["value"]))
     spread = f" ({row['low']:.4g}-{row['high']:.4g})" if row["low"] != row["high"] else ""
     return f"{row['value']:.4g}{spread}"
