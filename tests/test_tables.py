@@ -111,15 +111,11 @@ def test_the_seed_noise_of_the_gpu_scale_is_that_of_its_committed_records():
 
 
 def test_the_seed_noise_of_bitnet_on_a_card_is_that_of_the_runs_that_vary_most_there():
-    """One recipe, made six times with one seed, twice with another and once with a third: three records, and what the
-    source says of all."""
+    """One recipe, made six times with a seed, twice with another, once with a third: three records, and the source."""
     noise = Project({"scale": "gpu"}).seed_noise("bitnet_table1")
     found = [float(number) for number in re.findall(r"\b\d\d\.\d\b", noise.source)]
-    folder = ROOT / "paper_tables/records/gpu/pretrain"
-    kept = [
-        read_record(folder / f"llama_p0-pre_ln-b158-{run}.json")
-        for run in ("s0-5978fa14", "s1-725241a9", "s2-810abfd5")
-    ]
+    runs = (f"llama_p0-pre_ln-b158-{run}.json" for run in ("s0-5978fa14", "s1-725241a9", "s2-810abfd5"))
+    kept = [read_record(ROOT / "paper_tables/records/gpu/pretrain" / run) for run in runs]
     assert [found[0], found[6], found[8]] == [round(record.metrics["ppl_true"], 1) for record in kept]
     assert len(found) == 9
     assert noise.value == pytest.approx(statistics.stdev(map(math.log, found)), abs=5e-4)
