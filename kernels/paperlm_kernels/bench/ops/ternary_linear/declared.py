@@ -76,6 +76,7 @@ METHODS = {
     "torch int_mm": "torch._int_mm, int8 weights; more than 16 tokens and multiples of 8 only",
     "torch unpacked": "two bits unpacked to bfloat16 before each product: the floor",
     "gemlite": "A8W158_INT_dynamic, weights in two bits",
+    "gemlite max": "the same, the longest of its lists of tiles tried",
     "torchao": "scaled_int8_mm of its quantized training, int8 weights",
     "quack-kernels": "W4A8 on Hopper: 4-bit weights, 8-bit floating point input",
     "bitblas": "int8 x int2",

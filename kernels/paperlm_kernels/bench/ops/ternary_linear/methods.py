@@ -183,6 +183,16 @@ class GemLite(Product):
         return lambda: layer(F.rms_norm(i.x, i.x.shape[-1:], i.gain, EPS))
 
 
+class GemLiteMax(GemLite):
+    """With the longest of its lists of tiles tried, which takes minutes a shape; its default is the shortest."""
+
+    def call(self, part: str) -> Call:
+        import gemlite
+
+        gemlite.set_autotune("max")
+        return super().call(part)
+
+
 class TorchAO(Ours):
     """int8 x int8 with scaling in one Triton kernel."""
 
@@ -278,6 +288,7 @@ METHODS: dict[str, type[Contender]] = {
     "torch int_mm": TorchIntMM,
     "torch unpacked": TorchUnpacked,
     "gemlite": GemLite,
+    "gemlite max": GemLiteMax,
     "torchao": TorchAO,
     "quack-kernels": Quack,
     "bitblas": BitBLAS,
