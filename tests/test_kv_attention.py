@@ -189,7 +189,8 @@ def test_the_kernel_appends_the_bytes_of_the_reference_where_nothing_is_turned(s
         assert (a is None and b is None) or torch.equal(a, b), name
 
 
-LENGTHS = [(1, 64), (2, 100), (127, 64), (128, 100), (129, 128)]
+# rows of three bits are words (64, 128), or bytes, an even number of them (100) or an odd one (8, 40), or two (4)
+LENGTHS = [(1, 64), (2, 100), (127, 64), (128, 100), (129, 128), (70, 40), (33, 8), (65, 4)]
 
 
 @everywhere
@@ -223,10 +224,10 @@ def test_the_reference_decodes_long_sequences(length, bits):
 
 @compiled_or_interpreted
 @pytest.mark.parametrize("bits", [3, 4])
-@pytest.mark.parametrize("splits", [1, 2, 5, 16])
-def test_any_split_of_the_positions_gives_the_same_attention(spot, bits, splits):
-    cache, _, _ = filled(spot, 300, 64, bits=bits)
-    q = normal(1, 2, 64, seed=7, device=spot.device)
+@pytest.mark.parametrize("splits,head_dim", [(1, 64), (2, 64), (5, 64), (16, 64), (1, 100), (7, 100)])
+def test_any_split_of_the_positions_gives_the_same_attention(spot, bits, splits, head_dim):
+    cache, _, _ = filled(spot, 300, head_dim, bits=bits)
+    q = normal(1, 2, head_dim, seed=7, device=spot.device)
     out = launch.run_decode(q, *cache._tensors(), cache.layout, 16, 0.125, splits)
     right = attention(q.cpu(), *(part.cpu() for part in cache.dequantized()), 0.125)
     assert (out.cpu().double() - right).norm() < 1e-5 * right.norm()
@@ -249,12 +250,12 @@ def test_positions_are_divided_until_every_multiprocessor_has_32_warps_but_into_
 
 
 @everywhere
-@pytest.mark.parametrize("bits", [3, 4])
-def test_each_sequence_attends_to_its_own_length_and_an_empty_one_gives_zeros(spot, bits):
-    cache, _, _ = filled(spot, 40, 64, batch=4, bits=bits)
+@pytest.mark.parametrize("bits,head_dim", [(3, 64), (4, 64), (3, 100)])
+def test_each_sequence_attends_to_its_own_length_and_an_empty_one_gives_zeros(spot, bits, head_dim):
+    cache, _, _ = filled(spot, 40, head_dim, batch=4, bits=bits)
     cache.lengths.copy_(torch.tensor([0, 1, 17, 40]))
-    q = normal(4, 1, 64, seed=7, device=spot.device)
-    out = cache.decode(q, backend=spot.backend).cpu()
+    q = normal(4, 1, head_dim, seed=7, device=spot.device)
+    out = cache.decode(q, scale=0.125, backend=spot.backend).cpu()
     keys, values = (part.cpu() for part in cache.dequantized())
     assert not out[0].any()
     for b, length in ((1, 1), (2, 17), (3, 40)):

@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter does not compile", allow_module_level=True)
 
 from paperlm_kernels.kv_attention import kernel as kv  # noqa: E402
+from paperlm_kernels.kv_attention.kernel_bytes import decode_bytes_kernel  # noqa: E402
 from paperlm_kernels.kv_attention.launch import tiles_of as decode_tiles  # noqa: E402
 from paperlm_kernels.kv_attention.layout import KVLayout  # noqa: E402
 from paperlm_kernels.rmsnorm_quantize import kernel as norm  # noqa: E402
@@ -216,7 +217,7 @@ def test_appending_and_merging_compile_without_spills(bits, head_dim, tmp_path):
     power = triton.next_power_of_2
     append = rows | {"THREE": bits == 3, "ROTATE": True, "HALF": power(head_dim // 2), "QUARTER": power(head_dim // 4)}
     append |= {"EIGHTH": power(-(-head_dim // 8)), "GROUPS": 1}
-    merge = {"QUANTIZE": True, "SPLITS": 16, "BLOCK": power(head_dim)}
+    merge = {"QUANTIZE": True, "SPLITS": 16, "TERMS": len(decode_tiles(layout).blocks), "BLOCK": power(head_dim)}
     for function, constants, out, warps in (
         (kv.append_kernel, append, "*bf16", 1),
         (kv.merge_kernel, merge, "*bf16", 4),
@@ -234,13 +235,17 @@ def test_attending_reads_16_bytes_at_once_converts_nothing_and_spills_nothing(bi
     tiles = decode_tiles(layout)
     words = tiles.unit == torch.int32
     constants = {
-        "D": head_dim, "row": tiles.row, "THREE": bits == 3, "FIRST": bits == 3, "QUANTIZE": quantize,
-        "SYMMETRIC": True, "TOKENS": tiles.tokens, "WIDE": tiles.unit != torch.uint8,
-        "HALVES": tiles.unit == torch.int16, "BLOCK": tiles.block, "STAGES": tiles.stages, "ASM": True, "PDL": True,
+        "D": head_dim, "row": tiles.row, "FIRST": bits == 3, "QUANTIZE": quantize, "SYMMETRIC": True,
+        "TOKENS": tiles.tokens, "STAGES": tiles.stages, "ASM": True, "PDL": True,
     }  # fmt: skip
+    if tiles.unit == torch.uint8:
+        function, constants["LOW"], constants["HIGH"] = decode_bytes_kernel, *tiles.blocks
+    else:
+        function, (constants["BLOCK"],) = kv.decode_kernel, tiles.blocks
+        constants |= {"THREE": bits == 3, "HALVES": tiles.unit == torch.int16}
     unit = {torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}[tiles.unit]
     types = CACHE | {"k_data": unit, "v_data": unit, "out": "*fp32"}
-    kernel = compile_for(kv.decode_kernel, types, constants, {"capacity"}, 90, tiles.warps, 3, launch_pdl=True)
+    kernel = compile_for(function, types, constants, {"capacity"}, 90, tiles.warps, 3, launch_pdl=True)
     assert waits_first(kernel.asm["ptx"])
     assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0
     if words:
@@ -249,3 +254,9 @@ def test_attending_reads_16_bytes_at_once_converts_nothing_and_spills_nothing(bi
         assert ptx.count("dp4a") == 3 * 8 and ptx.count("prmt.b32") == 32
         copies = re.findall(r"cp\.async\.\w+\.shared\.global .*?(0x\w+|\d+), ", ptx)
         assert copies and all(int(size, 0) == (16 if bits == 4 else 4) for size in copies)
+    elif tiles.unit == torch.uint8:
+        # as many of the low bits, and of the highest; a byte at a time, each once
+        ptx = kernel.asm["ptx"]
+        assert ptx.count("dp4a") == 2 * 3 * 8 and ptx.count("prmt.b32") >= 2 * 32
+        loads = len(re.findall(r"ld\.global[.\w]*\.[bu]8\b", ptx))
+        assert loads == 2 * 4 * tiles.tokens * sum(tiles.blocks) // 32

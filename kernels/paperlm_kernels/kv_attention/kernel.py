@@ -1,7 +1,8 @@
 """Triton kernels: rotate, quantize and pack new keys and values; attend over the cache; merge what parts of it gave.
 
 Attention takes four codes of a plane at once, as the bytes of a word. Keys are multiplied as integers, with the query
-in three digits of seven bits; values become floats without a conversion.
+in three digits of seven bits; values become floats without a conversion. Three bits whose planes are no whole words are
+`kernel_bytes`'s.
 """
 
 import triton
@@ -223,50 +224,26 @@ def bytes_as_floats(words, ASM: tl.constexpr):
 
 
 @triton.jit
-def codes_in_bytes(data, rows, there, d, D: tl.constexpr):
-    """The codes of numbers d (BLOCK, 1, 1) of rows with three bits whose planes are no whole words, as floats
-    (rows, BLOCK, 1, 1)."""
-    at, d = data + rows[:, None, None, None], d[None]
-    mask = there[:, None, None, None] & (d < D)
-    low: tl.constexpr = D // 4
-    high: tl.constexpr = (D + 7) // 8
-    codes = (tl.load(at + d % low, mask=mask, other=0).to(tl.int32) >> (2 * (d // low))) & 3
-    codes |= ((tl.load(at + low + d % high, mask=mask, other=0).to(tl.int32) >> (d // high)) & 1) << 2
-    return codes.to(tl.float32)
-
-
-@triton.jit
-def numbers(D: tl.constexpr, THREE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Which numbers of a row there are at (BLOCK, planes, 4) where rows are read in words, else at (BLOCK, 1, 1); and
-    whether there is such a one."""
-    if WIDE:
-        planes: tl.constexpr = 8 if THREE else 2
-        byte = 4 * tl.arange(0, BLOCK)[:, None, None] + tl.arange(0, 4)[None, None, :]
-        return D // planes * tl.arange(0, planes)[None, :, None] + byte, byte < D // planes
-    else:
-        d = tl.arange(0, BLOCK)[:, None, None]
-        return d, d < D
-
-
-@triton.jit
-def sum_of_row(x):
-    """Over the last three axes."""
-    return tl.sum(tl.sum(tl.sum(x, 3), 2), 1)
+def numbers(D: tl.constexpr, THREE: tl.constexpr, BLOCK: tl.constexpr):
+    """Which numbers of a row there are at (BLOCK, planes, 4), and whether there is such a one."""
+    planes: tl.constexpr = 8 if THREE else 2
+    byte = 4 * tl.arange(0, BLOCK)[:, None, None] + tl.arange(0, 4)[None, None, :]
+    return D // planes * tl.arange(0, planes)[None, :, None] + byte, byte < D // planes
 
 
 @triton.jit(do_not_specialize=["splits"])
 def decode_kernel(
     q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D: tl.constexpr, capacity,
     row: tl.constexpr, zero, scale, q_levels, q_zero, splits, THREE: tl.constexpr, FIRST: tl.constexpr,
-    QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr, HALVES: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr, TOKENS: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (batch and query head, split). Writes, of its positions, the weighted v, unnormalized, to `out` (program,
     D), and the largest score and the sum of weights to `stats` (program, 2).
 
     Each of TOKENS positions a step has sums of its own, which meet at the end: within the loop only the numbers of a
-    row are summed across threads. row: its size in what k_data and v_data point to: words (WIDE), halves of them
-    (HALVES), else bytes. scale: of the scores, times log2 e. FIRST: position 0 is left to `merge_kernel`.
+    row are summed across threads. row: its size in what k_data and v_data point to: words, or halves of them (HALVES).
+    scale: of the scores, times log2 e. FIRST: position 0 is left to `merge_kernel`.
     """
     if PDL:
         gdc_wait()
@@ -277,11 +254,10 @@ def decode_kernel(
     share = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, length)
-    d, inside = numbers(D, THREE, WIDE, BLOCK)
+    d, inside = numbers(D, THREE, BLOCK)
     x = query(q + tl.program_id(0).to(tl.int64) * D, d, inside, q_levels, q_zero, 15.0, QUANTIZE, SYMMETRIC)
     total = tl.sum(x)
-    if WIDE:
-        x_a, x_b, x_c, unit = digits_of(x)
+    x_a, x_b, x_c, unit = digits_of(x)
     acc = tl.zeros([TOKENS, d.shape[0], d.shape[1], d.shape[2]], dtype=tl.float32)
     top = tl.full([TOKENS], -INFINITY, dtype=tl.float32)
     weight = tl.zeros([TOKENS], dtype=tl.float32)
@@ -293,18 +269,14 @@ def decode_kernel(
         rows = (kv + position) * row
         step = tl.load(k_steps + kv + position, mask=there, other=0.0).to(tl.float32)
         v_step = tl.load(v_steps + kv + position, mask=there, other=0.0).to(tl.float32)
-        if WIDE:
-            keys = codes_in_words(k_data, rows, there, D, THREE, HALVES, BLOCK)
-            values = codes_in_words(v_data, rows, there, D, THREE, HALVES, BLOCK)
-            none = tl.zeros_like(keys)
-            score = tl.sum(tl.sum(add_dot_of_four(none, keys, x_c, ASM), 2), 1).to(tl.float32)
-            score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, keys, x_b, ASM), 2), 1).to(tl.float32)
-            score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, keys, x_a, ASM), 2), 1).to(tl.float32)
-            score = score * unit
-            values = bytes_as_floats(values, ASM) - (128.0 + zero)
-        else:
-            score = sum_of_row(codes_in_bytes(k_data, rows, there, d, D) * x[None])
-            values = codes_in_bytes(v_data, rows, there, d, D) - zero
+        keys = codes_in_words(k_data, rows, there, D, THREE, HALVES, BLOCK)
+        values = codes_in_words(v_data, rows, there, D, THREE, HALVES, BLOCK)
+        none = tl.zeros_like(keys)
+        score = tl.sum(tl.sum(add_dot_of_four(none, keys, x_c, ASM), 2), 1).to(tl.float32)
+        score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, keys, x_b, ASM), 2), 1).to(tl.float32)
+        score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, keys, x_a, ASM), 2), 1).to(tl.float32)
+        score = score * unit
+        values = bytes_as_floats(values, ASM) - (128.0 + zero)
         score = tl.where(there, scale * step * (score - zero * total), -INFINITY)
         highest = tl.maximum(top, score)
         # nothing seen yet is -inf, and -inf less itself no number
@@ -335,9 +307,10 @@ def first_row(data, step, D, zero, BLOCK: tl.constexpr):
 def merge_kernel(
     q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, shared_by, D: tl.constexpr, capacity,
     first_zero, scale, q_levels, q_zero, splits, FIRST: tl.constexpr, QUANTIZE: tl.constexpr, SYMMETRIC: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, TERMS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (batch and query head): the parts of `decode_kernel`, and position 0 where it lies apart, as one."""
+    """Program (batch and query head): the parts of `decode_kernel`, each of TERMS rows that are added, and position 0
+    where it lies apart, as one."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -361,9 +334,11 @@ def merge_kernel(
         highest = tl.maximum(highest, score)
     base = tl.where(highest == -INFINITY, 0.0, highest)
     p = tl.exp2(top - base)
-    at = parts + (part * D)[:, None] + d[None, :]
+    at = parts + (part * (TERMS * D))[:, None] + d[None, :]
     inside = (split < splits)[:, None] & (d < D)[None, :]
     total = tl.load(at, mask=inside, other=0.0)
+    for term in tl.static_range(1, TERMS):
+        total += tl.load(at + term * D, mask=inside, other=0.0)
     value = tl.sum(total * p[:, None], 0)
     whole = tl.sum(weight * p, 0)
     if FIRST:

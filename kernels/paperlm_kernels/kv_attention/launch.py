@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from paperlm_kernels.kv_attention import kernel
+from paperlm_kernels.kv_attention import kernel, kernel_bytes
 from paperlm_kernels.kv_attention.layout import KVLayout, levels_of, zero_of
 from paperlm_kernels.overlap import launched, overlaps
 from paperlm_kernels.ternary_linear.launch import processors
@@ -18,12 +18,10 @@ from paperlm_kernels.ternary_linear.launch import processors
 WARPS, STAGES = 1, 3
 """Of the decode kernel, and how many steps it reads ahead: the best of a sweep on an H200 (4 bits, 32 heads of 128,
 4096 positions): 13.5 and 105 us with 1 and with 16 sequences, where 4 warps and 2 steps take 16.8 and 141."""
-BYTES_WARPS, BYTES_STAGES = 4, 2
-"The same where rows are read byte by byte; not measured."
 WARPS_AT_ONCE = 32
 "Of a multiprocessor, which there should be: in that sweep half as many took up to a twentieth longer."
-AT_ONCE, GATHERED = 32, 8
-"Numbers of a row that a thread has, of the query and in its sums; where it reads them byte by byte."
+AT_ONCE = 32
+"Numbers of a row that a thread has, of the query and in its sums; where it reads bytes, twice as many sums."
 MOST_SPLITS = 64
 ASM = os.environ.get("TRITON_INTERPRET") != "1"
 "The interpreter has no inline assembly."
@@ -31,30 +29,29 @@ ASM = os.environ.get("TRITON_INTERPRET") != "1"
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """Of the decode kernel: positions a step; in what rows are read, how many of it they have, and how many words, or
-    single numbers where rows are read in bytes, are a block; warps; and steps that are read ahead."""
+    """Of the decode kernel: positions a step; in what rows are read, and how many of it they have; how many words are a
+    block, of low bits and of the highest where rows are read in bytes; warps; and steps that are read ahead."""
 
     tokens: int
     unit: torch.dtype
     row: int
-    block: int
+    blocks: tuple[int, ...]
     warps: int
     stages: int
 
 
 def tiles_of(layout: KVLayout, warps: int | None = None, stages: int | None = None) -> Tiles:
-    """A thread has AT_ONCE numbers of a row in words, so that it reads 16 bytes of one with 4 bits."""
+    """A thread has AT_ONCE numbers of a row, so that it reads 16 bytes of one with 4 bits."""
     D, size = layout.head_dim, layout.row_bytes
+    warps, stages = warps or WARPS, stages or STAGES
     if layout.bits == 3 and D % 32:
-        warps = warps or BYTES_WARPS
-        tokens = max(1, 32 * warps * GATHERED // _block(D))
-        return Tiles(tokens, torch.uint8, size, _block(D), warps, stages or BYTES_STAGES)
-    warps = warps or WARPS
-    planes = 8 if layout.bits == 3 else 2
-    block = _block(-(-D // (4 * planes)))
-    unit = torch.int16 if size % 4 else torch.int32
-    tokens = max(1, 32 * warps * AT_ONCE // (block * 4 * planes))
-    return Tiles(tokens, unit, size // unit.itemsize, block, warps, stages or STAGES)
+        unit, blocks = torch.uint8, tuple(_block(-(-planes.size // 4)) for planes in layout.planes)
+        of_a_row = max(4 * block * planes.count for block, planes in zip(blocks, layout.planes, strict=True))
+    else:
+        planes = 8 if layout.bits == 3 else 2
+        unit, blocks = torch.int16 if size % 4 else torch.int32, (_block(-(-D // (4 * planes))),)
+        of_a_row = blocks[0] * 4 * planes
+    return Tiles(max(1, 32 * warps * AT_ONCE // of_a_row), unit, size // unit.itemsize, blocks, warps, stages)
 
 
 def _sizes(layout: KVLayout) -> tuple[int, int]:
@@ -114,7 +111,8 @@ def run_decode(
         return out
     tiles = tiles_of(layout, warps, stages)
     splits = splits or splits_of(B * heads, capacity, tiles, q.device)
-    parts = torch.empty(B * heads, splits, D, dtype=torch.float32, device=q.device)
+    terms = len(tiles.blocks)
+    parts = torch.empty(B * heads, splits, terms, D, dtype=torch.float32, device=q.device)
     stats = torch.empty(B * heads, splits, 2, dtype=torch.float32, device=q.device)
     quantize = q_bits != 16
     q_levels, q_zero = (f(q_bits if quantize else 4, layout.mapping) for f in (levels_of, zero_of))
@@ -122,16 +120,21 @@ def run_decode(
     scale = scale * math.log2(math.e)
     data = [rows.view(tiles.unit) for rows in (k_data, v_data)]
     pdl = launched(overlaps(q.device))
+    of_tiles = {"TOKENS": tiles.tokens, "STAGES": tiles.stages, "num_warps": tiles.warps, "ASM": ASM}
+    if tiles.unit == torch.uint8:
+        decode = kernel_bytes.decode_bytes_kernel
+        of_tiles |= dict(zip(("LOW", "HIGH"), tiles.blocks, strict=True))
+    else:
+        decode, (block,) = kernel.decode_kernel, tiles.blocks
+        of_tiles |= {"BLOCK": block, "THREE": layout.bits == 3, "HALVES": tiles.unit == torch.int16}
     with torch.cuda.device_of(q):
-        kernel.decode_kernel[(B * heads, splits)](
+        decode[(B * heads, splits)](
             q, *data, k_steps, v_steps, lengths, parts, stats, heads, heads // kv_heads, D, capacity, tiles.row,
-            layout.zero, scale, q_levels, q_zero, splits, THREE=layout.bits == 3, FIRST=layout.has_first,
-            TOKENS=tiles.tokens, WIDE=tiles.unit != torch.uint8, HALVES=tiles.unit == torch.int16, BLOCK=tiles.block,
-            STAGES=tiles.stages, ASM=ASM, **of_query, num_warps=tiles.warps, **pdl,
+            layout.zero, scale, q_levels, q_zero, splits, FIRST=layout.has_first, **of_tiles, **of_query, **pdl,
         )  # fmt: skip
         kernel.merge_kernel[(B * heads,)](
             q, k_first, v_first, k_steps, v_steps, lengths, parts, stats, out, heads, heads // kv_heads, D, capacity,
             layout.first.zero, scale, q_levels, q_zero, splits, FIRST=layout.has_first, SPLITS=_block(splits),
-            BLOCK=_block(D), **of_query, num_warps=4, **pdl,
+            TERMS=terms, BLOCK=_block(D), **of_query, num_warps=4, **pdl,
         )  # fmt: skip
     return out
