@@ -133,6 +133,7 @@ def test_the_figure_has_counted_bytes_and_of_a_gpu_the_peak_of_each_phase(tmp_pa
 def test_without_a_gpu_it_has_the_counted_bytes_alone_and_without_records_the_lifetimes(tmp_path):
     found = numbers("tiny", tmp_path, metrics=False)
     assert list(found.loc["weights, counted (MiB)"])[:4] == ["not run", "4", "3", "2"]
+    assert set(found["proxies"]) == {"a proxy of neuzip_2.7B: hidden_size 256, n_layers 2, vocab_size 1024"}
     assert set(found.loc["backward, measured peak (MiB)"][:4]) == {"not run"}
     write_figure(Project({"scale": "tiny"}), "neuzip_figure2", [], tmp_path / "none.svg")
     assert (tmp_path / "none.csv").read_text().count("not run") == 4 * 5

@@ -17,6 +17,7 @@ from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import palette
 from paperlm.jobs.stored_speed import PHASES
 from paperlm.plan.project import Project
+from paperlm.tables.jobs import proxies_of
 from paperlm.tables.results import Results, collect
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
 
     _, spec = project.figure(name)
     options = options_of(project, name)
-    found = bytes_of(collect(project, spec.table, records), options)
+    results = collect(project, spec.table, records)
+    found = bytes_of(results, options)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.4, 2.9), width_ratios=[7.2, 4.2])
     _lifetimes(left)
     _bars(right, found, options["counted"])
@@ -78,7 +80,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     for what in (*COUNTED, *MEASURED):
         values = (found.get((method, what)) for method in METHODS)
         rows.append([f"{what} (MiB)", *("not run" if v is None else f"{v / MIB:.6g}" for v in values)])
-    return Drawing(figure, pd.DataFrame(rows, columns=["tensor", *METHODS]))
+    numbers = pd.DataFrame(rows, columns=["tensor", *METHODS])
+    said = proxies_of(project, spec.table, [c.cell for c in results.column(options["counted"])]) if found else ()
+    return Drawing(figure, numbers, labels=tuple(said))
 
 
 def bytes_of(results: Results, options: Mapping[str, Any]) -> dict[tuple[str, str], float]:
@@ -123,6 +127,6 @@ def _bars(axis: Axes, found: Mapping[tuple[str, str], float], title: str) -> Non
         return
     missing = "" if any(what in MEASURED for what in shown) else "; peaks are measured on a GPU"
     axis.set_xticks(range(len(methods)), methods)
-    axis.set(ylabel="MiB")
+    axis.set(ylabel="MiB", ylim=(0, 1.6 * max(found.values()) / MIB))  # room for the legend
     axis.set_title(f"{title.rpartition(' ')[0]}{missing}", fontsize=8)
     axis.legend(fontsize=6.5)
