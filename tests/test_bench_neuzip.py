@@ -55,6 +55,17 @@ def test_a_run_on_a_cpu_gives_times_bits_and_no_error_where_nothing_is_lost(tmp_
     assert [row["outcome"] for row in found if row["name"] == "dfloat11"] == ["absent: needs a CUDA GPU"]
 
 
+def test_the_reference_of_the_papers_code_has_exact_bytes_near_the_entropy_and_no_time(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    chosen = ["--methods", "rans", "--device", "cpu", "--measure", "decode,encode,bits,error"]
+    assert main(["neuzip", "--cases", "figure4_02", *chosen, "--out", str(out)]) == 0
+    found = {row["metric"]: row["value"] for row in rows.read(out)}
+    assert found.keys() == {"bits", "error"} and found["error"] == 0
+    # of the exponents of a normal distribution 2.5453 bits, and the table of shares
+    assert 0 < found["bits"] - 8 - 2.5453 - 16 * 256 / 158_114 < 0.03
+    assert methods.METHODS["rans"].absent("cuda") == "codes on a CPU: ask for --device cpu"
+
+
 def test_products_are_timed_where_the_weights_are_a_matrix(tmp_path):
     out = tmp_path / "rows.jsonl"
     given = ["--device", "cpu", "--repeats", "1", "--scale", "small", "--measure", "gemv,gemv8", "--out", str(out)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from paperlm_kernels.stored import stored_weights
@@ -15,6 +16,8 @@ from support import smoke_run
 from support_engine import numbers, task_of, trained
 from support_stored import TABLES
 
+from paperlm.data.shards import TokenShards
+from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError, Interrupted
 from paperlm.jobs.base import Machine, Trunk
 from paperlm.jobs.continue_pretrain import ContinuePretrain
@@ -63,6 +66,15 @@ def test_its_bytes_are_those_of_the_stores_and_fewer_than_of_plain_weights(manif
     assert 10.5 < metrics["bits_per_weight"] - tables < 13
     assert metrics["state_bytes"] < raw["state_bytes"] < vanilla["state_bytes"] == 4 * raw["parameters"]
     assert metrics["parameters"] == raw["parameters"]
+
+
+def test_its_loss_of_a_word_is_of_the_held_out_words_whatever_its_tokens_are(manifest, packed):
+    metrics, shards = packed[0].metrics, TokenShards(manifest, "validation")
+    texts = TextTokenizer(descent().tokenizer).inner.decode_batch(shards.rows(np.arange(len(shards))).tolist())
+    assert metrics["validation_words"] == pytest.approx(sum(len(text.split()) for text in texts), rel=0.05)
+    # a row's first token has the row's mean loss
+    least = metrics["loss_true"] * metrics["validation_tokens"] / metrics["validation_words"]
+    assert least < metrics["loss_word"] < 1.1 * least
 
 
 def test_a_run_that_is_stopped_goes_on_bit_for_bit(manifest, tmp_path, packed):

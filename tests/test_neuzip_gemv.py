@@ -1,4 +1,4 @@
-"""The product of FIX4 on tensor cores, on a card: which thread has what is known to nobody but the card's compiler."""
+"""The product of FIX4 on tensor cores, on a card; test_neuzip_gemv_triton.py has NumPy in place of its PTX."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from support_small_jobs import job
 
 from paperlm.data import registry
 from paperlm.data.items import prepare_items
+from paperlm.data.model_files import _commit
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError, Interrupted
 from paperlm.jobs.base import Inputs, Machine
@@ -23,14 +25,22 @@ from paperlm.jobs.hub_model import run as read_from_hub
 from paperlm.jobs.stored_answers import run as answer
 from paperlm.jobs.text_to_sql import SHAPE, run
 from paperlm.models.folder import load_model, save_model, transformers_tokenizer
+from paperlm.plan.estimate import expectation
+from paperlm.plan.project import Project
+from paperlm.plan.workflow import Workflow
+from paperlm.record.places import Places
+from paperlm.record.record import read_record
+from paperlm.run import Maker
 
 QUIET = Machine(device="cpu", progress=False)
 T5 = HubModel(name="hub:google-t5/t5-large")
+ELEVEN = HubModel(name="hub:google-t5/t5-11b")
 NO_SHAPE = dict.fromkeys(SHAPE)
 TRANSLATION = {
     "dataset": "hub:wmt/wmt14", "split": "test", "items": 5, "prefix": "translate English to German: ",
     "tokenizer": "bpe1024", "source_length": 60, "target_length": 40,
 }  # fmt: skip
+AS_IT_IS = {"store": "plain", "mant_bits": 7, "block_norm": None, "questions": TRANSLATION}
 PAIRS = [{"en": f"Number {i} is a house.", "de": f"Nummer {i} ist ein Haus."} for i in range(7)]
 
 
@@ -106,7 +116,7 @@ def test_a_model_that_answers_no_text_by_another_is_refused():
 
 
 def test_pairs_of_sentences_are_read_from_within_an_item_and_translated(pairs, published, tmp_path):
-    wanted = job("stored_answers", of=T5, store="plain", mant_bits=7, block_norm=None, questions=TRANSLATION)
+    wanted = job("stored_answers", of=T5, **AS_IT_IS)
     data = prepare_items(wanted.data()[0], tmp_path / "data")
     found = answer(wanted, Inputs(data=(data,), models={"of": published}, work=tmp_path), QUIET)
     assert found.metrics["questions"] == 5
@@ -129,7 +139,7 @@ def test_pairs_of_sentences_are_read_from_within_an_item_and_translated(pairs, p
 
 def test_an_item_without_what_the_registry_promises_is_named(pairs, tmp_path):
     (pairs / "mirror/wmt/wmt14/de-en/test.jsonl").write_text(json.dumps({"translation": {"en": "One."}}))
-    wanted = job("stored_answers", of=T5, store="plain", mant_bits=7, block_norm=None, questions=TRANSLATION)
+    wanted = job("stored_answers", of=T5, **AS_IT_IS)
     with pytest.raises(DataError, match=r"wmt/wmt14, test split, item 1: item without 'translation\.de'"):
         prepare_items(wanted.data()[0], tmp_path / "data")
 
@@ -158,10 +168,41 @@ def test_a_t5_is_read_with_the_blocks_of_encoder_and_decoder(published, tmp_path
 
 
 def test_a_model_that_is_published_as_a_pickle_alone_is_blocked_with_the_reason(tmp_path):
-    eleven = HubModel(name="hub:google-t5/t5-11b")
-    assert eleven.data() == []
-    found = read_from_hub(eleven, Inputs(work=tmp_path), QUIET)
+    assert ELEVEN.data() == []
+    found = read_from_hub(ELEVEN, Inputs(work=tmp_path), QUIET)
     assert found.outcome == "blocked" and "pickle" in found.reason
+
+
+def test_jobs_that_wait_for_it_in_vain_are_counted_with_the_reason_before_any_starts():
+    project = Project({"scale": "paper", "run_missing": "yes"})
+    jobs = [job for job in project.jobs_of("neuzip_table3b") if "t5-11b" in json.dumps(job.canonical())]
+    said = expectation(Workflow(project), ["neuzip_table3b"], None, 4)
+    assert f"{len(jobs) + 1} of these jobs end as blocked, without a number: T5 11B is published as a pickle" in said
+    assert not [job for job in project.jobs_of("neuzip_table3b") if job.out_of_reach() and job not in jobs]
+
+
+def test_a_job_on_it_is_blocked_with_the_reason(pairs):
+    wanted, places = job("stored_answers", of=ELEVEN, **AS_IT_IS), Places(pairs / "root", "smoke")
+    Maker(places, QUIET).with_parents(wanted)
+    record = read_record(places.root / places.made(wanted), wanted.job_id)
+    assert record.outcome == "blocked" and re.search(r"no model to work on \(T5 11B is .* pickle alone", record.reason)
+
+
+def test_weights_of_a_pull_request_are_fetched_at_the_commit_that_is_declared(monkeypatch):
+    import huggingface_hub
+
+    commit = "0123456789ab" + "c" * 28
+    api = type("Api", (), {"model_info": lambda self, name, revision: type("Info", (), {"sha": at[revision]})})
+    monkeypatch.setattr(huggingface_hub, "HfApi", api)
+    at = {"refs/pr/7": commit}
+    hub = registry.ModelRepository(name="a/b", revision=commit, ref="refs/pr/7")
+    assert _commit(hub) == commit
+    at["refs/pr/7"] = "d" * 40
+    with pytest.raises(DataError, match=f"refs/pr/7 is commit {'d' * 40} on the hub, not {commit}"):
+        _commit(hub)
+    for other in ("main", "refs/heads/x", "refs/pr/"):
+        with pytest.raises(ValidationError):
+            registry.ModelRepository(name="a/b", revision=commit, ref=other)
 
 
 def test_columns_that_are_no_fields_of_a_set_are_refused():

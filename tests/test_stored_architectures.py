@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 import transformers
 from paperlm_kernels.stored import LomoSgd, RawStore, StoredLinear, chosen_weights, convert, weight_hashes
+from support import job_environment
 from support_models import fresh
 from support_stored import IDS, CodedStore, ZippedStore, batch, build
 from torch import nn
@@ -234,6 +237,41 @@ def test_a_subclass_that_is_a_linear_layer_is_stored_and_keeps_what_its_model_as
     assert convert(model, RawStore).left == {}
     assert isinstance(model[0], StoredLinear) and not model[0].training
     assert (model[0].heads, model[0].in_features, model[0].out_features) == (4, 300, 70)
+
+
+def test_a_subclass_whose_weight_was_taken_out_and_put_back_behind_its_bias_is_stored():
+    model = nn.Sequential(Named(16, 8))
+    weight = model[0].weight
+    del model[0].weight
+    model[0].weight = weight
+    assert list(model[0]._parameters) == ["bias", "weight"] and convert(model, RawStore).left == {}
+
+
+def test_a_subclass_whose_weight_is_no_matrix_is_left_with_the_reason():
+    model = nn.Sequential(nn.Linear(8, 8), Named(8, 8))
+    model[1].weight = nn.Parameter(torch.zeros(64))
+    assert convert(model, RawStore).left == {"1": "its weight is a Parameter of torch.float32 and shape (64,)"}
+
+
+def test_importing_the_stores_draws_nothing_from_a_seeded_generator():
+    code = (
+        "import torch; torch.manual_seed(0); before = torch.get_rng_state(); import paperlm_kernels.stored; "
+        "assert torch.equal(before, torch.get_rng_state())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=job_environment())
+
+
+def test_what_a_weight_has_none_of_is_asked_for_as_of_any_parameter_and_products_by_other_names_are_refused():
+    model = nn.Sequential(nn.Linear(8, 8))
+    convert(model, RawStore)
+    weight = model[0].weight
+    with pytest.raises(AttributeError, match="__cuda_array_interface__"):
+        weight.__cuda_array_interface__  # noqa: B018
+    for function in (torch.multiply, torch.divide, torch.subtract, torch.true_divide):
+        with pytest.raises(RuntimeError, match=r"0\.weight is in a store"):
+            function(weight, 2.0)
+    with pytest.raises(RuntimeError, match=r"0\.weight is in a store"):
+        torch.concatenate([torch.ones(1), weight])
 
 
 def test_what_would_be_stored_of_a_model_without_values_is_what_is_stored_of_one_with_them():

@@ -126,6 +126,15 @@ def test_it_is_judged_by_questions_that_it_was_not_trained_on(data, monkeypatch)
     assert not {item["question"] for item in seen[0]} & {item["question"] for item in read_items(data, "train")}
 
 
+def test_its_bleu_and_its_share_of_right_answers_have_standard_errors_over_items(data, monkeypatch):
+    from paperlm.train import text_to_sql
+
+    monkeypatch.setattr(text_to_sql, "bleu", lambda written, right: (3.0, 0.25 * len(right)))
+    found = made(data, steps=1)
+    assert found.metrics["bleu"] == 3.0 and found.standard_errors["bleu"] == 0.25 * len(read_items(data, "validation"))
+    assert found.standard_errors["exact"] == 0.0, "of none that is right"
+
+
 def test_it_learns(data):
     losses = made(data, steps=40, peak_lr=0.3, batch=6).series["train"].column("loss")
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])

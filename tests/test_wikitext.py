@@ -13,6 +13,7 @@ from paperlm.data.registry import DatasetEntry, data_fingerprint
 from paperlm.data.settings import data_settings
 from paperlm.data.sources import documents
 from paperlm.data.texts import TextData, prepare_text, read_documents
+from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError
 
 HUB = "hub:Salesforce/wikitext_2"
@@ -74,3 +75,10 @@ def test_what_names_a_texts_rows_and_splits_is_no_key_of_a_set_of_items():
 def test_documents_of_an_unknown_text_are_refused_with_the_nearest_name():
     with pytest.raises(ValidationError, match="unknown dataset 'c4_sampel'; did you mean 'c4_sample'"):
         TextData(dataset="bundled:c4_sampel", documents=1)
+
+
+@needs_full_sets
+def test_the_pieces_of_t5_spell_its_words(tmp_path):
+    pages = read_documents(prepare_text(TextData(dataset=LOCAL, documents=62), tmp_path, FULL_SETS))
+    tokenizer = TextTokenizer("t5")
+    assert tokenizer.words(tokenizer.encode(pages)) == 245_569 - 4_358

@@ -193,7 +193,8 @@ class Maker:
             labels += manifest["labels"]
             ancestors |= {parent.job_id: manifest["behaviour"], **manifest["ancestors"]}
             if (outcome := manifest["outcome"]) in NO_MODEL:
-                blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on"
+                why = f" ({never})" if (never := parent.out_of_reach()) else ""
+                blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on{why}"
             else:
                 found[name] = checked_model(folder, parent, job.snapshot(name))
         return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors), blocked)

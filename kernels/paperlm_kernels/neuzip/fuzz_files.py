@@ -7,6 +7,7 @@ or takes another's place, and then lengths and digests are made to fit again. A 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
@@ -41,16 +42,21 @@ Contents = list[tuple[str, str, tuple[int, ...], bytes]]
 
 @dataclass(frozen=True)
 class Sort:
-    """A sort of file: a whole one, where its JSON stands, how it is read, and made to fit again."""
+    """A sort of file, with a whole one of it."""
 
     name: str
     data: bytes
     json_of: Callable[[bytes], tuple[int, int]]
+    "where its JSON begins and ends"
     with_json: Callable[[bytes, bytes], bytes]
+    "the file with other JSON, its length made to fit"
     read: Callable[[Path], Contents]
     sealed: Callable[[bytes, Path], bytes]
+    "the file with digests that fit what it holds; a path is free for what has to be read meanwhile"
     refusal: type[ValueError]
+    "what a damaged one raises"
     digest: bool
+    "whether it has any"
 
 
 def sorts(folder: Path) -> list[Sort]:
@@ -192,13 +198,11 @@ def _read_nzm(path: Path) -> Contents:
 
 
 def _read_plain(path: Path) -> Contents:
-    given = SafetensorsFile(path)
-    for e in given.entries:
-        if e.dtype in PACKED:
-            given.tensor(e)
-    found = [(e.name, e.dtype, e.shape, bytes(given.bytes(e))) for e in given.entries]
-    given.close()
-    return found
+    with contextlib.closing(SafetensorsFile(path)) as given:
+        for e in given.entries:
+            if e.dtype in PACKED:
+                given.tensor(e)
+        return [(e.name, e.dtype, e.shape, bytes(given.bytes(e))) for e in given.entries]
 
 
 def _read_saved(path: Path) -> Contents:

@@ -14,10 +14,12 @@ PRODUCTS = (
 )
 VIEWS = (
     "t T mT H mH adjoint transpose swapaxes swapdims movedim permute view view_as reshape reshape_as flatten unflatten "
-    "squeeze unsqueeze expand expand_as repeat narrow chunk split unbind select index_select gather getitem cat stack"
+    "squeeze unsqueeze expand expand_as repeat narrow chunk split unbind select index_select gather getitem cat concat "
+    "concatenate stack"
 )
 SUMS = (
-    "add radd iadd sub rsub isub mul rmul imul div rdiv idiv truediv rtruediv itruediv neg pow abs sum mean std var "
+    "add radd iadd sub rsub isub mul rmul imul div rdiv idiv truediv rtruediv itruediv subtract multiply divide "
+    "true_divide addcmul addcdiv neg pow square abs sum mean std var "
     "norm max min amax amin equal allclose isclose lerp"
 )
 CASTS = "to float half double bfloat16 type_as numpy tolist"
@@ -51,8 +53,8 @@ class Handle(nn.Parameter):
         """Run anything but what reads values. Raises RuntimeError for that."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "__get__":  # of an attribute
-            name = func.__self__.__name__
+        if name == "__get__":  # of an attribute; before Python 3.13 a property has no name
+            name = getattr(func.__self__, "__name__", "")
         with torch._C.DisableTorchFunctionSubclass():
             if name.strip("_") in READS_VALUES:
                 raise RuntimeError(_message(_first((*args, *kwargs.values()))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,8 +13,8 @@ LIBRARIES = {
     "eetq", "aqlm", "vptq", "quark", "fbgemm_gpu", "compressed_tensors", "transformer_engine", "auto_round",
     "spqr_quant", "neural_compressor", "brevitas",
 }  # fmt: skip
-"""Packages whose layers lie beside their values otherwise, or are read by others: torch's own attention multiplies by
-the weight of its output layer, and never calls it."""
+"""Packages whose subclasses are never replaced: they keep their weight in a form of their own, or other code reads it:
+torch's attention multiplies by its output layer's weight and never calls the layer."""
 INTEGRATIONS = "transformers.integrations."
 "where transformers has the layers of quantization libraries"
 REPLACED = {
@@ -38,8 +40,9 @@ def why_left(module: nn.Linear) -> str | None:
     for base in bases:
         if base.__module__.partition(".")[0] in LIBRARIES or base.__module__.startswith(INTEGRATIONS):
             return f"a layer of {base.__module__}"
-    if type(module.weight) is not nn.Parameter or not module.weight.is_floating_point():
-        return f"its weight is a {type(module.weight).__name__} of {module.weight.dtype}"
+    weight = module.weight
+    if type(weight) is not nn.Parameter or not weight.is_floating_point() or weight.ndim != 2:
+        return f"its weight is a {type(weight).__name__} of {weight.dtype} and shape {tuple(weight.shape)}"
     further = [n for n in module._parameters if n not in ("weight", "bias")]
     further += [*module._buffers, *module._modules]
     if further:
@@ -63,7 +66,8 @@ def further_attributes(module: nn.Module) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if name not in _PLAIN}
 
 
-_PLAIN = frozenset(vars(nn.Linear(1, 1)))
+# on the meta device, where nothing is drawn from the generator that a program has seeded
+_PLAIN = frozenset(vars(nn.Linear(1, 1, device="meta")))
 
 
 def _computes_linear(module: nn.Linear, dtype: torch.dtype, training: bool) -> bool:
@@ -73,32 +77,40 @@ def _computes_linear(module: nn.Linear, dtype: torch.dtype, training: bool) -> b
         x = torch.randn(ROWS, module.weight.shape[1], generator=draw).to(dtype)
         g = torch.randn(ROWS, module.weight.shape[0], generator=draw).to(dtype)
         twin = _twin(module, dtype, draw).train(training)
-        before = [x.clone(), *(p.detach().clone() for p in twin.parameters())]
-        known = dict(vars(twin))
-        state = torch.get_rng_state()
-        leaves = [x.clone().requires_grad_(), *twin.parameters()]
-        try:
-            y = type(module).forward(twin, leaves[0])
-            if not isinstance(y, Tensor) or y.shape != g.shape or y.dtype != dtype:
-                return False
-            found = [y, *torch.autograd.grad(y, leaves, g)]
-        except Exception:  # whatever a stranger's code raises, it is no product
+        given = [x, *(p.detach() for p in (twin.weight, twin.bias) if p is not None)]
+        before = [t.clone() for t in given]
+        found = _of_stranger(twin, given, g)
+        if found is None or not all(map(torch.equal, before, given)):
             return False
-        kept = all(torch.equal(old, new) for old, new in zip(before, leaves, strict=True))
-        same = vars(twin).keys() == known.keys() and all(vars(twin)[key] is value for key, value in known.items())
-        if not kept or not same or not torch.equal(state, torch.get_rng_state()):
-            return False
-        right = [p.clone().requires_grad_() for p in before]
-        y = F.linear(*right)
-        expected = [y, *torch.autograd.grad(y, right, g)]
+        expected = _and_gradients(F.linear, [t.clone().requires_grad_() for t in before], g)
         # what roundings are relative to: the same sums of absolute values
-        sizes = [p.abs().requires_grad_() for p in before]
-        y = F.linear(*sizes)
-        scales = [y, *torch.autograd.grad(y, sizes, g.abs())]
+        scales = _and_gradients(F.linear, [t.abs().requires_grad_() for t in before], g.abs())
     eps = torch.finfo(dtype).eps
     return all(
         bool(((a - b).abs() <= SLACK * eps * scale).all()) for a, b, scale in zip(found, expected, scales, strict=True)
     )
+
+
+def _and_gradients(function: Callable[..., Tensor], leaves: list[Tensor], g: Tensor) -> list[Tensor]:
+    """A function's result, and the gradients of its leaves for the gradient `g` of the result."""
+    y = function(*leaves)
+    return [y, *torch.autograd.grad(y, leaves, g)]
+
+
+def _of_stranger(twin: nn.Linear, given: list[Tensor], g: Tensor) -> list[Tensor] | None:
+    """Result and gradients of a layer's own forward; None if it raises, has not a product's shape and dtype, draws
+    random numbers, or leaves other attributes behind. given: the input, and the parameters without their gradients."""
+    known, state = dict(vars(twin)), torch.get_rng_state()
+    leaves = [given[0].requires_grad_(), *(p for p in (twin.weight, twin.bias) if p is not None)]
+    try:
+        y = type(twin).forward(twin, leaves[0])
+        if not isinstance(y, Tensor) or y.shape != g.shape or y.dtype != given[0].dtype:
+            return None
+        found = [y, *torch.autograd.grad(y, leaves, g)]
+    except Exception:  # whatever a stranger's code raises, it is no product
+        return None
+    same = vars(twin).keys() == known.keys() and all(vars(twin)[key] is value for key, value in known.items())
+    return found if same and torch.equal(state, torch.get_rng_state()) else None
 
 
 def _twin(module: nn.Linear, dtype: torch.dtype, draw: torch.Generator) -> nn.Linear:

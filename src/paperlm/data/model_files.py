@@ -44,7 +44,7 @@ class ModelData(Frozen):
         _, entry = model_entry(self.model)
         return {
             "files": [file.sha256 for file in entry.files],
-            "hub": entry.hub.model_dump(mode="json") if entry.hub else None,
+            "hub": entry.hub.model_dump(mode="json", exclude_defaults=True) if entry.hub else None,
             "architecture": entry.architecture,
             "unused_weights": entry.unused_weights,
         }
@@ -120,14 +120,18 @@ def _fetch(entry: ModelEntry, folder: Path) -> None:
 
 
 def _commit(hub: ModelRepository) -> str:
-    """All 40 digits of the commit. Raises DataError if the first ones are, to the hub, a name of another commit."""
-    if len(hub.revision) == 40:
+    """All 40 digits of the commit. Raises DataError if the first ones are, to the hub, a name of another commit, or a
+    pull request is by now at another one."""
+    if len(hub.revision) == 40 and not hub.ref:
         return hub.revision
     from huggingface_hub import HfApi
 
-    commit = HfApi().model_info(hub.name, revision=hub.revision).sha or ""
+    commit = HfApi().model_info(hub.name, revision=hub.ref or hub.revision).sha or ""
     if not commit.startswith(hub.revision):
-        raise DataError(f"model {hub.name!r}: revision {hub.revision} is commit {commit or 'unknown'} on the hub")
+        raise DataError(
+            f"model {hub.name!r}: {hub.ref or f'revision {hub.revision}'} is commit {commit or 'unknown'} on the hub, "
+            f"not {hub.revision}: look at what has changed there, then correct the revision in the data registry"
+        )
     return commit
 
 

@@ -164,6 +164,8 @@ class ModelRepository(Frozen):
     name: str
     revision: str = Field(pattern=r"^[0-9a-f]{12,40}$")
     "the commit, or its first 12 digits or more where no more of it is known; what is fetched has to begin with them"
+    ref: str = Field("", pattern=r"^(refs/pr/\d+)?$")
+    "where that commit is, if not on the main branch: in a pull request, such as the hub's own to add safetensors"
 
 
 class ModelEntry(About):

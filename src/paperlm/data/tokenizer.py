@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -53,6 +54,16 @@ class TextTokenizer:
                 )
             ids.append(self.eos)
         return encoded
+
+    def words(self, rows: Iterable[Iterable[int]]) -> int:
+        """How many words, as white space parts them, the ids of consecutive rows spell; documents end with eos."""
+        texts: list[list[int]] = [[]]
+        for number in itertools.chain.from_iterable(rows):
+            if number == self.eos:
+                texts.append([])
+            elif number not in (self.pad, self.bos):
+                texts[-1].append(number)
+        return sum(len(text.split()) for text in self.inner.decode_batch(texts, skip_special_tokens=False))
 
 
 def examples(ids: list[int], seq_len: int, example: str) -> Iterator[list[int]]:

@@ -25,6 +25,13 @@ class ValidationLosses:
         means = np.add.reduceat(self.sums, starts) / np.add.reduceat(self.counts, starts)
         return float(means.mean())
 
+    def loss_word(self, words: int) -> float:
+        """Nats a word: each example's mean loss times its length, the first token, which nothing predicts, included, by
+        the words of the text. As NeuZip's program counts (train_clm.py:518, 765-797)."""
+        counted = self.counts > 0
+        sums, counts = self.sums[counted], self.counts[counted]
+        return float((sums / counts * (counts + 1)).sum()) / words
+
     def ppl_sequences(self) -> float | None:
         """Mean over sequences of exp(mean loss of the sequence), or None where that is no finite number.
 

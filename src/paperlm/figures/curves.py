@@ -57,7 +57,8 @@ def draw_curves(project: Project, table_name: str, records: Iterable[Path], out:
     write_atomic(out.with_suffix(".csv"), lambda file: file.write(text.encode()))
 
     shown = [c for c in table.columns if (frame["column"] == c).any()]
-    missing = [c for c in table.columns if not any(cell.records for cell in results.column(c))]
+    # a column of another scale has no cells
+    missing = [c for c in table.columns if (cells := results.column(c)) and not any(cell.records for cell in cells)]
     line_of = "column" if len({cell.row for cell in project.cells(table_name) if cell.jobs}) == 1 else "row"
     styles = row_styles(project, table_name, line_of)
     methods = list(styles)

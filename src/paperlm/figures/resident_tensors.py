@@ -1,18 +1,27 @@
-"""Which tensors of a linear layer lie in memory, and for how long (NeuZip, Figure 2).
+"""Which tensors of a linear layer lie in memory, and for how long, and what that comes to in a training (NeuZip,
+Figure 2).
 
-What the layers of paperlm_kernels.stored and its descent within the backward pass keep; nothing is measured here.
+The left panel is what the layers of paperlm_kernels.stored and its descent within the backward pass keep. The right one
+has bytes of a table's trainings: weights, and weights with gradients at their most, which are counted, and peaks of the
+phases of an update, which a GPU measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paperlm.figures.base import Drawing
-from paperlm.figures.options import FigureOptions
+from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import palette
+from paperlm.jobs.stored_speed import PHASES
 from paperlm.plan.project import Project
+from paperlm.tables.jobs import proxies_of
+from paperlm.tables.results import Results, collect
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 METHODS = ("Vanilla", "AC", "AC + LOMO", "NeuZip")
 RUN, UPDATE, LAYER, NONE = "the whole run", "until the update", "while its layer runs", "-"
@@ -28,34 +37,96 @@ LIFETIMES = {
     "gradient of the input": (LAYER, LAYER, LAYER, LAYER),
 }
 "Tensor -> how long it lives with each method."
+MIB = 2**20
+COUNTED = {"weights, counted": "weight_bytes", "with gradients at most, counted": "state_bytes"}
+MEASURED = {f"{phase}, measured peak": f"{phase}/peak_bytes" for phase in PHASES}
+"What the right panel shows -> metric of a training, and of its timed updates."
 
 
 class Options(FigureOptions):
-    """None."""
+    """Where in the table the bytes are."""
 
-    drawn_from: ClassVar[str] = ""
+    drawn_from: ClassVar[str] = "jobs"
+    counted: str
+    "column of trainings"
+    measured: str
+    "column of their timed updates"
+    rows: dict[str, str]
+    "method -> its row"
+
+    def names_rows(self) -> Mapping[str, str]:
+        return {f"rows.{method}": row for method, row in self.rows.items()}
+
+    def names_columns(self) -> Mapping[str, str]:
+        return {"counted": self.counted, "measured": self.measured}
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """A table in colours. It has no statistics: a claim about what is written here would hold whatever was run."""
+    """A table in colours, and bars. It has no statistics: a claim about lifetimes would hold whatever was run, and
+    claims on bytes are the table's."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
     _, spec = project.figure(name)
+    options = options_of(project, name)
+    results = collect(project, spec.table, records)
+    found = bytes_of(results, options)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.4, 2.9), width_ratios=[7.2, 4.2])
+    _lifetimes(left)
+    _bars(right, found, options["counted"])
+    figure.suptitle(f"{spec.number}: {spec.title}", fontsize=10)
+    figure.tight_layout()
+    rows = [[tensor, *lifetimes] for tensor, lifetimes in LIFETIMES.items()]
+    for what in (*COUNTED, *MEASURED):
+        values = (found.get((method, what)) for method in METHODS)
+        rows.append([f"{what} (MiB)", *("not run" if v is None else f"{v / MIB:.6g}" for v in values)])
+    numbers = pd.DataFrame(rows, columns=["tensor", *METHODS])
+    said = proxies_of(project, spec.table, [c.cell for c in results.column(options["counted"])]) if found else ()
+    return Drawing(figure, numbers, labels=tuple(said))
+
+
+def bytes_of(results: Results, options: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Method and what the panel shows -> bytes, of the first seed; what no record has is left out."""
+    found = {}
+    for method, row in options["rows"].items():
+        for column, wanted in ((options["counted"], COUNTED), (options["measured"], MEASURED)):
+            for record in results.cells[row, column].usable[:1]:
+                there = {what: record.metrics.get(metric) for what, metric in wanted.items()}
+                found |= {(method, what): value for what, value in there.items() if value is not None}
+    return found
+
+
+def _lifetimes(axis: Axes) -> None:
+    from matplotlib.patches import Rectangle
+
     colors = dict(zip((RUN, UPDATE, BACKWARD, BLOCK, LAYER), (palette()[i] for i in (3, 1, 8, 9, 0)), strict=True))
-    figure, axis = plt.subplots(figsize=(7.2, 2.9))
     for y, (tensor, lifetimes) in enumerate(LIFETIMES.items()):
         axis.text(-0.05, y + 0.5, tensor, ha="right", va="center", fontsize=8)
         for x, lifetime in enumerate(lifetimes):
             if lifetime in colors:
                 face = (*colors[lifetime], 0.55)
-                axis.add_patch(plt.Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=face, edgecolor="0.3"))
+                axis.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=face, edgecolor="0.3"))
             axis.text(x + 0.5, y + 0.5, lifetime, ha="center", va="center", fontsize=7)
     for x, method in enumerate(METHODS):
         axis.text(x + 0.5, -0.25, f"({'abcd'[x]}) {method}", ha="center", va="bottom", fontsize=9, weight="bold")
     axis.set(xlim=(-1.5, len(METHODS)), ylim=(len(LIFETIMES), -0.9))
     axis.set_axis_off()
-    figure.suptitle(f"{spec.number}: {spec.title}", fontsize=10)
-    figure.tight_layout()
-    rows = [[tensor, *lifetimes] for tensor, lifetimes in LIFETIMES.items()]
-    return Drawing(figure, pd.DataFrame(rows, columns=["tensor", *METHODS]))
+
+
+def _bars(axis: Axes, found: Mapping[tuple[str, str], float], title: str) -> None:
+    """A group a method, a bar for each of what is known."""
+    shown = [what for what in (*COUNTED, *MEASURED) if any(what == one for _, one in found)]
+    methods = [method for method in METHODS if any(method == one for one, _ in found)]
+    for place, what in enumerate(shown):
+        bars = [(x, found[method, what] / MIB) for x, method in enumerate(methods) if (method, what) in found]
+        at = [x + (place - (len(shown) - 1) / 2) * 0.8 / len(shown) for x, _ in bars]
+        axis.bar(at, [value for _, value in bars], 0.8 / len(shown), label=what, color=palette()[place])
+    if not shown:
+        axis.text(0.5, 0.5, "no training has a record yet", ha="center", va="center", transform=axis.transAxes)
+        axis.set_axis_off()
+        return
+    missing = "" if any(what in MEASURED for what in shown) else "; peaks are measured on a GPU"
+    axis.set_xticks(range(len(methods)), methods)
+    axis.set(ylabel="MiB", ylim=(0, 1.6 * max(found.values()) / MIB))  # room for the legend
+    axis.set_title(f"{title.rpartition(' ')[0]}{missing}", fontsize=8)
+    axis.legend(fontsize=6.5)

@@ -118,6 +118,10 @@ class Job(Frozen):
         """Why a job of these settings makes no number on any machine; empty if one could. It is `blocked` for that."""
         return ""
 
+    def out_of_reach(self) -> str:
+        """`never` of this job or of one that it works on, whose model it then waits for in vain."""
+        return next(filter(None, (job.never() for job in (self, *self.ancestors()))), "")
+
     def unshared(self, processes: int) -> str:
         """Why so many processes cannot share the work of this job; empty: they can, as one always does."""
         if processes == 1:

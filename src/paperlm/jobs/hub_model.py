@@ -38,7 +38,10 @@ class HubModel(Job):
         return {"name": entry.norm} if entry.norm else None
 
     def data(self) -> list[Any]:
-        return [] if model_entry(self.name)[1].unreadable else [ModelData(model=self.name)]
+        return [] if self.never() else [ModelData(model=self.name)]
+
+    def never(self) -> str:
+        return model_entry(self.name)[1].unreadable
 
     def metrics(self) -> tuple[str, ...]:
         return ("parameters", "blocks")
@@ -79,8 +82,8 @@ def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:
     from paperlm.probe.blocks import anatomy
 
     _, entry = model_entry(job.name)
-    if entry.unreadable:
-        return Result(outcome="blocked", reason=entry.unreadable)
+    if why := job.never():
+        return Result(outcome="blocked", reason=why)
     model, tokenizer = read_model(entry, model_files(inputs.data[0]))
     save_model(inputs.model, model, tokenizer)
     both = getattr(model.config, "is_encoder_decoder", False)

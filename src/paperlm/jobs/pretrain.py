@@ -30,6 +30,8 @@ DESCENT = ("sgd", "lomo")
 
 OF_WEIGHTS = ("weight_bytes", "state_bytes", "bits_per_weight", "weights_hash")
 "Metrics of a run with such an optimizer: of its weights, exact."
+BY_WORD = ("validation_words", "loss_word")
+"Metrics of such a run beside the loss of a token: words of the held-out text, and nats a word."
 VECTORS = 32
 "Of the model's width, at most so many a block beside its matrices: gains of norms and factors of residual branches."
 
@@ -273,7 +275,7 @@ class Pretrain(Job):
         return ("ppl_sequences",) if self.curve == "every_update" else ()
 
     def _of_weights(self) -> tuple[str, ...]:
-        return OF_WEIGHTS if self.optimizer in DESCENT else ()
+        return (*OF_WEIGHTS, *BY_WORD) if self.optimizer in DESCENT else ()
 
     def slug(self) -> str:
         loss = "" if self.loss == MATERIALISED else f"-{self.loss}"

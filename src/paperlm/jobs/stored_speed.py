@@ -13,6 +13,9 @@ from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
 
+PHASES = ("forward", "backward", "update")
+"Of an update: what follows the backward pass is all of it that is not fused."
+
 
 class StoredSpeed(StoredModel):
     """Iterations a second: forward passes of a model, or whole updates as its pre-training makes them, on a GPU."""
@@ -41,7 +44,8 @@ class StoredSpeed(StoredModel):
         return self
 
     def metrics(self) -> tuple[str, ...]:
-        return ("iterations_per_second", "peak_bytes")
+        phases = (f"{phase}/peak_bytes" for phase in PHASES if self.what == "update")
+        return ("iterations_per_second", "peak_bytes", *phases)
 
     def series(self) -> dict[str, tuple[str, ...]]:
         return {}
@@ -52,8 +56,9 @@ class StoredSpeed(StoredModel):
 
 def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
     """Metrics iterations_per_second, by the median iteration, with how much one varies as its standard error
-    (`rate_of`), and peak_bytes, of the device meanwhile. `blocked`
-    without a GPU, where the time would be that of a reference, and for a store that is not to be had here."""
+    (`rate_of`), and peak_bytes, of the device meanwhile; of updates also `<phase>/peak_bytes` (`peaks`), in one more
+    behind them. `blocked` without a GPU, where the time would be that of a reference, and for a store that is not to be
+    had here."""
     import torch
     from paperlm_kernels.neuzip import raise_decode_errors
 
@@ -67,9 +72,11 @@ def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
     seconds = timed(step, job.repeats, lambda: torch.cuda.synchronize(device))
     raise_decode_errors(device)
     rate, spread = rate_of(seconds)
+    whole = torch.cuda.max_memory_allocated(device)
+    phases = peaks(step, torch.cuda, device) if job.what == "update" else {}
     return Result(
         outcome="measured",
-        metrics={"iterations_per_second": rate, "peak_bytes": torch.cuda.max_memory_allocated(device)},
+        metrics={"iterations_per_second": rate, "peak_bytes": whole, **phases},
         standard_errors={"iterations_per_second": spread},
     )
 
@@ -94,8 +101,23 @@ def timed(step: Callable[[], None], repeats: int, wait: Callable[[], None]) -> l
     return found
 
 
-def iteration(job: StoredSpeed, inputs: Inputs, device: Any) -> Callable[[], None]:
-    """One forward pass, or one update, on ids drawn at random."""
+def peaks(update: Callable[..., None], memory: Any, device: Any) -> dict[str, int]:
+    """Most bytes in each phase of an update; `memory` counts them, as torch.cuda does."""
+    found: dict[str, int] = {}
+
+    def ended(phase: str) -> None:
+        memory.synchronize(device)
+        found[f"{phase}/peak_bytes"] = memory.max_memory_allocated(device)
+        memory.reset_peak_memory_stats(device)
+
+    memory.synchronize(device)
+    memory.reset_peak_memory_stats(device)
+    update(ended)
+    return found
+
+
+def iteration(job: StoredSpeed, inputs: Inputs, device: Any) -> Callable[..., None]:
+    """One forward pass, or one update, which calls what it is given behind each phase; on ids drawn at random."""
     import torch
 
     from paperlm.models.folder import load_model
@@ -116,9 +138,13 @@ def iteration(job: StoredSpeed, inputs: Inputs, device: Any) -> Callable[[], Non
     store_weights(job.of, model)
     optimizer = build_optimizer(job.of, model)
 
-    def update() -> None:
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    def update(ended: Callable[[str], None] = lambda phase: None) -> None:
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        ended("forward")
+        loss.backward()
+        ended("backward")
         optimizer.step()
         optimizer.zero_grad()
+        ended("update")
 
     return update

@@ -154,9 +154,10 @@ class TextToSQL(Job):
 
 
 def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
-    """Metrics bleu (SacreBLEU of stripped texts, 0 to 100), exact (share of answers that are right to the letter), loss
-    (nats a target token), parameters, examples, and the weights' bytes and hash as of a pretrain job. Series `train`:
-    the loss of each update. Timed: iterations_per_second and peak_bytes, of a GPU.
+    """Metrics bleu (SacreBLEU of stripped texts, 0 to 100) and exact (share of answers that are right to the letter),
+    both with their standard error over items, loss (nats a target token), parameters, examples, and the weights' bytes
+    and hash as of a pretrain job. Series `train`: the loss of each update. Timed: iterations_per_second and peak_bytes,
+    of a GPU.
 
     The trained model is left with plain weights and a tokenizer that adds no token.
 

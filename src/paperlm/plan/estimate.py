@@ -33,6 +33,8 @@ class Need:
     "minutes that a cluster grants it"
     seconds: float | None
     "that it is expected to take on so many GPUs; None where nothing says"
+    never: str = ""
+    "why it ends as blocked on any machine; empty: it may give a number"
 
     def line(self) -> str:
         """Its cards, hours and memory."""
@@ -76,6 +78,12 @@ class Estimate:
             hours = "no record says how long, " + _at_most(granted, " each") if silent else _hours(gpus, jobs)
             each = " each" if gpus else ""
             yield f"{len(jobs)} {kind}{of}: {_cards(gpus)}{each}, {memory / 1000:.0f} GB of memory, {hours}"
+
+    def blocked(self) -> Iterator[str]:
+        """How many of the jobs give no number on any machine, a line a reason."""
+        for why, count in Counter(need.never for need in self.needs if need.never).items():
+            jobs = "1 of these jobs ends" if count == 1 else f"{count} of these jobs end"
+            yield f"{jobs} as blocked, without a number: {why}"
 
     def minutes(self, kind: str) -> float | None:
         """Minutes of the jobs of a kind, one after the other; None where nothing says how long it takes."""
@@ -141,7 +149,9 @@ def estimate(plan: Workflow, names: Sequence[str], reference: Reference, here: b
     for job_id, job in jobs.items():
         alone, size, gpus = costs.of_job(job), plan.job_size(job_id), plan.gpus(job_id, here)
         seconds = None if alone is None else alone / resources.speed(gpus)
-        needs[job_id] = Need(job.kind, job_id, size_of(job), gpus, size.mem_mb, size.runtime, seconds)
+        needs[job_id] = Need(
+            job.kind, job_id, size_of(job), gpus, size.mem_mb, size.runtime, seconds, job.out_of_reach()
+        )
     gpus, size = resources.gpus.value, resources.default
     measured = [
         Need(MEASURE, f"{op}/{case}", "", gpus, size.mem_mb, size.runtime, costs.of_measurement(op, case))
@@ -178,7 +188,7 @@ def print_plan(project: Project, names: Sequence[str], cores: int | None, each: 
         grid.add_row(kind, str(len(jobs)), "no record says" if minutes is None else f"{minutes:.1f}")
     console.print(grid)
     lines = [need.line() for need in found.needs] if each else found.asks() if found.most else ()
-    for line in lines:
+    for line in (*lines, *found.blocked()):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(found.line(*_side_by_side(plan, found, cores)), highlight=False)
 
@@ -195,9 +205,10 @@ def expectation(plan: Workflow, names: Sequence[str], cores: int | None, nodes: 
     lines = [said] if said else []
     side_by_side = (nodes, f"with {nodes} jobs at a time") if nodes else _side_by_side(plan, found, cores)
     if found.most:
-        return "\n".join([*lines, found.line(*side_by_side), *(f"  {line}" for line in found.asks())])
+        more = (f"  {line}" for line in (*found.asks(), *found.blocked()))
+        return "\n".join([*lines, found.line(*side_by_side), *more])
     kinds = ", ".join(f"{len(each)} {kind}" for kind, each in found.kinds.items())
-    return "\n".join([*lines, f"{found.line(*side_by_side)} ({kinds})"])
+    return "\n".join([*lines, f"{found.line(*side_by_side)} ({kinds})", *found.blocked()])
 
 
 def _here_or_elsewhere(plan: Workflow, of: Callable[[Workflow], Estimate]) -> tuple[str, Workflow, Estimate]:

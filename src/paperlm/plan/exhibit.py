@@ -154,6 +154,8 @@ class Part(Frozen):
     "why its printed numbers are another quantity than ours, whatever the scale"
     in_print: bool = True
     "False: a column or row of ours beside those that the paper prints"
+    compared_with: str = ""
+    "of a column of ours: the printed one that means the same, whose cells it is compared with at a comparable scale"
     scales: list[str] = []
     "an extra row or column that the paper does not print, at these scales only; no claim reads it"
 

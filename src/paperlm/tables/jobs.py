@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+from paperlm.errors import SpecError, unknown
 from paperlm.plan.exhibit import DivergedRule, JobCells
 from paperlm.plan.project import Cell, Project
 from paperlm.plan.table import JobsTable
@@ -33,6 +34,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
     if table.published:
         rows, columns = ({k: v.printed for k, v in part.items()} for part in (table.rows, table.columns))
         check_labels(name, rows, columns, published)
+        _check_comparisons(name, table, published)
     results = collect(project, name, records)
     noise, samples = project.seed_noise(name), cell_samples(project, table, results)
     errors = any(result.standard_error(result.cell.metric) for result in results.cells.values())
@@ -46,6 +48,19 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         proxies=_proxies_by_row(project, results),
         notes=(*incomparable(project, name), *proxies(project, name)),
     )
+
+
+def _check_comparisons(name: str, table: JobsTable, published: PublishedTable) -> None:
+    """SpecError for a column that is compared with another one than a printed one, or is printed itself."""
+    for label, part in table.columns.items():
+        if not (other := part.compared_with):
+            continue
+        if other not in published.columns:
+            raise SpecError(
+                f"tables.{name}.columns.{label}: compared_with: {unknown('column', other, published.columns)}"
+            )
+        if part.printed:
+            raise SpecError(f"tables.{name}.columns.{label}: is printed itself; leave compared_with out")
 
 
 PERPLEXITIES = ("perplexity", "ppl_true")
@@ -95,7 +110,8 @@ def _diff_row(
     project: Project, table: JobsTable, results: Results, result: CellResult, published: PublishedTable
 ) -> DiffRow:
     cell = result.cell
-    printed = published.cell(cell.row, cell.column)
+    other = table.columns[cell.column].compared_with if project.scale.comparable else ""
+    printed = published.cell(cell.row, other or cell.column)
     if cell.sum_of_column:
         return _count_row(project, results, result, printed)
     common = {

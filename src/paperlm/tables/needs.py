@@ -71,8 +71,8 @@ class Evidence:
     def _possible(self, wanted: list[tuple[Cell, int]], seeds: int = 0) -> Needs:
         """The jobs that these cells lack; none where one of theirs, or what it works on, can never be made: the others
         decide nothing alone."""
-        every = (one for cell, _ in wanted for job in cell.jobs for one in (job, *job.ancestors()))
-        why = next((why for job in every if (why := job.never())), "")
+        every = (job for cell, _ in wanted for job in cell.jobs)
+        why = next((why for job in every if (why := job.out_of_reach())), "")
         return Needs(never=why) if why else Needs(self._lacking(wanted), seeds)
 
     def hours(self, jobs: Iterable[Job]) -> float | None:

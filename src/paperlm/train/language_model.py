@@ -15,6 +15,7 @@ import torch
 from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert, model_hash, stored_weights, weight_bytes
 
 from paperlm.data.shards import BatchOrder, TokenShards
+from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError
 from paperlm.evaluate.perplexity import ValidationLosses, perplexity
 from paperlm.jobs.base import Inputs, Machine
@@ -262,7 +263,7 @@ def _result(made: Pretrain | ContinuePretrain, engine: Engine, ended: str) -> Re
         "parameters": task.parameters,
     }
     if job.optimizer in DESCENT:
-        metrics |= of_weights(job, task.model)
+        metrics |= of_weights(job, task.model) | by_word(job, task.validation_shards, final)
     if job.curve == "every_update":
         metrics["ppl_sequences"] = final.ppl_sequences() if final else None
     per_token = job.flops_of_a_token(job.seq_len)
@@ -290,6 +291,13 @@ def of_weights(job: Any, model: torch.nn.Module) -> dict[str, float | int | None
         "bits_per_weight": found.bits_per_weight,
         "weights_hash": int(model_hash(model)[:12], 16),
     }
+
+
+def by_word(job: Pretrain, shards: TokenShards, final: ValidationLosses | None) -> dict[str, float | int | None]:
+    """Words of the held-out text, and its loss by them, which does not depend on how a tokenizer cuts words."""
+    words = TextTokenizer(job.tokenizer).words(shards.rows(np.arange(len(shards))).tolist())
+    loss = final.loss_word(words) if final and words else math.nan
+    return {"validation_words": words, "loss_word": loss if math.isfinite(loss) else None}
 
 
 def _series(job: Pretrain, engine: Engine) -> dict[str, Series]:

@@ -7,6 +7,7 @@ matrices beside them.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from paperlm_kernels.stored import LomoSgd, stored_weights
 from paperlm.data.items import read_items
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError
+from paperlm.evaluate.bleu import bleu
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.pretrain import OF_WEIGHTS
 from paperlm.models.folder import load_model, save_model, transformers_tokenizer
@@ -95,6 +97,7 @@ class WritingSQL:
         order, epochs = np.random.default_rng(job.seed), -(-job.steps * job.batch // len(self.items))
         self.rows = np.concatenate([order.permutation(len(self.items)) for _ in range(epochs)])
         self.final: dict[str, Any] = {}
+        self.errors: dict[str, float | None] = {}
 
     def trunk(self) -> None:
         return None
@@ -118,8 +121,8 @@ class WritingSQL:
         """Gradients stay as they are: in a fused update they are gone."""
 
     def evaluate(self) -> Mapping[str, float | None]:
-        """Called once, behind the last update; `final` has the metrics."""
-        found = judged(self.job, self.whole, self.tokenizer, self.held_out, self.device)
+        """Called once, behind the last update; `final` has the metrics, `errors` their standard errors."""
+        found, self.errors = judged(self.job, self.whole, self.tokenizer, self.held_out, self.device)
         weights = of_weights(self.job, self.model) if self.job.adapter == "none" else qlora.of_weights(self.whole)
         self.final = {"parameters": self.parameters, **weights, **found}
         return found
@@ -145,7 +148,7 @@ def train(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     return Result(
         outcome=ended,
         metrics=engine.task.final | {"examples": engine.at.counted},
-        standard_errors=dict.fromkeys(OF_WEIGHTS, 0.0),  # counted, not sampled
+        standard_errors=dict.fromkeys(OF_WEIGHTS, 0.0) | engine.task.errors,  # of weights: counted, not sampled
         series={"train": Series(columns=["update", "loss"], rows=curve)},
         cost=engine.cost(),
     )
@@ -185,11 +188,10 @@ def _padded(rows: list[list[int]], value: int, device: torch.device) -> torch.Te
 @torch.no_grad()
 def judged(
     job: TextToSQL, model: Any, tokenizer: TextTokenizer, items: list[dict[str, Any]], device: torch.device
-) -> dict[str, float]:
-    """bleu, exact and loss of the validation items; answers are written greedily. Raises StreamError if a packed weight
-    was found damaged on the way."""
+) -> tuple[dict[str, float], dict[str, float | None]]:
+    """bleu, exact and loss of the validation items, and the standard errors of bleu and exact over items; answers are
+    written greedily. Raises StreamError if a packed weight was found damaged on the way."""
     from paperlm_kernels.neuzip import raise_decode_errors
-    from sacrebleu import corpus_bleu
 
     model.eval()
     written, sums, tokens = [], 0.0, 0
@@ -208,7 +210,9 @@ def judged(
     raise_decode_errors(device)
     right = [item["answer"].strip() for item in items]
     exact = sum(one == other for one, other in zip(written, right, strict=True)) / len(right)
-    return {"bleu": corpus_bleu(written, [right]).score, "exact": exact, "loss": sums / tokens}
+    score, error = bleu(written, right)
+    share = math.sqrt(exact * (1 - exact) / (len(right) - 1)) if len(right) > 1 else None
+    return {"bleu": score, "exact": exact, "loss": sums / tokens}, {"bleu": error, "exact": share}
 
 
 def speed(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:

@@ -66,6 +66,7 @@ METHODS = {
     "dfloat11": "Huffman codes of exponents, decoded by its kernel",
     "splitzip": "the 16 most frequent exponents in four bits, made for caches of keys and values; its codec_gpu.py",
     "zipnn": "bytes apart by their place in a number, then compressed, on a CPU",
+    "rans": "exponents by our reference of an asymmetric numeral system, in chunks of 64 KiB, on a CPU; bits alone",
 }
 "Method -> what it is."
 METRICS = {

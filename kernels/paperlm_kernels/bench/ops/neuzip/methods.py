@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paperlm_kernels.bench.ops.neuzip.ans import Rans
 from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Call, Coder
 from paperlm_kernels.bench.ops.neuzip.peers import DFloat11, NvComp, NvComp13, SplitZip, ZipNN
 from paperlm_kernels.neuzip import Packed, pack
@@ -157,4 +158,5 @@ METHODS: dict[str, type[Coder]] = {
     "dfloat11": DFloat11,
     "splitzip": SplitZip,
     "zipnn": ZipNN,
+    "rans": Rans,
 }

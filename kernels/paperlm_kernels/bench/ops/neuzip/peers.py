@@ -205,6 +205,11 @@ class SplitZip(Coder):
         return 8 * stored.compressed_bytes / self.case.weights
 
 
+def on_a_cpu_alone(device: str) -> str | None:
+    """Why a codec of the CPU is absent."""
+    return "codes on a CPU: ask for --device cpu" if device != "cpu" else None
+
+
 class ZipNN(Coder):
     """Bytes in, bytes out, with its defaults; a new codec for each call, for reading a header changes version 0.1's."""
 
@@ -212,7 +217,7 @@ class ZipNN(Coder):
 
     @classmethod
     def absent(cls, device: str) -> str | None:
-        return "codes on a CPU: ask for --device cpu" if device != "cpu" else super().absent(device)
+        return on_a_cpu_alone(device) or super().absent(device)
 
     def stored(self) -> Any:
         import zipnn

@@ -1,0 +1,67 @@
+"""BLEU and its noise: sacrebleu's number, and how far other questions of the kind would move it."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from sacrebleu import corpus_bleu
+from sacrebleu.metrics import BLEU
+from support_tables import record_of
+
+from paperlm.evaluate.bleu import bleu
+from paperlm.jobs.pretrain import OF_WEIGHTS
+from paperlm.plan.project import Project
+from paperlm.record.record import write_record
+from paperlm.tables.build import table_contents
+from paperlm.tables.verdicts import claim_rows
+
+WORDS = [f"word{i}" for i in range(40)]
+
+
+def texts(count: int, right: float, seed: int) -> tuple[list[str], list[str]]:
+    """Random sentences, and what a model wrote of them that has a share of the words right."""
+    rng = np.random.default_rng(seed)
+    true = [rng.choice(WORDS, rng.integers(5, 16)) for _ in range(count)]
+    share = rng.beta(4 * right, 4 * (1 - right), count)  # some are easy, some hard
+    mine = [[w if rng.random() < p else rng.choice(WORDS) for w in t] for t, p in zip(true, share, strict=True)]
+    return [" ".join(t) for t in mine], [" ".join(t) for t in true]
+
+
+def test_the_number_is_sacrebleus_and_the_error_a_half_of_its_own_confidence_interval():
+    written, true = texts(300, 0.8, 1)
+    score, error = bleu(written, true)
+    assert score == corpus_bleu(written, [true]).score
+    theirs = BLEU().corpus_score(written, [true], n_bootstrap=1000)
+    assert error == pytest.approx(theirs._ci / 1.96, rel=0.1)
+
+
+def test_the_error_is_the_spread_of_bleu_over_sets_that_are_drawn_afresh():
+    scores = [bleu(*texts(100, 0.8, seed))[0] for seed in range(40)]
+    errors = [bleu(*texts(100, 0.8, seed))[1] for seed in range(5)]
+    # a standard deviation of 40 numbers is known within 11 %
+    assert statistics.fmean(errors) == pytest.approx(statistics.stdev(scores), rel=0.3)
+
+
+def test_it_is_the_same_each_time_and_a_single_text_has_none():
+    written, true = texts(50, 0.6, 2)
+    assert bleu(written, true) == bleu(written, true)
+    assert bleu(true, true) == (pytest.approx(100.0), pytest.approx(0.0, abs=1e-9))
+    assert bleu(written[:1], true[:1])[1] is None
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.1, "undecided"), (5.0, "holds")])
+def test_a_tenth_of_a_point_of_bleu_decides_no_claim_and_ten_standard_errors_do(tmp_path, gap, verdict):
+    project, paths = Project({"scale": "paper"}), []
+    for cell in project.cells("neuzip_table2"):
+        for job in cell.jobs:
+            path = tmp_path / f"{job.job_id}.json"
+            if cell.metric == "bleu" and path not in paths:
+                value = 70.0 + (gap if job.adapter == "none" else 0.0)
+                numbers = dict.fromkeys(job.metrics(), 1.0) | {"exact": 0.5, "bleu": value}
+                errors = dict.fromkeys(OF_WEIGHTS, 0.0) | {"bleu": 0.5}
+                write_record(path, record_of(job, numbers, outcome="trained", standard_errors=errors))
+                paths.append(path)
+    rows = claim_rows(project, "neuzip_table2", table_contents(project, "neuzip_table2", paths))
+    assert {r["verdict"] for r in rows if r["claim"] == "NEU-T2-4" and r["part"]} == {verdict}
