@@ -64,10 +64,10 @@ def calibrate(root: Path, step: float, cpu: str | None = None) -> None:
 def test_jobs_on_a_cpu_are_divided_by_the_cores_that_are_given(root):
     plan = plan_of(root)
     record(root, "llama_9m-x-s0-00000000", "pretrain", 60.0)
-    assert len(plan.project.jobs_of(TABLE)) == 16
+    assert len(plan.project.jobs_of(TABLE)) == 20
     found = [expectation(plan, [TABLE], cores, None) for cores in (1, 2, 4)]
     assert all(f"about {minutes} minutes on" in line for minutes, line in zip((16, 8, 4), found, strict=True))
-    assert "16 jobs to make" in found[0] and "on 1 core by recorded costs (16 pretrain)" in found[0]
+    assert "20 jobs to make" in found[0] and "on 1 core by recorded costs (20 pretrain)" in found[0]
 
 
 def test_more_cores_than_jobs_do_not_shorten_the_longest_job(root):
