@@ -40,6 +40,14 @@ class HubModel(Job):
     def data(self) -> list[Any]:
         return [] if model_entry(self.name)[1].unreadable else [ModelData(model=self.name)]
 
+    def never(self) -> str:
+        return model_entry(self.name)[1].unreadable
+
+    def weight_count(self) -> int | None:
+        """By the registry."""
+        size = model_entry(self.name)[1].size
+        return size.parameters if size else None
+
     def metrics(self) -> tuple[str, ...]:
         return ("parameters", "blocks")
 

@@ -17,6 +17,7 @@ from paperlm.errors import DataError
 from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
 from paperlm.jobs.base import Inputs, Job, Machine, parent
+from paperlm.models.sizes import bytes_in_training
 from paperlm.result import Result
 
 FINAL = 0.05
@@ -75,6 +76,12 @@ class RLOO(Training):
 
     def most(self) -> tuple[int, int, int]:
         return self.prompts, self.samples, self.prompt_length + self.answer_length
+
+    def card_bytes(self) -> int | None:
+        """With the reference, the reward model and the judge, whose weights are of the same kind."""
+        count, others = self.weight_count(), 1 + len({"reward", "judge"} & set(self.parents()))
+        bare = bytes_in_training(count or 0, self.numerics, moments=0, gradients=False)
+        return super().card_bytes() + others * bare if count else None
 
     def slug(self) -> str:
         return named_after(self, self.of)
