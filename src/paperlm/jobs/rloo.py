@@ -79,9 +79,10 @@ class RLOO(Training):
 
     def card_bytes(self) -> int | None:
         """With the reference, the reward model and the judge, whose weights are of the same kind."""
-        count, others = self.weight_count(), 1 + len({"reward", "judge"} & set(self.parents()))
-        bare = bytes_in_training(count or 0, self.numerics, moments=0, gradients=False)
-        return super().card_bytes() + others * bare if count else None
+        beside = [model.weight_count() for name, model in self.parents().items() if name != "baseline"]
+        if None in beside:
+            return None
+        return super().card_bytes() + bytes_in_training(sum(beside), self.numerics, moments=0, gradients=False)
 
     def slug(self) -> str:
         return named_after(self, self.of)
