@@ -395,7 +395,5 @@ def test_a_kind_that_computes_on_no_card_asks_for_none_and_one_without_records_s
     assert lines["hub_model"].startswith(f"{len(found.kinds['hub_model'])} hub_model: no GPU, 192 GB")
     assert "1 GPU each" in lines["activation_distribution"]
     (asked,) = {plan.job_size(n.name).runtime for n in found.needs if n.kind == "activation_distribution"}
-    longest = asked / 60
-    assert lines["activation_distribution"].endswith(
-        f"no record says how long, at most {longest:,.0f} hours each are asked for"
-    )
+    said = f"no record says how long, at most {asked / 60:,.0f} hours each are asked for"
+    assert lines["activation_distribution"].endswith(said)

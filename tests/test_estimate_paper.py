@@ -13,7 +13,9 @@ from paperlm.evaluate.tasks import TASKS
 from paperlm.jobs import Job, parse_job
 from paperlm.models.sizes import SIZES
 from paperlm.plan.costs import Costs
+from paperlm.plan.estimate import estimate
 from paperlm.plan.project import ROOT, Project
+from paperlm.plan.workflow import Workflow
 
 
 def test_a_fine_tuning_at_paper_goes_at_the_pace_of_its_kind_at_scale_gpu():
@@ -118,3 +120,9 @@ def test_tokens_of_a_task_are_those_of_its_items_in_the_package():
     task = TASKS["arc_easy"]
     assert len(items) == task.bundled
     assert found == pytest.approx(task.bundled * task.passes * task.tokens, rel=0.02)
+
+
+def test_no_removal_of_blocks_is_planned_longer_than_it_is_granted():
+    plan = Workflow(Project({"scale": "paper", "run_missing": "yes"}))
+    needs = [need for need in estimate(plan, ["mixln", "lns"], "none").needs if need.kind == "block_removal"]
+    assert max(need.seconds for need in needs) > 100 * 3600 and all(need.seconds < 60 * need.granted for need in needs)

@@ -328,16 +328,6 @@ def test_a_claim_of_some_scales_is_judged_there_and_elsewhere_says_why_not(tmp_p
     assert ("its rows are there alone" in row["reason"]) is (scale == "tiny")
 
 
-@pytest.mark.parametrize("scale", ["tiny", "gpu"])
-def test_deep_norms_published_constants_are_a_row_of_their_own_and_claims_of_ours_read_it(tmp_path, scale):
-    project = Project({"scale": scale})
-    better = lambda r, c, s: 20.0 if r == "DeepNorm (as defined)" else printed(r, c)  # noqa: E731
-    contents = table_contents(project, TABLE, write_records(project, tmp_path, better))
-    rows = {(row["claim"], row["part"]): row for row in claim_rows(project, TABLE, contents)}
-    assert rows["MIX-T1-1", "LLaMA-130M"]["verdict"] != "fails"
-    assert rows["MIX-T1-1d", "LLaMA-130M"]["verdict"] == rows["MIX-T1-5d", "LLaMA-130M"]["verdict"] == "fails"
-
-
 def test_a_damaged_record_is_named(tmp_path):
     project = Project({"scale": "tiny"})
     path = write_records(project, tmp_path, lambda r, c, s: printed(r, c))[0]
