@@ -131,7 +131,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("torch", "triton", "transformers", "pytest")},
-        "selected": config.getoption("keyword") or "all",
+        "selected": " and ".join(filter(None, map(config.getoption, ("keyword", "markexpr")))) or "all",
         "exit_status": int(exitstatus),
         "total": dict(total),
         "failures": sorted(report.nodeid for report in terminalreporter.stats.get("failed", [])),

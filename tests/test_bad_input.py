@@ -251,10 +251,6 @@ def test_an_option_of_the_size_that_the_size_does_not_have_is_named(root):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (
-            lambda s: s["norms"].update(deepnorm=s["norms"].pop("deep_norm")),
-            "norm method 'deepnorm'; did you mean 'deep_norm'",
-        ),
         (lambda s: s["jobs"].update(pretrian={}), "kind of job 'pretrian'; did you mean 'pretrain'"),
         (lambda s: s["jobs"]["pretrain"].update(seed={"value": 1, "why": "a test"}), "unknown setting 'seed'"),
         (lambda s: s["sizes"].update({"70M": {}}), "unknown model size '70M'; did you mean '7.*M'"),

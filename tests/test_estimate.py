@@ -64,10 +64,10 @@ def calibrate(root: Path, step: float, cpu: str | None = None) -> None:
 def test_jobs_on_a_cpu_are_divided_by_the_cores_that_are_given(root):
     plan = plan_of(root)
     record(root, "llama_9m-x-s0-00000000", "pretrain", 60.0)
-    assert len(plan.project.jobs_of(TABLE)) == 16
+    assert len(plan.project.jobs_of(TABLE)) == 20
     found = [expectation(plan, [TABLE], cores, None) for cores in (1, 2, 4)]
-    assert all(f"about {minutes} minutes on" in line for minutes, line in zip((16, 8, 4), found, strict=True))
-    assert "16 jobs to make" in found[0] and "on 1 core by recorded costs (16 pretrain)" in found[0]
+    assert all(f"about {minutes} minutes on" in line for minutes, line in zip((20, 10, 5), found, strict=True))
+    assert "20 jobs to make" in found[0] and "on 1 core by recorded costs (20 pretrain)" in found[0]
 
 
 def test_more_cores_than_jobs_do_not_shorten_the_longest_job(root):
@@ -105,7 +105,7 @@ def test_a_plan_without_a_job_says_that_a_card_or_a_word_is_missing_and_what_is_
 
 def test_the_nodes_of_a_cluster_count_in_place_of_this_machines_cores(root):
     record(root, "llama_9m-x-s0-00000000", "pretrain", 60.0)
-    assert "about 4 minutes with 4 jobs at a time" in expectation(plan_of(root), [TABLE], 1, 4)
+    assert "about 5 minutes with 4 jobs at a time" in expectation(plan_of(root), [TABLE], 1, 4)
 
 
 def test_measurements_are_counted_and_what_they_took_is_read_from_their_rows(root):
@@ -207,7 +207,7 @@ def test_a_dry_run_measures_nothing_and_names_the_machine_whose_costs_it_shows(r
     monkeypatch.setattr(calibration, "step_seconds", lambda: pytest.fail("measured"))
     reference(root, pretrain={"another": 60.0})
     line = expectation(plan_of(root), [TABLE], 2, None)
-    assert f"about 8 minutes on 2 cores by those of {OTHER} on 2026-11-23, as they are: python -m paperlm plan" in line
+    assert f"about 10 minutes on 2 cores by those of {OTHER} on 2026-11-23, as they are: python -m paperlm plan" in line
     assert not (root / CALIBRATION).exists()
 
 
@@ -217,14 +217,14 @@ def test_paperlm_plan_measures_this_machine_once_and_keeps_it(root, monkeypatch,
     reference(root, pretrain={"another": 60.0})
     for _ in range(2):
         print_plan(Project({"scale": "tiny"}, root), [TABLE], cores=4)
-        assert "about 8 minutes on 4 cores" in capsys.readouterr().out.replace("\n", " ")
+        assert "about 10 minutes on 4 cores" in capsys.readouterr().out.replace("\n", " ")
     assert found == [1] and stored(root).step_seconds == 0.1
 
 
 def test_this_machine_is_not_measured_where_records_of_its_own_say_enough(root, monkeypatch):
     monkeypatch.setattr(calibration, "step_seconds", lambda: pytest.fail("measured"))
     reference(root, cpu=cpu_name(), pretrain={"another": 60.0})
-    assert estimate(plan_of(root), [TABLE], "measured").kinds == {"pretrain": [60.0] * 16}
+    assert estimate(plan_of(root), [TABLE], "measured").kinds == {"pretrain": [60.0] * 20}
 
 
 @pytest.mark.parametrize("kept", ["", "{", '{"cpu": "x"}', "another machine's"])
@@ -390,11 +390,10 @@ def test_what_is_said_in_place_of_a_plan_is_plain_text_on_a_terminal_too(root, m
 
 def test_a_kind_that_computes_on_no_card_asks_for_none_and_one_without_records_says_what_it_is_granted():
     plan = Workflow(Project({"scale": "paper", "run_missing": "yes"}))
-    found = estimate(plan, ["neuzip_table4", "mixln_figure2ab"], "stored")
+    found = estimate(plan, ["neuzip_table4", "bitnet_figure2"], "stored")
     lines = {line.split()[1].rstrip(":"): line for line in found.asks()}
     assert lines["hub_model"].startswith(f"{len(found.kinds['hub_model'])} hub_model: no GPU, 192 GB")
-    assert "1 GPU each" in lines["angular_distance"]
-    longest = max(plan.job_size(job.job_id).runtime for job in plan.project.jobs_of("mixln_figure2ab")) / 60
-    assert lines["angular_distance"].endswith(
-        f"no record says how long, at most {longest:,.0f} hours each are asked for"
-    )
+    assert "1 GPU each" in lines["activation_distribution"]
+    (asked,) = {plan.job_size(n.name).runtime for n in found.needs if n.kind == "activation_distribution"}
+    said = f"no record says how long, at most {asked / 60:,.0f} hours each are asked for"
+    assert lines["activation_distribution"].endswith(said)

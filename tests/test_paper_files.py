@@ -22,8 +22,6 @@ from paperlm.plan.project import ROOT
         ("gpu", lambda s: s["jobs"].update(stf={}), "unknown kind of job 'stf'; did you mean 'sft'"),
         ("gpu", lambda s: renamed(s, "comparable", "comprable"), "unknown key 'comprable'; did you mean 'comparable'"),
         ("smoke", lambda s: s["claims"].update(judge="nome"), "unknown claims.judge 'nome'; did you mean 'none'"),
-        ("tiny", lambda s: renamed(s["norms"]["deep_norm"], "preset", "presett"), "did you mean 'preset'"),
-        ("tiny", lambda s: s["norms"]["deep_norm"]["preset"].update(value="corect"), "did you mean 'correct'"),
         ("tiny", lambda s: s["jobs"]["sft"]["batch"].update(value=0), "jobs.sft: batch: .* greater than 0"),
         ("paper", lambda s: renamed(s["resources"]["jobs"], "pretrain/71M", "pretain/71M"), "did you mean 'pretrain'"),
         ("paper", lambda s: renamed(s["resources"]["jobs"], "pretrain/71M", "pretrain/"), "unknown model size ''"),

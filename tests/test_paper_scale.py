@@ -74,7 +74,10 @@ def train(name: str, updates: int) -> None:
     assert sum(t.numel() for t in state) == moments * count
     width = 2 if job.numerics == "pure_bf16" else 4
     assert {t.element_size() for t in (*model.parameters(), *state)} == {width}
-    gib = (2 + moments) * count * width / GIB  # weights, gradients, moments
+    held = (2 + moments) * count * width  # weights, gradients, moments
+    if job.kind == "image_classification" or (job.weights == "plain" and name != "lomo"):
+        assert job.card_bytes() == pytest.approx(held, rel=0.01), "what a plan says of each card"
+    gib = held / GIB
     assert gib < 141 / 1.074, f"{gib:.0f} GiB of weights, gradients and moments are more than an H200 holds"
 
 
@@ -125,6 +128,7 @@ def updated(job: Job, model: torch.nn.Module, loss: Callable[[], torch.Tensor], 
         optimizer.step()
         optimizer.zero_grad()
     held = 4 * sum(p.numel() * p.element_size() for p in model.parameters()) + beside
+    assert job.card_bytes() == pytest.approx(held, rel=0.03), "what a plan says of its card"
     assert held / GIB < 141 / 1.074, f"{held / GIB:.0f} GiB are more than an H200 holds"
 
 
@@ -195,6 +199,23 @@ def test_a_plan_at_scale_paper_names_cards_memory_and_hours_of_every_kind_of_job
     (line,) = (line for line in lines if " pretrain of 250M: 2 GPUs each, 48 GB of memory, " in line)
     hours = {need.seconds / 3600 for need in found.needs if (need.kind, need.size) == ("pretrain", "250M")}
     assert f" {max(hours):,.1f} hours each, " in line and "GPU-hours in all" in line
+    held = 4 * 2 * ALL_SIZES["250M"].parameters / 1e9  # weights, gradients and two moments, in bfloat16
+    assert f"48 GB of memory, at least {held:.1f} GB on each GPU without activations, " in line
+
+
+def test_what_a_card_holds_is_that_of_the_whole_model_however_many_share_the_work():
+    from paperlm.plan.estimate import estimate
+
+    found = estimate(Workflow(Project({"scale": "paper", "run_missing": "yes"})), ["mixln", "bitnet"], "none")
+    for need in found.needs:
+        assert need.gpus == 0 or need.card_bytes or "qwen" in need.name, need.name
+        assert need.card_bytes is None or need.gpus
+    largest = max((need for need in found.needs if need.kind == "pretrain"), key=lambda need: need.card_bytes)
+    assert largest.size == "bitnet_7B" and largest.gpus == 8
+    assert 100e9 < largest.card_bytes < 141e9, "float32 weights, gradients and moments, on each of eight H200"
+    assert largest.line().partition(" GB of memory, ")[2].startswith(f"at least {largest.card_bytes / 1e9:.0f} GB on ")
+    (removal,) = (need for need in found.needs if need.name.startswith("block_removal-llama-2-7b"))
+    assert removal.card_bytes == 4 * 6_738_415_616, "weights alone, in float32"
 
 
 def test_the_last_twentieth_of_bitnets_trunks_is_planned_at_their_pace_and_in_their_memory():

@@ -168,6 +168,15 @@ class ModelRepository(Frozen):
     "where that commit is, if not on the main branch: in a pull request, such as the hub's own to add safetensors"
 
 
+class ModelSize(Frozen):
+    """How large a model from elsewhere is: for estimates of time and memory, before its files are here."""
+
+    parameters: int = Field(gt=0)
+    blocks: int = Field(gt=0)
+    "of encoder and decoder"
+    source: str = Field(min_length=3)
+
+
 class ModelEntry(About):
     """Trained weights from elsewhere, and everything needed to trust and cite them."""
 
@@ -183,6 +192,8 @@ class ModelEntry(About):
     "shell patterns of weights in the files that the architecture has no place for"
     labels: list[str] = []
     "what has to stand wherever numbers of this model do"
+    size: ModelSize | None = None
+    "None: nothing says how long jobs on it take, and what they hold"
     norm: str = ""
     "the norm method of its blocks, whose colour it has in figures"
     without_tokenizer: bool = False

@@ -50,6 +50,16 @@ class AskedModel(LooksAtModel):
     def needs_head(self) -> Head:
         return "tokens"
 
+    def tokens_asked(self) -> tuple[float, int]:
+        """Tokens that the model reads, about, and ids of the longest request of them: for estimates."""
+        found, longest = 0.0, 1
+        for task in map(task_of, self.tasks):
+            items = task.bundled if self.source == "bundled" else task.items
+            ids = min(task.tokens * (1 + self.few_shot), self.max_length)
+            found += ids * task.passes * min(items, self.items or items)
+            longest = max(longest, ids)
+        return found, longest
+
     def data(self) -> list[DataSettings]:
         """One set a task, whole: `items` is applied later, so that jobs share what is prepared."""
         found: list[DataSettings] = []

@@ -61,6 +61,10 @@ class StoredModel(StoreSettings, LooksAtModel):
     def needs_head(self) -> Head:
         return "tokens"
 
+    def card_bytes(self) -> None:
+        """How far weights shrink follows from the numbers in them."""
+        return None
+
     def slug(self) -> str:
         policy = "" if self.policy == "paper" else f"-{self.policy}"
         return f"{self.kind}-{self.stored_as()}{policy}-{self.of_what()}"

@@ -32,6 +32,15 @@ class Task:
     "name of the set in the registry"
     fields: tuple[str, ...]
     "what the definition reads of an item"
+    items: int
+    "of the split, whole"
+    passes: int
+    """requests of an item that the model reads: an option each; 1 where each option is one token, since lm-eval then
+    reads what they share once"""
+    tokens: int
+    "of a request without examples as T5 splits the bundled items, on average"
+    bundled: int = 100
+    "items of the part in the package"
     metrics: tuple[str, ...] = ("acc",)
     "what the definition computes: acc, and acc_norm, by the likelihood over the option's length in characters"
     group: str | None = None
@@ -50,6 +59,10 @@ TASKS: dict[str, Task] = {
         few_shot_split="dev",
         datasets=_sets("mmlu", "cais/mmlu"),
         fields=("question", "subject", "choices", "answer"),
+        items=14_042,
+        passes=1,
+        tokens=102,
+        bundled=114,
     ),
     "boolq": Task(
         definition="super_glue/boolq/default.yaml",
@@ -57,6 +70,9 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("boolq", "aps/super_glue/boolq"),
         fields=("question", "passage", "label"),
+        items=3270,
+        passes=1,
+        tokens=159,
     ),
     "arc_easy": Task(
         definition="arc/arc_easy.yaml",
@@ -64,6 +80,9 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("arc_easy", "allenai/ai2_arc/ARC-Easy"),
         fields=("question", "choices", "answerKey"),
+        items=2376,
+        passes=4,
+        tokens=36,
         metrics=("acc", "acc_norm"),
     ),
     "arc_challenge": Task(
@@ -72,6 +91,9 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("arc_challenge", "allenai/ai2_arc/ARC-Challenge"),
         fields=("question", "choices", "answerKey"),
+        items=1172,
+        passes=4,
+        tokens=39,
         metrics=("acc", "acc_norm"),
     ),
     "piqa": Task(
@@ -80,6 +102,9 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("piqa", "baber/piqa"),
         fields=("goal", "sol1", "sol2", "label"),
+        items=1838,
+        passes=2,
+        tokens=39,
         metrics=("acc", "acc_norm"),
     ),
     "hellaswag": Task(
@@ -88,6 +113,9 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("hellaswag", "Rowan/hellaswag"),
         fields=("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+        items=10_042,
+        passes=4,
+        tokens=96,
         metrics=("acc", "acc_norm"),
     ),
     "openbookqa": Task(
@@ -96,6 +124,9 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("openbookqa", "allenai/openbookqa"),
         fields=("question_stem", "choices", "answerKey"),
+        items=500,
+        passes=4,
+        tokens=17,
         metrics=("acc", "acc_norm"),
     ),
     "winogrande": Task(
@@ -104,6 +135,9 @@ TASKS: dict[str, Task] = {
         few_shot_split="train",
         datasets=_sets("winogrande", "allenai/winogrande"),
         fields=("sentence", "option1", "option2", "answer"),
+        items=1267,
+        passes=2,
+        tokens=25,
     ),
 }
 "The seven of Mix-LN Table 2 and LNS Table 3, and ARC-Challenge of BitNet a4.8, Tables 1, 3 and 4."

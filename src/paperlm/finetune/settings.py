@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from paperlm.data.registry import DatasetName, dataset_entry
 from paperlm.data.settings import ItemData
 from paperlm.jobs.base import Beta, Job, Seed
+from paperlm.models.sizes import bytes_in_training
 
 Numerics = Literal["fp32", "fp32_master", "pure_bf16"]
 """fp32: everything; fp32_master: float32 weights and products in bfloat16 (autocast); pure_bf16: weights, gradients and
@@ -72,6 +73,10 @@ class Training(Job):
             return None
         examples, texts, ids = self.most()
         return model.flops_of_a_token(ids) * self.updates(examples) * self.batch * texts * ids
+
+    def card_bytes(self) -> int | None:
+        count = self.weight_count()
+        return bytes_in_training(count, self.numerics) if count else None
 
     def updates(self, examples: int) -> int:
         """Updates of a training on so many examples; an epoch's last update may have fewer than `batch`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from paperlm.jobs.base import Inputs, Machine
-from paperlm.probe.text import Sequences, TextProbe, run_probe
+from paperlm.probe.text import Sequences, TextProbe, flops_to_read, run_probe
 from paperlm.result import Result, Series
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ class AngularDistance(TextProbe):
 
     documents: int = Field(1024, gt=0)
     "validation sequences that are averaged over; 1,024 of the published length are about 200,000 tokens"
+
+    def flops(self) -> float | None:
+        each = flops_to_read(self, self.length())
+        return each * self.documents * self.length() if each else None
 
     def metrics(self) -> tuple[str, ...]:
         return ("tokens", "documents")

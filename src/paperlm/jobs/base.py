@@ -92,6 +92,16 @@ class Job(Frozen):
         where they do not."""
         return None
 
+    def weight_count(self) -> int | None:
+        """Numbers in the weights of the model that it makes, or that it works on by its field `of`; None: not said."""
+        of = self.parents().get("of")
+        return of.weight_count() if of is not None else None
+
+    def card_bytes(self) -> int | None:
+        """Bytes that each of its cards holds at least: weights, and where it trains gradients and the optimizer's
+        moments, without activations. None: not said."""
+        return None
+
     def parents(self) -> dict[str, Job]:
         """Field -> the job whose model it works on."""
         return {name: value for name in parent_kinds(type(self)) if isinstance(value := getattr(self, name), Job)}
@@ -325,6 +335,11 @@ class LooksAtModel(Job):
     "the model"
     at: At = "end"
     "of which state of it: after so many updates, before the first (`init`), after the last (`end`)"
+
+    def card_bytes(self) -> int | None:
+        """Its weights in bfloat16, where nobody says that they are more."""
+        count = self.weight_count()
+        return 2 * count if count else None
 
     def of_what(self) -> str:
         """The model's part of the name, with the state behind it where that is not the end."""

@@ -17,7 +17,7 @@ from paperlm.evaluate.tasks import TASKS
 from paperlm.files import read_sealed, write_sealed
 from paperlm.jobs.base import Head, Inputs, Job, Machine
 from paperlm.jobs.span_answers import TASK as SQUAD
-from paperlm.probe.text import Sequences, TextProbe, run_probe
+from paperlm.probe.text import Sequences, TextProbe, blocks_of, flops_to_read, run_probe
 from paperlm.result import Result, Series
 
 WHAT = "scores of a removal that is not finished"
@@ -80,6 +80,19 @@ class BlockRemoval(TextProbe):
 
     def series(self) -> dict[str, tuple[str, ...]]:
         return {"removal": OF_SPANS if self.task == SQUAD else OF_TOKENS}
+
+    def flops(self) -> float | None:
+        """Of a pass over texts and items with the whole model and one without each block."""
+        blocks = blocks_of(self)
+        if blocks is None:
+            return None
+        found = 0.0
+        if self.reads_text():
+            found += flops_to_read(self, self.length()) * self.documents * self.length()
+        if self.task:
+            tokens, ids = self.evaluation().tokens_asked()
+            found += flops_to_read(self, ids) * tokens
+        return found * (blocks + 1)
 
     def sequences(self) -> int:
         return self.documents

@@ -85,6 +85,9 @@ class ContinuePretrain(Job):
         """Of its updates alone."""
         return self.of.flops() * (self.of.steps - self.at) / self.of.steps
 
+    def card_bytes(self) -> int | None:
+        return self.of.card_bytes()
+
     def unshared(self, processes: int) -> str:
         return self.settings().unshared(processes)
 

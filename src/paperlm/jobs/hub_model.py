@@ -43,6 +43,11 @@ class HubModel(Job):
     def never(self) -> str:
         return model_entry(self.name)[1].unreadable
 
+    def weight_count(self) -> int | None:
+        """By the registry."""
+        size = model_entry(self.name)[1].size
+        return size.parameters if size else None
+
     def metrics(self) -> tuple[str, ...]:
         return ("parameters", "blocks")
 

@@ -11,7 +11,7 @@ from paperlm.data.settings import DataSettings, ImageData
 from paperlm.errors import SpecError, unknown
 from paperlm.jobs.base import Beta, Inputs, Job, Machine, Norm, Seed
 from paperlm.jobs.pretrain import method_slug
-from paperlm.models.sizes import VIT_SIZES, flops_per_image
+from paperlm.models.sizes import VIT_SIZES, bytes_in_training, flops_per_image
 from paperlm.norms import ModelShape, NormMethod, build_method
 
 if TYPE_CHECKING:
@@ -193,6 +193,14 @@ class ImageClassification(Job):
     def flops(self) -> float:
         """Of training."""
         return self.flops_of_an_image() * self.steps * self.global_batch
+
+    def weight_count(self) -> int:
+        """Of its matrices and positions: gains and biases are less than a hundredth."""
+        blocks = self.n_layers * (4 * self.hidden_size**2 + 2 * self.hidden_size * self.intermediate_size)
+        return blocks + self.hidden_size * (self.patch_size**2 * self.channels + self.tokens + self.classes)
+
+    def card_bytes(self) -> int:
+        return bytes_in_training(self.weight_count(), self.numerics)
 
     def metrics(self) -> tuple[str, ...]:
         return ("accuracy", "loss_validation", "validation_images", "updates", "images", "epochs", "parameters")

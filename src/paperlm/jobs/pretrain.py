@@ -10,7 +10,7 @@ from paperlm.data.registry import DatasetName, TokenizerName
 from paperlm.data.settings import DataSettings, Example, TokenData
 from paperlm.errors import SpecError
 from paperlm.jobs.base import Beta, Inputs, Job, Machine, Norm, Quantizers, Seed, packed_bytes
-from paperlm.models.sizes import VIT_SIZES, block_weights, flops_per_token
+from paperlm.models.sizes import VIT_SIZES, block_weights, bytes_in_training, flops_per_token, parameter_count
 from paperlm.norms import ModelShape, NormMethod, build_method
 from paperlm.quantizers.presets import preset_name
 from paperlm.quantizers.scheme import quantization_of
@@ -242,6 +242,23 @@ class Pretrain(Job):
     def flops(self) -> float:
         """Of training, over all token slots."""
         return self.flops_of_a_token(self.seq_len) * self.steps * self.global_batch * self.seq_len
+
+    def weight_count(self) -> int:
+        return parameter_count(
+            self.hidden_size,
+            self.intermediate_size,
+            self.n_layers,
+            self.vocab_size,
+            sub_norm=self.sub_norm,
+            tied=self.tie_word_embeddings,
+        )
+
+    def card_bytes(self) -> int | None:
+        """None with stores, whose bytes follow from the numbers in them."""
+        if self.weights != "plain":
+            return None
+        moments = 0 if self.optimizer in DESCENT else 2
+        return bytes_in_training(self.weight_count(), self.numerics, moments, gradients=self.optimizer != "lomo")
 
     def unshared(self, processes: int) -> str:
         if processes > 1 and self.optimizer == "lomo":

@@ -12,6 +12,7 @@ from paperlm.errors import DataError
 from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
 from paperlm.jobs.base import Inputs, Job, Machine, parent
+from paperlm.probe.text import root
 from paperlm.result import Result
 
 
@@ -47,6 +48,13 @@ class RewardModel(Training):
 
     def series(self) -> dict[str, tuple[str, ...]]:
         return {"train": ("update", "loss", "lr", "accuracy", "margin")}
+
+    def weight_count(self) -> int | None:
+        """The head of the model that it starts from is one score."""
+        model, count = root(self), super().weight_count()
+        if model.kind != "pretrain" or model.tie_word_embeddings:
+            return count
+        return count - (model.vocab_size - 1) * model.hidden_size
 
     def most(self) -> tuple[int, int, int]:
         return self.examples, 2, self.prompt_length + self.answer_length

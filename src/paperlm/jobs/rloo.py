@@ -17,6 +17,7 @@ from paperlm.errors import DataError
 from paperlm.finetune import examples as texts
 from paperlm.finetune.settings import Training, named_after
 from paperlm.jobs.base import Inputs, Job, Machine, parent
+from paperlm.models.sizes import bytes_in_training
 from paperlm.result import Result
 
 FINAL = 0.05
@@ -75,6 +76,13 @@ class RLOO(Training):
 
     def most(self) -> tuple[int, int, int]:
         return self.prompts, self.samples, self.prompt_length + self.answer_length
+
+    def card_bytes(self) -> int | None:
+        """With the reference, the reward model and the judge, whose weights are of the same kind."""
+        beside = [model.weight_count() for name, model in self.parents().items() if name != "baseline"]
+        if None in beside:
+            return None
+        return super().card_bytes() + bytes_in_training(sum(beside), self.numerics, moments=0, gradients=False)
 
     def slug(self) -> str:
         return named_after(self, self.of)

@@ -16,6 +16,10 @@ from paperlm.result import Result
 TASK = "squad"
 SETS: dict[Source, str] = {"bundled": "squad", "local": "squad_1000", "hub": "rajpurkar/squad"}
 "Names in the registry."
+ITEMS: dict[Source, int] = {"bundled": 100, "local": 1000, "hub": 10_570}
+"Of their validation splits."
+TOKENS = 194
+"Of question and passage as T5 splits those of the bundled items, on average."
 BATCH = {"cpu": 8, "cuda": 64}
 "Windows per forward pass unless the machine says otherwise; no number depends on it beyond rounding."
 
@@ -51,6 +55,11 @@ class SpanAnswers(Job):
     def data(self) -> list[DataSettings]:
         """The validation items, whole: `items` is applied later, so that jobs share what is prepared."""
         return [ItemData(dataset=f"{self.source}:{SETS[self.source]}", splits={"validation": None})]
+
+    def tokens_asked(self) -> tuple[float, int]:
+        """Tokens that the model reads, about, and ids of a text of them: for estimates."""
+        ids = min(TOKENS, self.max_length)
+        return float(ids * min(ITEMS[self.source], self.items or ITEMS[self.source])), ids
 
     def metrics(self) -> tuple[str, ...]:
         return ("exact_match", "f1", "items", "windows", "unanswered")

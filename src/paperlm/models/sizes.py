@@ -87,6 +87,12 @@ def parameter_count(
     return (1 if tied else 2) * vocab_size * hidden_size + blocks + hidden_size
 
 
+def bytes_in_training(parameters: int, numerics: str, moments: int = 2, gradients: bool = True) -> int:
+    """Weights, gradients and the optimizer's moments, all in the dtype of the weights: bfloat16 in `pure_bf16`, else
+    float32. `gradients`: False where each is gone before the next one is there."""
+    return parameters * (2 if numerics == "pure_bf16" else 4) * (1 + gradients + moments)
+
+
 def flops_per_token(hidden_size: int, intermediate_size: int, n_layers: int, vocab_size: int, seq_len: int) -> float:
     """Floating-point operations to train on one token: 6 per matrix parameter, plus causal attention scores.
 

@@ -70,6 +70,8 @@ class Costs:
         have other updates."""
         if found := self._made.get(job.job_id):
             return statistics.median(seconds * self._factor(device) for device, seconds in found)
+        if job.out_of_reach():
+            return 0.0  # it is blocked as soon as it begins
         name, flops = like(job.job_id), job.flops()
         known = any(name in costs.get(job.kind, {}) for costs in (self._there, self._here))
         if flops and not known and (paces := _of_kind(self._paces, job)):
@@ -261,7 +263,7 @@ class _Head:
     @property
     def flops(self) -> float | None:
         """Operations that it counted; of a kind that counts none while it runs, those of its job."""
-        if self.cost.flops or not _counted(self.kind) or self.outcome != "trained":
+        if self.cost.flops or not _counted(self.kind) or self.outcome not in ("trained", "measured"):
             return self.cost.flops  # one that diverged may have stopped early
         return self.parsed.flops() if self.parsed else None
 
@@ -300,9 +302,12 @@ def _counted(kind: str) -> bool:
 
 
 def _of_a_token(job: Job) -> float | None:
-    """Operations to train on a token of the model that a job works on; None for one from elsewhere."""
+    """Operations to train on a token of the model that a job works on, of one from elsewhere six for each weight; None
+    where nobody says how large it is."""
     model = next((one for one in (job, *job.ancestors()) if one.kind == "pretrain"), None)
-    return model.flops_of_a_token(model.seq_len) if model else None
+    if model:
+        return model.flops_of_a_token(model.seq_len)
+    return 6.0 * count if (count := job.weight_count()) else None
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,15 @@ class Need:
     "minutes that a cluster grants it"
     seconds: float | None
     "that it is expected to take on so many GPUs; None where nothing says"
+    card_bytes: int | None = None
+    "that each GPU holds at least; None where nothing says, or without one"
     never: str = ""
     "why it ends as blocked on any machine; empty: it may give a number"
 
     def line(self) -> str:
-        """Its cards, hours and memory."""
+        """Its cards, memory and hours."""
         hours = f"{_tenths(self.seconds)} hours" if self.seconds is not None else _at_most(self.granted)
-        return f"{self.name}: {_cards(self.gpus)}, {self.mem_mb / 1000:.0f} GB of memory, {hours}"
+        return f"{self.name}: {_cards(self.gpus)}, {self.mem_mb / 1000:.0f} GB of memory, {_held([self])}{hours}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Estimate:
         return max((need.gpus for need in self.needs), default=0)
 
     def asks(self) -> Iterator[str]:
-        """Cards, hours and memory of each job, in a line for all of a kind that ask for the same."""
+        """Cards, memory and hours of each job, in a line for all of a kind that ask for the same."""
         alike: dict[tuple[str, int, int, int, bool], list[Need]] = {}
         for need in self.needs:
             key = (need.kind, need.gpus, need.mem_mb, need.granted, need.seconds is None)
@@ -77,7 +79,8 @@ class Estimate:
             of = f" of {sizes}" if sizes and several[kind] > 1 else ""
             hours = "no record says how long, " + _at_most(granted, " each") if silent else _hours(gpus, jobs)
             each = " each" if gpus else ""
-            yield f"{len(jobs)} {kind}{of}: {_cards(gpus)}{each}, {memory / 1000:.0f} GB of memory, {hours}"
+            asked = f"{_cards(gpus)}{each}, {memory / 1000:.0f} GB of memory, {_held(jobs)}{hours}"
+            yield f"{len(jobs)} {kind}{of}: {asked}"
 
     def blocked(self) -> Iterator[str]:
         """How many of the jobs give no number on any machine, a line a reason."""
@@ -107,6 +110,15 @@ class Estimate:
 
 def _cards(gpus: int) -> str:
     return f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "no GPU"
+
+
+def _held(jobs: Sequence[Need]) -> str:
+    """What each card of some jobs holds: every one has the whole model, however many share the work."""
+    known = [need.card_bytes / 1e9 for need in jobs if need.card_bytes]
+    if not known:
+        return ""
+    first, last = (f"{size:.0f}" if size >= 10 else f"{size:.1f}" for size in (min(known), max(known)))
+    return f"at least {first if first == last else f'{first} to {last}'} GB on each GPU without activations, "
 
 
 def _at_most(minutes: int, each: str = "") -> str:
@@ -149,9 +161,8 @@ def estimate(plan: Workflow, names: Sequence[str], reference: Reference, here: b
     for job_id, job in jobs.items():
         alone, size, gpus = costs.of_job(job), plan.job_size(job_id), plan.gpus(job_id, here)
         seconds = None if alone is None else alone / resources.speed(gpus)
-        needs[job_id] = Need(
-            job.kind, job_id, size_of(job), gpus, size.mem_mb, size.runtime, seconds, job.out_of_reach()
-        )
+        held, never = job.card_bytes() if gpus else None, job.out_of_reach()
+        needs[job_id] = Need(job.kind, job_id, size_of(job), gpus, size.mem_mb, size.runtime, seconds, held, never)
     gpus, size = resources.gpus.value, resources.default
     measured = [
         Need(MEASURE, f"{op}/{case}", "", gpus, size.mem_mb, size.runtime, costs.of_measurement(op, case))

@@ -33,8 +33,6 @@ class Context:
     size: str = ""
     norm: Mapping[str, Any] | None = None
     norm_source: str = ""
-    extra: bool = False
-    "a row that the paper does not print: the scale's options of methods are not for it"
     settings: Mapping[str, Settings] = field(default_factory=dict)
     "name of a job -> settings"
     instead: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +52,6 @@ class Context:
                 size=part.size or found.size,
                 norm=part.norm or found.norm,
                 norm_source=part.source if part.norm else found.norm_source,
-                extra=found.extra or bool(part.scales),
                 settings={**found.settings, **merged},
                 instead={**found.instead, **part.instead},
             )
@@ -66,7 +63,7 @@ class Context:
         settings = {
             name: {key: setting.value for key, setting in values.items()} for name, values in self.settings.items()
         }
-        return json.dumps([self.size, self.norm, self.extra, settings, dict(self.instead)])
+        return json.dumps([self.size, self.norm, settings, dict(self.instead)])
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ class Resolver:
         return {key: Setting(value=c.value, source=f"scale {self.scale.scale}: {c.why}") for key, c in merged.items()}
 
     def norm(self, context: Context, where: str) -> tuple[dict[str, Any], str]:
-        """The method with the size's options filled in and the scale's applied, and its source."""
+        """The method with the size's options filled in, and its source."""
         if context.norm is None:
             raise SpecError(f"{where}: no norm: give one in the row or the column")
         return self._norm(dict(context.norm), context, where, context.norm_source or "the job's `with`")
@@ -196,10 +193,6 @@ class Resolver:
                     )
                 norm[option] = options[option].value
                 source = f"{source}; {option}: {options[option].source}"
-        if not context.extra:
-            for option, change in self.scale.norms.get(method, {}).items():
-                norm[option] = change.value
-                source = f"{source}; {option} by scale {self.scale.scale}: {change.why}"
         if isinstance(norm.get("base"), dict):
             norm["base"], source = self._norm(dict(norm["base"]), context, where, source)
         return norm, source

@@ -13,7 +13,6 @@ from paperlm.jobs import kind_of
 from paperlm.jobs.base import parent_kinds
 from paperlm.load import parse_part
 from paperlm.models.sizes import ALL_SIZES
-from paperlm.norms import build_method, needed_options
 
 
 class Change(Frozen):
@@ -139,8 +138,6 @@ class ScaleSpec(Frozen):
     "kind of job -> setting -> value"
     sizes: dict[str, dict[str, Changes]] = {}
     "model size -> kind of job -> setting -> value"
-    norms: dict[str, Changes] = {}
-    "norm method -> option -> value, in rows that a paper prints"
     benchmarks: Literal["full", "small"] = "full"
     "sizes of measured operations: as declared, or an eighth of each (to try the jobs)"
     claims: Judging = Judging()
@@ -161,12 +158,6 @@ class ScaleSpec(Frozen):
             if size not in ALL_SIZES:
                 raise ValueError(f"sizes: {unknown('model size', size, ALL_SIZES)}")
             _known_changes(f"sizes.{size}", jobs)
-        for method, changes in self.norms.items():
-            try:
-                base = {"base": {"name": "pre_ln"}} if "base" in needed_options(method, changes) else {}
-                build_method({"name": method, **base, **{option: change.value for option, change in changes.items()}})
-            except SpecError as error:
-                raise ValueError(f"norms: {error}") from None
         return self
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from paperlm.data.registry import DatasetName
+from paperlm.data.registry import DatasetName, model_entry
 from paperlm.data.shards import TokenShards
 from paperlm.data.texts import TextData, read_documents
 from paperlm.errors import JobError
@@ -37,6 +37,25 @@ def root(job: Job) -> Job:
     return job
 
 
+def blocks_of(job: Job) -> int | None:
+    """Of the model that a job works on; None for one from elsewhere of which the registry does not say it."""
+    first = root(job)
+    if first.kind != "hub_model":
+        return first.n_layers
+    size = model_entry(first.name)[1].size
+    return size.blocks if size else None
+
+
+def flops_to_read(job: Job, ids: int) -> float | None:
+    """Operations with which the model that a job works on reads a token of texts of so many ids, a third of those that
+    train it; of one from elsewhere two for each weight. None where nobody says how many it has."""
+    first = root(job)
+    if first.kind != "hub_model":
+        return first.flops_of_a_token(ids) / 3
+    count = first.weight_count()
+    return 2.0 * count if count else None
+
+
 class TextProbe(LooksAtModel):
     """Settings of a measurement inside a model. Weights are float32, also of a model that was trained in bfloat16."""
 
@@ -48,6 +67,14 @@ class TextProbe(LooksAtModel):
     def sequences(self) -> int:
         """How many sequences are read."""
         raise NotImplementedError
+
+    def card_bytes(self) -> int | None:
+        count = self.weight_count()
+        return 4 * count if count else None
+
+    def length(self) -> int:
+        """Ids of each of them at most."""
+        return self.text_tokens or root(self).seq_len
 
     def reads_text(self) -> bool:
         """Whether any are."""
