@@ -9,12 +9,14 @@ import pandas
 import pytest
 from paperlm_kernels.bench.rows import append
 from pydantic import ValidationError
+from support_declarations import edit, refused
 from support_tables import edited
 
 from paperlm.errors import RecordError, SpecError
 from paperlm.figures import measured_curves
 from paperlm.figures.base import write_figure
 from paperlm.figures.options import check_options
+from paperlm.plan.measured import places
 from paperlm.plan.project import Project
 from paperlm.plan.table import CaseSpec
 from paperlm.plan.workflow import Workflow
@@ -151,3 +153,21 @@ def test_a_column_that_the_table_does_not_have_is_refused_with_the_nearest_name(
     project = Project({"scale": "tiny"}, edited(tmp_path, "neuzip", misspelt))
     with pytest.raises(SpecError, match=r"options.panels.a: .*did you mean 'Compression \(GiB/s\)'"):
         check_options(project, "neuzip_figure4")
+
+
+def test_the_paper_s_kind_of_code_is_a_row_where_its_reference_can_be_measured(root):
+    """It has no kernel: on a card the row could never get a number."""
+    rows = {
+        scale: {place.row.split(": ")[1] for place in places(Project({"scale": scale}), TABLE)}
+        for scale in ("tiny", "gpu", "paper")
+    }
+    assert {scale for scale, found in rows.items() if "ANS" in found} == {"tiny"}
+    assert rows["tiny"] - {"ANS"} == rows["gpu"] == rows["paper"]
+
+    def row(spec):
+        return spec["tables"][TABLE]["rows"]["ANS"]
+
+    edit(root, "workflow/papers/neuzip.yaml", lambda spec: row(spec).update(scales=["tinny"]))
+    refused(root, r"rows\.ANS\.scales: unknown scale 'tinny'; did you mean 'tiny'")
+    edit(root, "workflow/papers/neuzip.yaml", lambda spec: row(spec).update(scales=["tiny"], printed=True))
+    refused(root, r"rows\.ANS: .*say `printed: false`")

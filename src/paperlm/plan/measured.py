@@ -42,6 +42,8 @@ def places(project: Project, name: str) -> Iterator[Place]:
     paper, table = project.table(name)
     for case in table.cases:
         for label, row in table.rows.items():
+            if row.scales and project.scale.scale not in row.scales:
+                continue
             where = label if len(table.cases) == 1 else f"{paper.cases[case].model}: {label}"
             for column_label, column in table.columns.items():
                 of = column.case or case

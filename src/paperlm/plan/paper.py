@@ -14,7 +14,7 @@ from paperlm.jobs.base import parent_kinds
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Settings, parts
 from paperlm.plan.paper_names import check_names
 from paperlm.plan.scale import Changes, SeedNoise, known_settings
-from paperlm.plan.table import CaseSpec, ModelSpec, TableSpec
+from paperlm.plan.table import CaseSpec, MeasurementsTable, ModelSpec, TableSpec
 
 Reason = Annotated[str, Field(min_length=3)]
 
@@ -179,6 +179,9 @@ class PaperSpec(Frozen):
                 yield from ((f"{claim.id}.only_at", scale) for scale in (claim.only_at.scales if claim.only_at else ()))
             for part, label, spec in parts(exhibit):
                 yield from ((f"{name}.{part}.{label}.scales", scale) for scale in spec.scales)
+            if isinstance(exhibit, MeasurementsTable):
+                for label, row in exhibit.rows.items():
+                    yield from ((f"{name}.rows.{label}.scales", scale) for scale in row.scales)
             if isinstance(exhibit, JobCells):
                 yield from ((f"{name}.seeds", scale) for scale in exhibit.seeds)
                 points = exhibit.along.points if exhibit.along else {}

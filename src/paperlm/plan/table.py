@@ -214,6 +214,14 @@ class MeasuredRow(Frozen):
     "column -> what has to be known about this cell; its reason in the diff"
     misprints: dict[str, str] = {}
     "column -> why the printed number is not what it says; it is then not compared"
+    scales: list[str] = []
+    "a row of ours that is measured at these scales only; no claim reads it"
+
+    @model_validator(mode="after")
+    def _ours_where_it_is_not_everywhere(self) -> MeasuredRow:
+        if self.scales and self.printed is not False:
+            raise ValueError("a row at some scales only is not printed: say `printed: false`")
+        return self
 
 
 class MeasuredColumn(Frozen):
