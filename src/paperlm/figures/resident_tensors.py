@@ -1,9 +1,9 @@
 """Which tensors of a linear layer lie in memory, and for how long, and what that comes to in a training (NeuZip,
 Figure 2).
 
-The upper panel is what the layers of paperlm_kernels.stored and its descent within the backward pass keep. The lower one
-has bytes of a table's trainings: weights, and weights with gradients at their most, which are counted, and peaks of the
-phases of an update, which a GPU measures.
+The upper panel is what the layers of paperlm_kernels.stored and its descent within the backward pass keep. The lower
+one has bytes of a table's trainings: weights, and weights with gradients at their most, which are counted, and peaks of
+the phases of an update, which a GPU measures.
 """
 
 from __future__ import annotations
