@@ -65,3 +65,16 @@ def test_a_tenth_of_a_point_of_bleu_decides_no_claim_and_ten_standard_errors_do(
                 paths.append(path)
     rows = claim_rows(project, "neuzip_table2", table_contents(project, "neuzip_table2", paths))
     assert {r["verdict"] for r in rows if r["claim"] == "NEU-T2-4" and r["part"]} == {verdict}
+
+
+def test_a_cell_of_a_record_without_a_standard_error_has_no_spread_the_scales_noise_and_a_note_that_says_so(tmp_path):
+    project = Project({"scale": "gpu"})
+    (job, *_) = next(c.jobs for c in project.cells("neuzip_table2") if (c.row, c.column) == ("LOMO", "T5 1B BLEU"))
+    numbers = dict.fromkeys(job.metrics(), 1.0) | {"bleu": 9.0}
+    write_record(tmp_path / "one.json", record_of(job, numbers, outcome="trained"))
+    contents = table_contents(project, "neuzip_table2", [tmp_path / "one.json"])
+    (row,) = (r for r in contents.diff if (r.row, r.column) == ("LOMO", "T5 1B BLEU"))
+    assert (row.regenerated, row.spread) == ("9.0", "")
+    noise = project.seed_noise("neuzip_table2").value
+    assert contents.samples["LOMO", "T5 1B BLEU"].deviation == pytest.approx(9.0 * noise)
+    assert any("BLEU without a standard error" in d.what for d in project.deviations("neuzip_table2"))

@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 import yaml
 from matplotlib.colors import to_hex
-from support_figures import measured, records_of
+from support_figures import drawn, measured, records_of
 from support_tables import edited, record_of
 
 from paperlm.checks import open_project
@@ -36,7 +36,16 @@ from paperlm.figures.depth import (
     growth_statistics,
     removal_statistics,
 )
-from paperlm.figures.series_curves import END, HIGHEST_GAP, LATER_MEAN, SAME, curve_samples, curve_statistics
+from paperlm.figures.options import check_options
+from paperlm.figures.series_curves import (
+    END,
+    HIGHEST_GAP,
+    LATER_MEAN,
+    SAME,
+    curve_samples,
+    curve_statistics,
+    tokens_of_an_update,
+)
 from paperlm.figures.style import METHODS, method_color, row_styles
 from paperlm.jobs.hub_model import HubModel
 from paperlm.norms import build_method, norm_methods
@@ -280,6 +289,45 @@ def test_the_noise_of_a_curve_is_the_scales_and_that_of_a_gap_of_two_runs_larger
     log = curve_samples(found, OPTIONS | {"window": 1}, 0.03)
     assert log["B", HIGHEST_GAP].values == (-4.0,) and log["A", END].deviation == 0.03
     assert log["B", HIGHEST_GAP].deviation == relative["B", HIGHEST_GAP].deviation == pytest.approx(0.03 * 2**0.5)
+
+
+def test_figure_five_has_a_second_axis_and_a_column_of_the_tokens_behind_each_update(tiny, tmp_path, monkeypatch):
+    paths = []
+    for job in tiny.jobs_of("lns_figure5"):
+        rows = [[update, 90 * update + update % 3, 5 - update / 100] for update in range(10, 210, 10)]
+        paths.append(tmp_path / f"{job.job_id}.json")
+        write_record(
+            paths[-1], record_of(job, series={"train": Series(columns=["update", "tokens", "loss"], rows=rows)})
+        )
+    (axis,) = drawn(monkeypatch, tiny, "lns_figure5", paths, tmp_path).axes
+    (above,) = axis.child_axes
+    assert (axis.get_xlabel(), above.get_xlabel()) == ("update", "tokens")
+    each = (90 * 200 + 2) / 200  # at the end of the run
+    assert above.get_xlim() == pytest.approx([each * end for end in axis.get_xlim()])
+    with (tmp_path / "lns_figure5.csv").open() as file:
+        numbers = list(csv.DictReader(file))
+    assert [(int(n["update"]), int(n["tokens"])) for n in numbers[:2]] == [(10, 901), (20, 1802)]
+    assert len(numbers) == 40
+
+
+def test_runs_whose_updates_have_other_numbers_of_tokens_share_no_axis_of_them(tiny):
+    job = tiny.jobs_of("lns_figure5")[0]
+    one, near, other = (
+        record_of(job, series={"train": Series(columns=["update", "tokens", "loss"], rows=[[10, count, 3.0]])})
+        for count in (1000, 1010, 1020)
+    )
+    assert tokens_of_an_update("f", {"A": (one,), "B": (near,)}, OPTIONS | {"tokens": "tokens"}) == 100.5
+    with pytest.raises(SpecError, match=r"figures\.f\.options\.tokens: .* 100 tokens in A, seed 0 and 102 in B"):
+        tokens_of_an_update("f", {"A": (one,), "B": (other,)}, OPTIONS | {"tokens": "tokens"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"x": "tokens"}, "x is tokens"), ({"tokens": "words"}, "unknown column 'words'")], ids=str
+)
+def test_an_axis_of_tokens_that_cannot_be_drawn_is_refused(tmp_path, changes, words):
+    root = edited(tmp_path, "lns", lambda paper: paper["figures"]["lns_figure5"]["options"].update(changes))
+    with pytest.raises(SpecError, match=words):
+        check_options(Project({"scale": "tiny"}, root), "lns_figure5")
 
 
 @pytest.mark.parametrize(("ends", "verdict"), [((40.0, 34.0), "holds"), ((40.0, 39.5), "undecided")])

@@ -218,6 +218,18 @@ def test_what_a_card_holds_is_that_of_the_whole_model_however_many_share_the_wor
     assert removal.card_bytes == 4 * 6_738_415_616, "weights alone, in float32"
 
 
+def test_a_measurement_without_each_block_has_a_fifth_more_time_than_planned():
+    from paperlm.plan.estimate import estimate
+
+    plan = Workflow(Project({"scale": "paper", "run_missing": "yes"}))
+    exhibits = [name for paper in ("mixln", "lns") for name in plan.project.papers[paper].exhibits()]
+    jobs = [job for job in plan.state.todo(*exhibits).values() if job.kind == "block_removal"]
+    seconds = estimate(plan, ["mixln", "lns"], "none").kinds["block_removal"]
+    given = [60 * plan.job_size(job.job_id).runtime for job in jobs]
+    assert len(given) == len(seconds) and max(seconds) > 200 * 3600, "13B without each of its 40 blocks"
+    assert [job.job_id for job, have, need in zip(jobs, given, seconds, strict=True) if have < 1.2 * need] == []
+
+
 def test_the_last_twentieth_of_bitnets_trunks_is_planned_at_their_pace_and_in_their_memory():
     from paperlm.plan.estimate import estimate
 

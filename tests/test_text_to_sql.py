@@ -132,7 +132,18 @@ def test_its_bleu_and_its_share_of_right_answers_have_standard_errors_over_items
     monkeypatch.setattr(text_to_sql, "bleu", lambda written, right: (3.0, 0.25 * len(right)))
     found = made(data, steps=1)
     assert found.metrics["bleu"] == 3.0 and found.standard_errors["bleu"] == 0.25 * len(read_items(data, "validation"))
-    assert found.standard_errors["exact"] == 0.0, "of none that is right"
+    items = len(read_items(data, "validation"))
+    assert found.metrics["exact"] == 0.0
+    assert found.standard_errors["exact"] == text_to_sql.error_of_share(0, items) > 0
+
+
+def test_no_share_of_right_answers_is_certain_and_far_from_both_ends_its_error_is_the_plain_one():
+    from paperlm.train.text_to_sql import error_of_share
+
+    assert [error_of_share(right, 98) for right in (0, 98)] == pytest.approx([(0.01 * 0.99 / 100) ** 0.5] * 2)
+    assert error_of_share(0, 98) > error_of_share(0, 998) > 0, "more items say more"
+    assert error_of_share(500, 1000) == pytest.approx((0.5 * 0.5 / 1000) ** 0.5, rel=0.01)
+    assert error_of_share(1, 1) < 0.5, "of a single item too"
 
 
 def test_it_learns(data):

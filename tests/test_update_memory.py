@@ -10,12 +10,13 @@ import pytest
 import torch
 from paperlm_kernels.stored import weight_bytes
 from support_engine import trained
-from support_figures import record_of
+from support_figures import drawn, record_of
 from test_descent import descent
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from paperlm.figures.base import write_figure
+from paperlm.figures.resident_tensors import BACKWARD, BLOCK, LAYER, RUN, UPDATE
 from paperlm.jobs.base import Inputs
 from paperlm.jobs.stored_speed import PHASES, StoredSpeed, iteration, peaks
 from paperlm.plan.project import Project
@@ -127,7 +128,35 @@ def test_the_figure_has_counted_bytes_and_of_a_gpu_the_peak_of_each_phase(tmp_pa
     for what in ("weights, counted", "with gradients at most, counted", *(f"{p}, measured peak" for p in PHASES)):
         assert list(found.loc[f"{what} (MiB)"])[:4] == ["not run", "4", "3", "2"]
     assert found.loc["weight, 16 bits", "NeuZip"] == "while its layer runs"
-    assert "peaks are measured" not in (tmp_path / "two.svg").read_text()
+    picture = (tmp_path / "two.svg").read_text()
+    assert "peaks are measured" not in picture and "measured peaks: not run" not in picture
+
+
+@pytest.mark.parametrize(
+    ("scale", "words", "others"),
+    [
+        ("tiny", "peaks are measured on a GPU", "measured peaks: not run"),
+        ("gpu", "measured peaks: not run", "peaks are measured on a GPU"),
+    ],
+)
+def test_peaks_that_are_missing_at_a_scale_of_gpus_were_not_run(tmp_path, scale, words, others):
+    numbers(scale, tmp_path, metrics=False)
+    found = (tmp_path / "two.svg").read_text()
+    assert words in found and others not in found
+
+
+def test_the_figure_is_no_wider_than_a_page_and_each_lifetime_stands_inside_its_box(tmp_path, monkeypatch):
+    project = Project({"scale": "tiny"})
+    figure = drawn(monkeypatch, project, "neuzip_figure2", [], tmp_path)
+    upper, lower = figure.axes
+    assert figure.get_figwidth() <= 7.2 and upper.get_position().y0 > lower.get_position().y1
+    renderer = figure.canvas.get_renderer()
+    boxes = [patch.get_window_extent(renderer) for patch in upper.patches]
+    words = [text for text in upper.texts if text.get_text() in {RUN, UPDATE, BACKWARD, BLOCK, LAYER}]
+    assert len(words) == len(boxes) and min(text.get_fontsize() for text in words) >= 7.5
+    for text, box in zip(words, boxes, strict=True):
+        inside = text.get_window_extent(renderer)
+        assert box.x0 < inside.x0 and inside.x1 < box.x1, text.get_text()
 
 
 def test_without_a_gpu_it_has_the_counted_bytes_alone_and_without_records_the_lifetimes(tmp_path):

@@ -1,9 +1,9 @@
 """Which tensors of a linear layer lie in memory, and for how long, and what that comes to in a training (NeuZip,
 Figure 2).
 
-The left panel is what the layers of paperlm_kernels.stored and its descent within the backward pass keep. The right one
-has bytes of a table's trainings: weights, and weights with gradients at their most, which are counted, and peaks of the
-phases of an update, which a GPU measures.
+The upper panel is what the layers of paperlm_kernels.stored and its descent within the backward pass keep. The lower
+one has bytes of a table's trainings: weights, and weights with gradients at their most, which are counted, and peaks of
+the phases of an update, which a GPU measures.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from paperlm.figures.base import Drawing
 from paperlm.figures.options import FigureOptions, options_of
-from paperlm.figures.style import palette
+from paperlm.figures.style import palette, title_and_scale
 from paperlm.jobs.stored_speed import PHASES
 from paperlm.plan.project import Project
 from paperlm.tables.jobs import proxies_of
 from paperlm.tables.results import Results, collect
+from paperlm.tables.vocabulary import NOT_RUN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ LIFETIMES = {
 MIB = 2**20
 COUNTED = {"weights, counted": "weight_bytes", "with gradients at most, counted": "state_bytes"}
 MEASURED = {f"{phase}, measured peak": f"{phase}/peak_bytes" for phase in PHASES}
-"What the right panel shows -> metric of a training, and of its timed updates."
+"What the lower panel shows -> metric of a training, and of its timed updates."
 
 
 class Options(FigureOptions):
@@ -71,15 +72,16 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     options = options_of(project, name)
     results = collect(project, spec.table, records)
     found = bytes_of(results, options)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11.4, 2.9), width_ratios=[7.2, 4.2])
-    _lifetimes(left)
-    _bars(right, found, options["counted"])
-    figure.suptitle(f"{spec.number}: {spec.title}", fontsize=10)
+    # One above the other: beside each other they are wider than a page, which would make their text too small to read.
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(7.0, 5.3), height_ratios=[2.7, 2.4])
+    _lifetimes(upper)
+    _bars(lower, found, options["counted"], project.scale.device)
+    title_and_scale(figure, f"{spec.number}: {spec.title}", project.scale.scale)
     figure.tight_layout()
     rows = [[tensor, *lifetimes] for tensor, lifetimes in LIFETIMES.items()]
     for what in (*COUNTED, *MEASURED):
         values = (found.get((method, what)) for method in METHODS)
-        rows.append([f"{what} (MiB)", *("not run" if v is None else f"{v / MIB:.6g}" for v in values)])
+        rows.append([f"{what} (MiB)", *(NOT_RUN if v is None else f"{v / MIB:.6g}" for v in values)])
     numbers = pd.DataFrame(rows, columns=["tensor", *METHODS])
     said = proxies_of(project, spec.table, [c.cell for c in results.column(options["counted"])]) if found else ()
     return Drawing(figure, numbers, labels=tuple(said))
@@ -101,20 +103,20 @@ def _lifetimes(axis: Axes) -> None:
 
     colors = dict(zip((RUN, UPDATE, BACKWARD, BLOCK, LAYER), (palette()[i] for i in (3, 1, 8, 9, 0)), strict=True))
     for y, (tensor, lifetimes) in enumerate(LIFETIMES.items()):
-        axis.text(-0.05, y + 0.5, tensor, ha="right", va="center", fontsize=8)
+        axis.text(-0.05, y + 0.5, tensor, ha="right", va="center", fontsize=8.5)
         for x, lifetime in enumerate(lifetimes):
             if lifetime in colors:
                 face = (*colors[lifetime], 0.55)
                 axis.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=face, edgecolor="0.3"))
-            axis.text(x + 0.5, y + 0.5, lifetime, ha="center", va="center", fontsize=7)
+            axis.text(x + 0.5, y + 0.5, lifetime, ha="center", va="center", fontsize=7.5)
     for x, method in enumerate(METHODS):
         axis.text(x + 0.5, -0.25, f"({'abcd'[x]}) {method}", ha="center", va="bottom", fontsize=9, weight="bold")
-    axis.set(xlim=(-1.5, len(METHODS)), ylim=(len(LIFETIMES), -0.9))
+    axis.set(xlim=(-1.2, len(METHODS)), ylim=(len(LIFETIMES), -0.9))
     axis.set_axis_off()
 
 
-def _bars(axis: Axes, found: Mapping[tuple[str, str], float], title: str) -> None:
-    """A group a method, a bar for each of what is known."""
+def _bars(axis: Axes, found: Mapping[tuple[str, str], float], title: str, device: str) -> None:
+    """A group a method, a bar for each of what is known; `device`: what the scale's jobs run on."""
     shown = [what for what in (*COUNTED, *MEASURED) if any(what == one for _, one in found)]
     methods = [method for method in METHODS if any(method == one for one, _ in found)]
     for place, what in enumerate(shown):
@@ -125,8 +127,9 @@ def _bars(axis: Axes, found: Mapping[tuple[str, str], float], title: str) -> Non
         axis.text(0.5, 0.5, "no training has a record yet", ha="center", va="center", transform=axis.transAxes)
         axis.set_axis_off()
         return
-    missing = "" if any(what in MEASURED for what in shown) else "; peaks are measured on a GPU"
+    why = f"measured peaks: {NOT_RUN}" if device == "gpu" else "peaks are measured on a GPU"
+    missing = "" if any(what in MEASURED for what in shown) else f"; {why}"
     axis.set_xticks(range(len(methods)), methods)
     axis.set(ylabel="MiB", ylim=(0, 1.6 * max(found.values()) / MIB))  # room for the legend
-    axis.set_title(f"{title.rpartition(' ')[0]}{missing}", fontsize=8)
-    axis.legend(fontsize=6.5)
+    axis.set_title(f"{title.rpartition(' ')[0]}{missing}", fontsize=9)
+    axis.legend(fontsize=8, ncols=2)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from paperlm.errors import SpecError
 from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.divergence import Rise
 from paperlm.figures.options import Columns, FigureOptions, options_of
@@ -67,9 +68,17 @@ class Options(FigureOptions):
     "of series that count updates: when a run whose numbers stayed finite counts as diverged in claims"
     bits: bool = False
     "y is in nats, of trainings: a second axis has bits, and the numbers have update, rate, decay and divergence"
+    tokens: str = ""
+    "column that counts the tokens behind each update, which is x: a second axis has them, and so have the numbers"
+
+    @model_validator(mode="after")
+    def tokens_stand_above_updates(self) -> Options:
+        if self.tokens and self.x != "update":
+            raise ValueError(f"tokens: the axis of tokens stands above one of updates; x is {self.x}")
+        return self
 
     def reads(self) -> Columns:
-        further = (*(("update",) if self.diverged or self.bits else ()), *((self.spread,) if self.spread else ()))
+        further = (*(("update",) if self.diverged or self.bits else ()), *(c for c in (self.spread, self.tokens) if c))
         return {self.series: (self.x, self.y, *further)}
 
     def names_rows(self) -> dict[str, str]:
@@ -86,13 +95,14 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     options, records = options_of(project, name), list(records)
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
+    columns = [options[key] for key in ("x", "tokens", "y") if options[key]]
     rows = [
-        [row, seed_of(record.job), x, y]
+        [row, seed_of(record.job), *point]
         for row, seeds in found.items()
         for record in seeds
-        for x, y in zip(*(record.series[options["series"]].column(options[key]) for key in ("x", "y")), strict=True)
+        for point in zip(*map(record.series[options["series"]].column, columns), strict=True)
     ]
-    frame = pd.DataFrame(rows, columns=["row", "seed", options["x"], options["y"]])
+    frame = pd.DataFrame(rows, columns=["row", "seed", *columns])
     if options["bits"]:
         jobs = {job.job_id: job for cell in results.cells.values() for job in cell.cell.jobs}
         runs = [run for row, seeds in found.items() for record in seeds for run in training(record, jobs, options)]
@@ -124,6 +134,11 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     if options["bits"]:
         bits = axis.secondary_yaxis("right", functions=(lambda nats: nats / math.log(2), lambda b: b * math.log(2)))
         bits.set_ylabel("bits")
+    if options["tokens"] and rows:
+        each = tokens_of_an_update(name, found, options)
+        tokens = axis.secondary_xaxis("top", functions=(lambda update: update * each, lambda count: count / each))
+        tokens.set_xlabel(options["tokens"])
+        tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
     if options["log"]:
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
@@ -139,6 +154,24 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     samples = curve_samples(found, options, noise.value) if options["reference"] else {}
     labels = (*labels_of(project, name, records), *_rises(found, options))
     return Drawing(figure, frame, samples, untested, labels=labels, one_sample=one_seed(noise))
+
+
+def tokens_of_an_update(name: str, found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any]) -> float:
+    """Tokens of an update, on average over the runs. Padding is not counted, so that updates and seeds differ a little;
+    SpecError for runs that differ by more than a hundredth, of which one axis cannot count both."""
+    ends = {}
+    for row, seeds in found.items():
+        for record in seeds:
+            updates, counts = (record.series[options["series"]].column(c) for c in ("update", options["tokens"]))
+            if counts:  # a run may end before its first point
+                ends[f"{row}, seed {seed_of(record.job)}"] = counts[-1] / updates[-1]
+    low, high = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
+    if ends[high] > 1.01 * ends[low]:
+        raise SpecError(
+            f"figures.{name}.options.tokens: an update has {ends[low]:.0f} tokens in {low} and {ends[high]:.0f} in "
+            f"{high}; one axis cannot count both: leave tokens out"
+        )
+    return statistics.fmean(ends.values())
 
 
 def sampling(record: Record, options: Mapping[str, Any]) -> np.ndarray:

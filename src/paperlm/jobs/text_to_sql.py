@@ -63,7 +63,9 @@ class TextToSQL(Job):
     kind: ClassVar[str] = "text_to_sql"
     summary: ClassVar[str] = "train a T5 to write SQL, by descent with weights in stores, and judge it by BLEU"
     leaves_model: ClassVar[bool] = True
-    behaviour: ClassVar[int] = 3  # on a GPU, attention by its definition (2) and deterministic kernels (3)
+    # On a GPU, attention by its definition (2) and deterministic kernels (3). Standard errors came later and change no
+    # number: a record without them stays, and its cells have none.
+    behaviour: ClassVar[int] = 3
 
     of: parent("hub_model", "text_to_sql", optional=True) = None
     """a published T5, or one that such a job trained, which has its own shape; None: one with fresh weights, of the
@@ -155,9 +157,9 @@ class TextToSQL(Job):
 
 def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     """Metrics bleu (SacreBLEU of stripped texts, 0 to 100) and exact (share of answers that are right to the letter),
-    both with their standard error over items, loss (nats a target token), parameters, examples, and the weights' bytes
-    and hash as of a pretrain job. Series `train`: the loss of each update. Timed: iterations_per_second and peak_bytes,
-    of a GPU.
+    both with their standard error over items (that of exact is above 0 also where none is right), loss (nats a target
+    token), parameters, examples, and the weights' bytes and hash as of a pretrain job. Series `train`: the loss of each
+    update. Timed: iterations_per_second and peak_bytes, of a GPU.
 
     The trained model is left with plain weights and a tokenizer that adds no token.
 

@@ -209,10 +209,17 @@ def judged(
         written += [tokenizer.inner.decode(row, skip_special_tokens=True).strip() for row in ids.tolist()]
     raise_decode_errors(device)
     right = [item["answer"].strip() for item in items]
-    exact = sum(one == other for one, other in zip(written, right, strict=True)) / len(right)
+    exact = sum(one == other for one, other in zip(written, right, strict=True))
     score, error = bleu(written, right)
-    share = math.sqrt(exact * (1 - exact) / (len(right) - 1)) if len(right) > 1 else None
-    return {"bleu": score, "exact": exact, "loss": sums / tokens}, {"bleu": error, "exact": share}
+    numbers = {"bleu": score, "exact": exact / len(right), "loss": sums / tokens}
+    return numbers, {"bleu": error, "exact": error_of_share(exact, len(right))}
+
+
+def error_of_share(right: int, of: int) -> float:
+    """Standard error of a share of items, as if one more were right and one more wrong: where none is right, or all
+    are, the plain one is 0 and the share looks certain (Agresti and Caffo 2000, who compare two shares so)."""
+    share = (right + 1) / (of + 2)
+    return math.sqrt(share * (1 - share) / (of + 2))
 
 
 def speed(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
