@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 
 from paperlm.jobs import Job
 from paperlm.models.llama import PaperLlamaForCausalLM, PaperLlamaForSequenceClassification
+from paperlm.models.losses import MATERIALISED
 from paperlm.models.sizes import ALL_SIZES
 from paperlm.models.vit import PaperViTForImageClassification
 from paperlm.plan.project import Project
 from paperlm.plan.workflow import Workflow
 from paperlm.probe.text import root
+from paperlm.quantizers.presets import preset_name
 from paperlm.train import image_classification, language_model
 from paperlm.train.task import start_dtype
 
@@ -23,12 +25,72 @@ BATCH = 8
 "Examples of a part of an update, in which an engine takes as many as fit; activations are counted nowhere here."
 
 
+ALIKE = {
+    "seed", "dataset", "tokenizer", "example", "train_examples", "validation_tokens", "global_batch",
+    "loss_group", "steps", "eval_every", "curve", "schedule", "peak_lr", "warmup_fraction", "warmup_at_least",
+    "final_lr_fraction", "end_lr", "phase_at", "second_peak_lr", "grad_clip", "weight_decay",
+    "second_weight_decay", "decay_norms", "adam_betas", "adam_eps", "rms_norm_eps", "rope_theta",
+    "initializer_range", "embed_init_std",
+}  # fmt: skip
+"""Settings of a job that change numbers and how many updates there are: not shapes, dtypes or memory. Whatever is not
+here tells two jobs apart, a setting of tomorrow included."""
+
+
+def told_by(job: Job) -> str:
+    """All settings that may change an update on the meta device, of the job and of those that it begins with."""
+    values = {name: getattr(job, name) for name in sorted(type(job).model_fields) if name not in ALIKE}
+    return repr({name: told_by(v) if isinstance(v, Job) else v for name, v in values.items()})
+
+
+def flat(value: object) -> list[str]:
+    """The values of a method's settings and of the methods that it wraps."""
+    return [word for v in value.values() for word in flat(v)] if isinstance(value, dict) else [str(value)]
+
+
+def readable(job: Job) -> str:
+    """Size, method, numerics and optimizer, then whatever else is not as in most jobs."""
+    first = root(job)
+    parts = [first.size, *flat(first.norm), job.numerics]
+    if job is not first:
+        parts += ["after", first.numerics]
+    parts.append(first.optimizer)
+    if first.kind == "pretrain":
+        recipe = first.quantization
+        preset = preset_name(recipe, first.sub_norm, first.hidden_act) if recipe else None
+        parts += [preset or "/".join(place["name"] for place in recipe.values())] if recipe else []
+        parts += ["sub_norm"] * first.sub_norm + ["tied"] * first.tie_word_embeddings
+        parts += [v for v in (first.hidden_act, first.weights, first.loss) if v not in ("silu", "plain", MATERIALISED)]
+    return " ".join(parts)
+
+
+def by_name(jobs: Iterable[Job]) -> dict[str, Job]:
+    """One of all jobs that are told by the same settings, by a readable name."""
+    found = list({told_by(job): job for job in jobs}.values())
+    named = {readable(job): job for job in found}
+    assert len(named) == len(found), "two different jobs have one name: give it the setting that tells them apart"
+    return named
+
+
 @functools.cache
 def trained() -> dict[str, Job]:
-    """One job for each size and method that scale paper trains from random weights, by a readable name."""
-    project = Project({"scale": "paper", "run_missing": "yes"})
-    jobs = [job for job in project.jobs.values() if job.kind in ("pretrain", "image_classification")]
-    return {f"{job.size} {' '.join(str(v) for v in job.norm.values())}": job for job in jobs}
+    """The jobs that scale paper trains a model in, from random weights or on with other quantizers.
+
+    Jobs that differ in `ALIKE` alone, in seeds, data or steps for example, would make the same updates here, so that
+    one of them stands for all. Weights in stores lie plain here: how many bytes they take follows from their numbers.
+    """
+    jobs = Project({"scale": "paper", "run_missing": "yes"}).jobs.values()
+    ours = [job for job in jobs if job.kind in ("pretrain", "image_classification")]
+    return by_name([*(job.settings() for job in jobs if job.kind == "continue_pretrain"), *ours])
+
+
+def test_every_training_of_scale_paper_is_among_those_tried_but_for_settings_that_change_numbers_alone():
+    tried = {told_by(job) for job in trained().values()}
+    for job in Project({"scale": "paper", "run_missing": "yes"}).jobs.values():
+        if job.kind in ("pretrain", "image_classification", "continue_pretrain"):
+            assert told_by(job.settings() if job.kind == "continue_pretrain" else job) in tried, job.slug()
+    descents = {(job.optimizer, job.weights) for job in trained().values() if job.size == "neuzip_13B"}
+    assert descents == {("sgd", "raw"), ("lomo", "raw"), ("lomo", "packed")}
+    assert {job.numerics for job in trained().values() if job.size == "130M"} == {"pure_bf16", "fp32_master"}
 
 
 def of_each_size() -> list[str]:
@@ -36,8 +98,8 @@ def of_each_size() -> list[str]:
     return list({job.size: name for name, job in trained().items()}.values())
 
 
-def on_meta(job: Job) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """The model without numbers, in the dtype that it trains in, and a batch as the task hands it over."""
+def on_meta(job: Job) -> tuple[torch.nn.Module, tuple[torch.Tensor | str, ...]]:
+    """The model without numbers, in the dtype that it trains in, and what the task hands to its loss."""
     with torch.device("meta"):
         if job.kind == "image_classification":
             model = PaperViTForImageClassification(image_classification.config_of(job, [str(i) for i in range(1000)]))
@@ -45,7 +107,8 @@ def on_meta(job: Job) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
             batch = images, torch.empty(BATCH, model.config.num_labels)
         else:
             model = PaperLlamaForCausalLM(language_model.config_of(job)).to("meta")  # rotary tables are made on a CPU
-            batch = (torch.empty(BATCH, job.seq_len, dtype=torch.int64),) * 2
+            ids = torch.empty(BATCH, job.seq_len, dtype=torch.int64)
+            batch = ids, ids, job.loss
     start_dtype(model, job.numerics)
     return model, batch
 
@@ -102,9 +165,8 @@ def test_the_first_updates_of_every_training_of_scale_paper_have_the_shapes_they
 
 @functools.cache
 def tuned(kind: str) -> dict[str, Job]:
-    """One job for each size, method and numerics that scale paper fine-tunes."""
-    jobs = [job for job in Project({"scale": "paper", "run_missing": "yes"}).jobs.values() if job.kind == kind]
-    return {f"{root(job).size} {' '.join(map(str, root(job).norm.values()))} {job.numerics}": job for job in jobs}
+    """The jobs of a kind that trains a model further; one stands for all that differ in `ALIKE` alone."""
+    return by_name(job for job in Project({"scale": "paper", "run_missing": "yes"}).jobs.values() if job.kind == kind)
 
 
 def decoder(job: Job, cls: type = PaperLlamaForCausalLM, **changes: int) -> torch.nn.Module:
