@@ -13,7 +13,9 @@ from paperlm_kernels.bench import cold, ops, rows
 from paperlm_kernels.bench.command import main
 from paperlm_kernels.bench.ops.kv_attention import declared as kv
 from paperlm_kernels.bench.ops.kv_attention.methods import METHODS as KV_METHODS
+from paperlm_kernels.bench.ops.kv_attention.methods import Inputs as KVInputs
 from paperlm_kernels.bench.ops.ternary_linear import OPERATION, declared, methods
+from paperlm_kernels.bench.peers import AbsentError
 
 CPU = torch.device("cpu")
 
@@ -109,6 +111,15 @@ def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path):
     assert found["ours_3bit", "bytes_per_token", None] == 2 * 4 * (24 + 2)
     assert all(found[name, "error", None] < 2**-8 for name in ("ours_4bit", "ours_3bit", "ours_3bit_q4", "torch"))
     assert found["ours_4bit", "time", "append"] > 0
+
+
+def test_heads_that_are_filled_up_give_the_same_attention_and_others_need_none():
+    inputs = KVInputs(kv.Case("", "", batch=2, context=16, heads=2, head_dim=100), CPU, seed=0)
+    padded = KV_METHODS["torch padded"](inputs)
+    y, exact = padded.call("decode")().double(), padded.truth()
+    assert y.shape == exact.shape and (y - exact).norm() < 2**-8 * exact.norm()
+    with pytest.raises(AbsentError, match="multiple of 8"):
+        KV_METHODS["torch padded"](KVInputs(kv.CASES["tiny_cpu"], CPU, seed=0))
 
 
 def test_the_tiles_that_are_tried_fit_a_program_and_leave_no_split_of_a_sum_without_a_step():

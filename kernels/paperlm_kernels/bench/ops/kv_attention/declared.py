@@ -70,6 +70,7 @@ METHODS = {
     "ours_3bit": "in 3 bits, position 0 in 4",
     "ours_3bit_q4": "the same, the query in 4 bits",
     "torch": "bfloat16, scaled_dot_product_attention",
+    "torch padded": "the same, heads of 100 filled up to 104, for which it has a fast form",
     "flash-attn": "bfloat16, flash_attn_with_kvcache",
     "flashinfer-python": "bfloat16, a decode of each sequence; batch 1",
 }
