@@ -10,7 +10,7 @@ from support_c4 import c4_texts
 from support_tables import edited, record_of
 
 from paperlm.data.tokenizer import TextTokenizer, packed
-from paperlm.errors import SpecError
+from paperlm.errors import RecordError, SpecError
 from paperlm.evaluate.perplexity import ValidationLosses
 from paperlm.plan.project import Project
 from paperlm.record.record import write_record
@@ -27,7 +27,7 @@ def contents(scale, folder, **metrics):
     paths = []
     for job in {job.job_id: job for cell in project.cells(TABLE) for job in cell.jobs}.values():
         paths.append(folder / f"{job.job_id}.json")
-        known = {name: metrics.get(name, 1.0) for name in job.metrics()}
+        known = {name: metrics.get(name, 1.0) for name in job.metrics() if metrics.get(name) != "older"}
         counts = {name: bound[0] for name, bound in job.bounds().items()}
         write_record(paths[-1], record_of(job, known | counts, outcome="trained"))
     return table_contents(project, TABLE, paths).cells
@@ -91,3 +91,8 @@ def test_the_loss_of_a_word_at_scale_paper_is_of_the_whole_test_split():
     assert job.dataset == "hub:Salesforce/wikitext_2" and job.validation_tokens > 1.43 * 241_211
     assert printed_table(project, TABLE).cell("LOMO", "Llama-3 8B Loss") == "8.61"
     assert math.log(job.vocab_size) * 1.43 > 8.81, "a uniform guess of T5's pieces is above the printed loss"
+
+
+def test_a_record_that_is_older_than_a_column_s_metric_is_named_with_what_makes_it_again(tmp_path):
+    with pytest.raises(RecordError, match=r"older than the metric 'loss_word'; .*paperlm run \S+ --again"):
+        contents("paper", tmp_path, loss_word="older")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paperlm.errors import SpecError, unknown
+from paperlm.errors import RecordError, SpecError, unknown
 from paperlm.frozen import digest
 from paperlm.jobs import Job
 from paperlm.plan.project import Project
@@ -68,7 +68,8 @@ def check_metrics(project: Project, name: str) -> None:
 
 
 def metric_of(record: Record, name: str, values: Mapping[str, Any]) -> float | None:
-    """A metric of a record; None where it is no finite number. Raises SpecError for one that it does not have."""
+    """A metric of a record; None where it is no finite number. Raises SpecError for one that its kind does not have,
+    RecordError for one that its kind has come to tell since."""
     if name in DERIVED:
         function, needs, _ = DERIVED[name]
         for key in needs:
@@ -76,6 +77,11 @@ def metric_of(record: Record, name: str, values: Mapping[str, Any]) -> float | N
                 raise SpecError(f"metric {name} needs {key}: add it to the paper's sizes.<size>.values")
         return function(record.metrics, values)
     if name not in record.metrics:
+        if name in record.value().metrics():
+            raise RecordError(
+                f"{record.job_id}: its record is older than the metric {name!r}; make it again "
+                f"(python -m paperlm run {record.job_id} --again --with-parents)"
+            )
         raise SpecError(f"{record.job_id}: {unknown('metric', name, [*record.metrics, *DERIVED])}")
     value = record.metrics[name]
     return None if value is None else float(value)
