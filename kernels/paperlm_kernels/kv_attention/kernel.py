@@ -231,6 +231,36 @@ def numbers(D: tl.constexpr, THREE: tl.constexpr, BLOCK: tl.constexpr):
     return D // planes * tl.arange(0, planes)[None, :, None] + byte, byte < D // planes
 
 
+@triton.jit
+def share_of_program(length, splits, TOKENS: tl.constexpr):
+    """The positions, from the first on and up to the second, of this program among `splits` of a sequence."""
+    share = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS
+    begin = tl.program_id(1) * share
+    return begin, tl.minimum(begin + share, length)
+
+
+@triton.jit
+def products(codes, x_a, x_b, x_c, unit, ASM: tl.constexpr):
+    """Of codes (rows, words, planes) with numbers as `digits_of` gives them: (rows)."""
+    none = tl.zeros_like(codes)
+    score = tl.sum(tl.sum(add_dot_of_four(none, codes, x_c, ASM), 2), 1).to(tl.float32)
+    score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, codes, x_b, ASM), 2), 1).to(tl.float32)
+    score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, codes, x_a, ASM), 2), 1).to(tl.float32)
+    return score * unit
+
+
+@triton.jit
+def softmax_step(top, weight, score):
+    """With one more score each: exp2 of it and what the sums before shrink by, relative to the largest score from now
+    on, which is third, and the sum of weights."""
+    highest = tl.maximum(top, score)
+    # nothing seen yet is -inf, and -inf less itself no number
+    base = tl.where(highest == -INFINITY, 0.0, highest)
+    p = tl.exp2(score - base)
+    rescale = tl.exp2(top - base)
+    return p, rescale, highest, weight * rescale + p
+
+
 @triton.jit(do_not_specialize=["splits"])
 def decode_kernel(
     q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D: tl.constexpr, capacity,
@@ -251,9 +281,7 @@ def decode_kernel(
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
     length = tl.load(lengths + b)
-    share = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, length)
+    begin, end = share_of_program(length, splits, TOKENS)
     d, inside = numbers(D, THREE, BLOCK)
     x = query(q + tl.program_id(0).to(tl.int64) * D, d, inside, q_levels, q_zero, 15.0, QUANTIZE, SYMMETRIC)
     total = tl.sum(x)
@@ -271,20 +299,10 @@ def decode_kernel(
         v_step = tl.load(v_steps + kv + position, mask=there, other=0.0).to(tl.float32)
         keys = codes_in_words(k_data, rows, there, D, THREE, HALVES, BLOCK)
         values = codes_in_words(v_data, rows, there, D, THREE, HALVES, BLOCK)
-        none = tl.zeros_like(keys)
-        score = tl.sum(tl.sum(add_dot_of_four(none, keys, x_c, ASM), 2), 1).to(tl.float32)
-        score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, keys, x_b, ASM), 2), 1).to(tl.float32)
-        score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, keys, x_a, ASM), 2), 1).to(tl.float32)
-        score = score * unit
+        score = products(keys, x_a, x_b, x_c, unit, ASM)
         values = bytes_as_floats(values, ASM) - (128.0 + zero)
         score = tl.where(there, scale * step * (score - zero * total), -INFINITY)
-        highest = tl.maximum(top, score)
-        # nothing seen yet is -inf, and -inf less itself no number
-        base = tl.where(highest == -INFINITY, 0.0, highest)
-        p = tl.exp2(score - base)
-        rescale = tl.exp2(top - base)
-        top = highest
-        weight = weight * rescale + p
+        p, rescale, top, weight = softmax_step(top, weight, score)
         acc = acc * rescale[:, None, None, None] + values * (p * v_step)[:, None, None, None]
     highest = tl.max(top, 0)
     share_of = tl.exp2(top - tl.where(highest == -INFINITY, 0.0, highest))

@@ -7,9 +7,16 @@ byte: no number is put together.
 import triton
 import triton.language as tl
 
-from paperlm_kernels.kv_attention.kernel import INFINITY, bytes_as_floats, digits_of, query
+from paperlm_kernels.kv_attention.kernel import (
+    INFINITY,
+    bytes_as_floats,
+    digits_of,
+    products,
+    query,
+    share_of_program,
+    softmax_step,
+)
 from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
-from paperlm_kernels.ternary_linear.tiles import add_dot_of_four
 
 
 @triton.jit
@@ -43,16 +50,6 @@ def numbers_of(D: tl.constexpr, size: tl.constexpr, COUNT: tl.constexpr, WORDS: 
     return d, (byte < size) & (d < D)
 
 
-@triton.jit
-def products(codes, x_a, x_b, x_c, unit, ASM: tl.constexpr):
-    """Of codes (rows, words, planes) with numbers as `digits_of` gives them: (rows)."""
-    none = tl.zeros_like(codes)
-    score = tl.sum(tl.sum(add_dot_of_four(none, codes, x_c, ASM), 2), 1).to(tl.float32)
-    score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, codes, x_b, ASM), 2), 1).to(tl.float32)
-    score = score / 254.0 + tl.sum(tl.sum(add_dot_of_four(none, codes, x_a, ASM), 2), 1).to(tl.float32)
-    return score * unit
-
-
 @triton.jit(do_not_specialize=["splits"])
 def decode_bytes_kernel(
     q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D: tl.constexpr, capacity,
@@ -68,9 +65,7 @@ def decode_bytes_kernel(
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
     length = tl.load(lengths + b)
-    share = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, length)
+    begin, end = share_of_program(length, splits, TOKENS)
     mine = q + tl.program_id(0).to(tl.int64) * D
     d_low, in_low = numbers_of(D, D // 4, 4, LOW)
     d_high, in_high = numbers_of(D, (D + 7) // 8, 8, HIGH)
@@ -96,13 +91,7 @@ def decode_bytes_kernel(
         score = products(k_low, low_a, low_b, low_c, low_unit, ASM)
         score += products(k_high, high_a, high_b, high_c, high_unit, ASM)
         score = tl.where(there, scale * step * (score - zero * total), -INFINITY)
-        highest = tl.maximum(top, score)
-        # nothing seen yet is -inf, and -inf less itself no number
-        base = tl.where(highest == -INFINITY, 0.0, highest)
-        p = tl.exp2(score - base)
-        rescale = tl.exp2(top - base)
-        top = highest
-        weight = weight * rescale + p
+        p, rescale, top, weight = softmax_step(top, weight, score)
         p, rescale = (p * v_step)[:, None, None, None], rescale[:, None, None, None]
         low = low * rescale + (bytes_as_floats(v_low, ASM) - (128.0 + zero)) * p
         high = high * rescale + (bytes_as_floats(v_high, ASM) - 128.0) * p
