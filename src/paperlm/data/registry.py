@@ -169,8 +169,8 @@ class ModelRepository(Frozen):
 
 
 class ModelSize(Frozen):
-    """How large a model from elsewhere is: for estimates of time and memory alone, before its files are here. Counts are
-    of shapes as they are known, not of files that were looked at; no table has them."""
+    """How large a model from elsewhere is: for estimates of time and memory alone, before its files are here. Counts
+    are of shapes as they are known, not of files that were looked at; no table has them."""
 
     parameters: int = Field(gt=0)
     blocks: int = Field(gt=0)
