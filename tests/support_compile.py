@@ -71,3 +71,10 @@ def spare_buffers(kernel):
             assert "pendings = 0" in line
             single = False
     return min(spare)  # an error if nothing was found, which is not the same as nothing wrong
+
+
+def waits_first(ptx):
+    """Whether the end of the kernel in front is waited for before memory is touched and the next kernel let in."""
+    accesses = ("griddepcontrol.launch", "ld.global", "st.global", "cp.async", "atom.", "red.", "prefetch")
+    touched = [ptx.find(access) for access in accesses]
+    return 0 < ptx.index("griddepcontrol.wait") < min(at for at in touched if at > 0)

@@ -23,7 +23,7 @@ from paperlm_kernels.rmsnorm_quantize.launch import _block  # noqa: E402
 from paperlm_kernels.rmsnorm_quantize.modes import MODES  # noqa: E402
 from paperlm_kernels.ternary_linear import gemm, gemv  # noqa: E402
 from paperlm_kernels.ternary_linear.launch import Tiles, few_tiles_of, tiles_of, token_tiles_of  # noqa: E402
-from support_compile import SHARED, compile_for, spare_buffers, spilled  # noqa: E402
+from support_compile import SHARED, compile_for, spare_buffers, spilled, waits_first  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
 LINEAR = {
@@ -138,13 +138,6 @@ def test_the_list_of_open_gates_is_made_in_registers(tmp_path):
     types = {"gate": "*bf16", "places": "*i32", "counts": "*i32"}
     kernel = compile_for(gemv.places_kernel, types, {"BLOCK": 16384}, {"N", "stride"}, 90, 32, 3)
     assert spilled(kernel, tmp_path) == 0
-
-
-def waits_first(ptx):
-    """Whether the end of the kernel in front is waited for before memory is touched and the next kernel let in."""
-    accesses = ("griddepcontrol.launch", "ld.global", "st.global", "cp.async", "atom.", "red.", "prefetch")
-    touched = [ptx.find(access) for access in accesses]
-    return 0 < ptx.index("griddepcontrol.wait") < min(at for at in touched if at > 0)
 
 
 NORM = dict.fromkeys(

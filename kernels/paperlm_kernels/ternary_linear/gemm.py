@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paperlm_kernels.ternary_linear.tiles import finish, plane_of_bytes, row_of
+from paperlm_kernels.ternary_linear.tiles import finish, plane_of_bytes, row_of, scales_of
 
 
 @triton.jit(do_not_specialize=["M", "splits", "n_tiles", "m_tiles"])
@@ -34,6 +34,7 @@ def gemm_kernel(
     # rows are padded to 128, but a tile may have more
     w_rows = weight + row_of(tl.minimum(n, N - 1), N, GATED).to(tl.int64)[:, None] * (factor * width)
     w_rows += (column if DENSE else place)[None, :]
+    times, less, alphas = scales_of(m[:, None], n[None, :], scale, rowsum, alpha, M, N, GATED)
     if SWAP:
         acc = tl.zeros([BN, BM], dtype=tl.int32)
     else:
@@ -59,5 +60,5 @@ def gemm_kernel(
         acc = tl.trans(acc)
     inside = (m < M)[:, None] & (n < N)[None, :]
     finish(
-        acc, m[:, None], n[None, :], inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N, SPLIT, GATED
+        acc, m[:, None], n[None, :], inside, tile, splits, times, less, alphas, y, work, arrived, N, SPLIT, GATED
     )

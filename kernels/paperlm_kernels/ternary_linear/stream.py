@@ -109,6 +109,18 @@ def stream_kernel(
         copy_codes(x_desc, codes, bars.index(i), i, m0, first + i, C, i < count)
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[W, 1], instr_shape=[16, BM, 32])
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=4)
+    inner = gl.arange(0, BN, gl.SliceLayout(1, mma))
+    m = m0 + gl.arange(0, BM, gl.SliceLayout(0, mma))
+    if HALF == 0:
+        n = n0 + inner
+        inside = n < N
+    else:
+        pair = n0 // 2 + inner // (2 * HALF) * HALF + inner % HALF
+        n = pair + (inner // HALF % 2) * (N // 2)
+        inside = pair < N // 2
+    less = gl.load(rowsum + m, mask=m < M, other=0)
+    times = gl.load(scale + m, mask=m < M, other=0.0)
+    alphas = gl.load(alpha + n, mask=inside, other=0.0)
     acc = gl.zeros([BN, BM], gl.int32, mma)
     for it in range(count):
         slot = it % STAGES
@@ -127,11 +139,9 @@ def stream_kernel(
         copy_codes(x_desc, codes, bars.index(free), free, m0, first + ahead, C, ahead < count)
     for i in gl.static_range(STAGES):
         mbarrier.invalidate(bars.index(i))
-    inner = gl.arange(0, BN, gl.SliceLayout(1, mma))
-    token = gl.arange(0, BM, gl.SliceLayout(0, mma))
     store = True
     if PARTS > 0:
-        at = parts + tile.to(gl.int64) * splits * (BN * BM) + (inner[:, None] * BM + token[None, :])
+        at = parts + tile.to(gl.int64) * splits * (BN * BM) + (inner[:, None] * BM + (m - m0)[None, :])
         gl.store(at + gl.program_id(1) * (BN * BM), acc)
         all_threads()  # all threads have stored before one of them says so
         store = gl.atomic_add(arrived + tile, 1) == splits - 1
@@ -142,31 +152,21 @@ def stream_kernel(
                 acc += gl.load(at + s * (BN * BM), mask=there, other=0, cache_modifier=".cg")
             gl.store(arrived + tile, 0)
     if store:
-        finish_tile(acc, m0, n0, inner, token, scale, rowsum, alpha, y, M, N, HALF)
+        value = (acc - less[None, :]).to(gl.float32) * times[None, :] * alphas[:, None]
+        if HALF == 0:
+            store_rows(value.to(y.dtype.element_ty), n0, m0, y, M, N)
+        else:
+            store_gated(value, n0, m0, y, M, N, HALF)
 
 
 @gluon.jit
-def finish_tile(acc, m0, n0, inner, token, scale, rowsum, alpha, y, M, N, HALF: gl.constexpr):
-    """What a tile's sums (rows of weights, tokens) become, as in `tiles.store_linear`."""
-    m = m0 + token
-    if HALF == 0:
-        n = n0 + inner
-        there = n < N
-    else:
-        pair = n0 // 2 + inner // (2 * HALF) * HALF + inner % HALF
-        n = pair + (inner // HALF % 2) * (N // 2)
-        there = pair < N // 2
-    less = acc - gl.load(rowsum + m, mask=m < M, other=0)[None, :]
-    value = less.to(gl.float32) * gl.load(scale + m, mask=m < M, other=0.0)[None, :]
-    value = value * gl.load(alpha + n, mask=there, other=0.0)[:, None]
-    if HALF == 0:
-        store_rows(value.to(y.dtype.element_ty), n0, m0, y, M, N)
-    else:
-        pairs = value.reshape([acc.shape[0] // (2 * HALF), 2, HALF, acc.shape[1]]).permute((0, 2, 3, 1))
-        gate, up = gl.split(pairs)
-        gate = gl.where(gate < 0.0, 0.0, gate)  # which leaves what is no number
-        z = (up * (gate * gate)).to(y.dtype.element_ty).reshape([acc.shape[0] // 2, acc.shape[1]])
-        store_rows(z, n0 // 2, m0, y, M, N // 2)
+def store_gated(value, n0, m0, y, M, N, HALF: gl.constexpr):
+    """What a tile of gate and up (rows of weights, tokens) becomes, as in `tiles.store_linear`."""
+    pairs = value.reshape([value.shape[0] // (2 * HALF), 2, HALF, value.shape[1]]).permute((0, 2, 3, 1))
+    gate, up = gl.split(pairs)
+    gate = gl.where(gate < 0.0, 0.0, gate)  # which leaves what is no number
+    z = (up * (gate * gate)).to(y.dtype.element_ty).reshape([value.shape[0] // 2, value.shape[1]])
+    store_rows(z, n0 // 2, m0, y, M, N // 2)
 
 
 @gluon.jit

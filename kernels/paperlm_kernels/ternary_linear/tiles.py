@@ -53,14 +53,21 @@ def row_of(n, N, GATED: tl.constexpr):
 
 
 @triton.jit
-def store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N, GATED: tl.constexpr):
-    """y[m, n] = (acc - rowsum[m]) * scale[m] * alpha[n]; m and n broadcast to acc's shape.
+def scales_of(m, n, scale, rowsum, alpha, M, N, GATED: tl.constexpr):
+    """scale[m], rowsum[m] and alpha[n]: what sums of tokens m and rows n are multiplied with, and what is taken off
+    before. A kernel asks for them before it sums: asked for at the end they add a way to memory and back."""
+    times = tl.load(scale + m, mask=m < M, other=0.0)
+    less = tl.load(rowsum + m, mask=m < M, other=0)
+    return times, less, tl.load(alpha + row_of(n, N, GATED), mask=n < N, other=0.0)
+
+
+@triton.jit
+def store_linear(acc, m, n, inside, scale, rowsum, alpha, y, N, GATED: tl.constexpr):
+    """y[m, n] = (acc - rowsum) * scale * alpha, of `scales_of`; m and n broadcast to acc's shape.
 
     GATED: of the pairs of these, y[m, n / 2] = up * relu(gate)^2.
     """
-    less = acc - tl.load(rowsum + m, mask=m < M, other=0)
-    value = less.to(tl.float32) * tl.load(scale + m, mask=m < M, other=0.0)
-    value = value * tl.load(alpha + row_of(n, N, GATED), mask=n < N, other=0.0)
+    value = (acc - rowsum).to(tl.float32) * scale * alpha
     at = tl.cast(m, tl.int64) * N + n
     if GATED:
         pairs: tl.constexpr = [acc.shape[0], acc.shape[1] // 2, 2]
@@ -75,12 +82,12 @@ def store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N, GATED: tl.con
 
 @triton.jit
 def finish(
-    acc, m, n, inside, tile, splits, scale, rowsum, alpha, y, work, arrived, M, N, SPLIT: tl.constexpr,
+    acc, m, n, inside, tile, splits, scale, rowsum, alpha, y, work, arrived, N, SPLIT: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
     """Stores a tile. SPLIT: adds it to those of the other programs that share it; who comes last stores the sum.
 
-    work (M, N) and arrived (tiles) are zeros before, int32.
+    scale, rowsum and alpha are those of `scales_of`. work (M, N) and arrived (tiles) are zeros before, int32.
     """
     if SPLIT:
         at = work + tl.cast(m, tl.int64) * N + n
@@ -88,6 +95,6 @@ def finish(
         tl.debug_barrier()  # all threads have added before one of them says so
         if tl.atomic_add(arrived + tile, 1) == splits - 1:
             total = tl.load(at, mask=inside, other=0, cache_modifier=".cg")
-            store_linear(total, m, n, inside, scale, rowsum, alpha, y, M, N, GATED)
+            store_linear(total, m, n, inside, scale, rowsum, alpha, y, N, GATED)
     else:
-        store_linear(acc, m, n, inside, scale, rowsum, alpha, y, M, N, GATED)
+        store_linear(acc, m, n, inside, scale, rowsum, alpha, y, N, GATED)
