@@ -37,14 +37,14 @@ def all_forms():
     return [form for i, form in enumerate(forms) if form not in forms[:i]]
 
 
-def described(rows, columns):
-    """The type of a matrix of bytes that is copied in boxes of so many."""
-    return f"tensordesc<i8[{rows}, {columns}],{stream.swizzled(columns)!r}>"
+def described(*box):
+    """The type of bytes that are copied in boxes of so many."""
+    return f"tensordesc<i8{[*box]},{stream.swizzled(box[-1], len(box))!r}>"
 
 
 def compiled(constants, warps, dtype, multiples_of_16):
     columns = 32 * constants["C"]
-    types = POINTERS | {"y": f"*{dtype}", "x_desc": described(constants["BM"], 128)}
+    types = POINTERS | {"y": f"*{dtype}", "x_desc": described(constants["C"], constants["BM"], 128)}
     types |= {"w_desc": described(constants["HALF"] or constants["BN"], columns)}
     return compile_for(
         stream.stream_kernel, types, constants, multiples_of_16, 90, warps, 3, source_of=GluonASTSource, launch_pdl=True

@@ -59,6 +59,4 @@ def gemm_kernel(
     if SWAP:
         acc = tl.trans(acc)
     inside = (m < M)[:, None] & (n < N)[None, :]
-    finish(
-        acc, m[:, None], n[None, :], inside, tile, splits, times, less, alphas, y, work, arrived, N, SPLIT, GATED
-    )
+    finish(acc, m[:, None], n[None, :], inside, tile, splits, times, less, alphas, y, work, arrived, N, SPLIT, GATED)

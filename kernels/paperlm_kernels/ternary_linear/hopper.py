@@ -116,7 +116,10 @@ def run_stream(
             sums = (m_tiles * n_tiles, tiles.splits, tiles.rows, tiles.tokens)
             parts = torch.empty(sums, dtype=torch.int32, device=codes.device)
             arrived = _counters(m_tiles * n_tiles, codes.device)
-        x_desc = TensorDescriptor.from_tensor(codes, [tiles.tokens, 128], stream.swizzled(128))
+        # chunks, tokens, 128 columns: one copy brings all chunks of a step
+        x_desc = TensorDescriptor(
+            codes, [K // 128, M, 128], [128, K, 1], [tiles.chunks, tiles.tokens, 128], stream.swizzled(128, rank=3)
+        )
         w_desc = TensorDescriptor.from_tensor(data.view(torch.int8), box, stream.swizzled(columns))
         stream.stream_kernel[(m_tiles * n_tiles, tiles.splits)](
             x_desc, w_desc, *vectors, parts, arrived, M, N, triton.cdiv(K // 128, tiles.chunks), tiles.splits, m_tiles,

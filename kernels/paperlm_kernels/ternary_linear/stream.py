@@ -18,9 +18,13 @@ WAIT = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
 LAUNCH = gl.constexpr("griddepcontrol.launch_dependents; mov.u32 $0, 0;")
 
 
-def swizzled(columns: int) -> gl.NVMMASharedLayout:
+def swizzled(columns: int, rank: int = 2) -> gl.NVMMASharedLayout:
     """The layout of bytes in shared memory, so many a row: 32, 64 or 128."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=columns, element_bitwidth=8, rank=2)
+    return gl.NVMMASharedLayout(swizzle_byte_width=columns, element_bitwidth=8, rank=rank)
+
+
+ROWS = gl.constexpr(swizzled(128))
+"Of the activations of a chunk, (tokens, 128)."
 
 
 @gluon.jit
@@ -50,13 +54,6 @@ def copy_weights(w_desc, buffer, bar, n0, N, step, C: gl.constexpr, BYTES: gl.co
             row = n0 // 2 + (i // 2) * HALF + (i % 2) * (N // 2)
             part = buffer.slice(i * HALF, HALF, dim=0)
             tma.async_copy_global_to_shared(w_desc, [row, step * 32 * C], bar, part, pred=pred)
-
-
-@gluon.jit
-def copy_codes(x_desc, buffers, bar, slot, m0, step, C: gl.constexpr, pred):
-    """Begins the copy of a step's activations, a chunk of 128 a buffer."""
-    for c in gl.static_range(C):
-        tma.async_copy_global_to_shared(x_desc, [m0, (step * C + c) * 128], bar, buffers.index(slot * C + c), pred=pred)
 
 
 @gluon.jit(do_not_specialize=["M", "steps", "splits", "m_tiles", "n_tiles", "early"])
@@ -93,7 +90,8 @@ def stream_kernel(
         last = gl.minimum(first + share, steps)
     count = last - first
     weights = gl.allocate_shared_memory(gl.int8, [STAGES, BN, 32 * C], w_desc.layout)
-    codes = gl.allocate_shared_memory(gl.int8, [STAGES * C, BM, 128], x_desc.layout)
+    codes = gl.allocate_shared_memory(gl.int8, [STAGES, C, BM, 128], x_desc.layout)
+    operands = codes._reinterpret(gl.int8, [STAGES * C, BM, 128], ROWS)
     bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     BYTES: gl.constexpr = BN * 32 * C + BM * 128 * C
     for i in gl.static_range(STAGES):
@@ -106,7 +104,8 @@ def stream_kernel(
     for i in gl.static_range(STAGES - 1):
         late = (i < count) & (early == 0)
         copy_weights(w_desc, weights.index(i), bars.index(i), n0, N, first + i, C, BYTES, HALF, late)
-        copy_codes(x_desc, codes, bars.index(i), i, m0, first + i, C, i < count)
+        start = (first + i) * C
+        tma.async_copy_global_to_shared(x_desc, [start, m0, 0], bars.index(i), codes.index(i), pred=i < count)
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[W, 1], instr_shape=[16, BM, 32])
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=4)
     inner = gl.arange(0, BN, gl.SliceLayout(1, mma))
@@ -127,7 +126,7 @@ def stream_kernel(
         mbarrier.wait(bars.index(slot), (it // STAGES) & 1)
         for c in gl.static_range(C):
             packed = weights.index(slot).slice(32 * c, 32, dim=1).load(left)
-            x = codes.index(slot * C + c)
+            x = operands.index(slot * C + c)
             for s in gl.static_range(4):
                 right = x.slice(32 * s, 32, dim=1).permute((1, 0))
                 acc = warpgroup_mma(plane_of(packed, s), right, acc, is_async=True)
@@ -136,7 +135,8 @@ def stream_kernel(
         ahead = it + STAGES - 1
         free = ahead % STAGES
         copy_weights(w_desc, weights.index(free), bars.index(free), n0, N, first + ahead, C, BYTES, HALF, ahead < count)
-        copy_codes(x_desc, codes, bars.index(free), free, m0, first + ahead, C, ahead < count)
+        start = (first + ahead) * C
+        tma.async_copy_global_to_shared(x_desc, [start, m0, 0], bars.index(free), codes.index(free), pred=ahead < count)
     for i in gl.static_range(STAGES):
         mbarrier.invalidate(bars.index(i))
     store = True
