@@ -33,14 +33,24 @@ def compile_for(kernel, types, constants, aligned, architecture, warps, stages, 
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 
-def spilled(kernel, tmp_path):
-    """Bytes that the assembler spills, by the tool that Triton ships; it must not say that wgmma is serialized."""
+def assembled(kernel, tmp_path):
+    """What the assembler that Triton ships says of it; it must not say that wgmma is serialized."""
     (tmp_path / "k.ptx").write_text(kernel.asm["ptx"])
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     command = [ptxas, "-v", "-arch=sm_90a", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert "serialized" not in said
-    return int(re.search(r"(\d+) bytes spill stores", said)[1])
+    return said
+
+
+def spilled(kernel, tmp_path):
+    """Bytes that the assembler spills."""
+    return int(re.search(r"(\d+) bytes spill stores", assembled(kernel, tmp_path))[1])
+
+
+def registers(kernel, tmp_path):
+    """Of a thread."""
+    return int(re.search(r"Used (\d+) registers", assembled(kernel, tmp_path))[1])
 
 
 def spare_buffers(kernel):

@@ -92,7 +92,7 @@ def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     assert architecture != 90 or spilled(kernel, tmp_path) == 0
 
 
-@pytest.mark.parametrize("rows,columns", [(12288, 4096), (4096, 11008)])
+@pytest.mark.parametrize("rows,columns", [(12288, 4096), (4096, 11008), (9600, 3200), (22016, 4096)])
 def test_a_token_on_hopper_takes_16_bytes_of_weights_a_thread_at_a_time(rows, columns, tmp_path):
     few = token_tiles_of(rows, columns // 4, 132)
     constants = {

@@ -42,7 +42,8 @@ def test_more_programs_than_can_share_a_tile_are_refused(tokens):
 
 
 @pytest.mark.parametrize("rows,columns,right", [(4096, 4096, (8, 64, 3)), (12288, 4096, (8, 64, 3)),
-                                                (22016, 4096, (16, 32, 3)), (4096, 11008, (8, 64, 5))])  # fmt: skip
+                                                (9600, 3200, (8, 32, 4)), (22016, 4096, (16, 32, 3)),
+                                                (4096, 11008, (8, 64, 5))])  # fmt: skip
 def test_a_token_on_hopper_takes_small_programs(rows, columns, right):
     few = launch.token_tiles_of(rows, columns // 4, 132)
     assert (few.rows, few.words, few.stages) == right and few.warps == 1

@@ -18,7 +18,7 @@ if not hopper.has_stream():
     pytest.skip("this Triton has no Gluon for Hopper", allow_module_level=True)
 
 from paperlm_kernels.ternary_linear import stream  # noqa: E402
-from support_compile import SHARED, compile_for, spilled  # noqa: E402
+from support_compile import SHARED, compile_for, registers, spilled  # noqa: E402
 from test_ternary_compile import SIZES  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
@@ -64,6 +64,22 @@ def test_every_form_is_on_the_matrix_units_with_the_weights_in_registers(constan
     assert wait < min(ptx.index(access) for access in ("ld.global", "st.global", "wgmma.mma_async"))
     assert not re.search(r"\b(atom|red)\.", ptx[:wait])
     assert re.search(r"st\.global[.\w]*\.v4\.b32", ptx) and not re.search(r"st\.global[.\w]*\.b16\b", ptx)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_three_programs_of_many_tokens_find_room_on_a_multiprocessor(gated, tmp_path):
+    """With 182 registers a thread, as scales asked for early need, there were two, and 7B's qkv took a fifth longer."""
+    tiles = hopper.stream_tiles_of(256, 12288, 1024, 132)
+    kernel = compiled(hopper.constants_of(tiles, gated), tiles.warps, "bf16", {"N"})
+    given = -(-registers(kernel, tmp_path) // 8) * 8  # a thread's, which are given by eights
+    assert 3 * 32 * tiles.warps * given <= 65536 and 3 * (kernel.metadata.shared + 1024) <= 228 * 1024
+
+
+def test_few_tokens_have_their_scales_before_the_first_product():
+    tiles = hopper.stream_tiles_of(16, 12288, 1024, 132)
+    ptx = compiled(hopper.constants_of(tiles), tiles.warps, "bf16", {"N"}).asm["ptx"]
+    loads = [at.start() for at in re.finditer(r"\bld\.global", ptx)]
+    assert loads and max(loads) < ptx.index("wgmma.mma_async")
 
 
 @pytest.mark.parametrize("gated,width", [(False, 4), (True, 2)])

@@ -34,7 +34,8 @@ def gemm_kernel(
     # rows are padded to 128, but a tile may have more
     w_rows = weight + row_of(tl.minimum(n, N - 1), N, GATED).to(tl.int64)[:, None] * (factor * width)
     w_rows += (column if DENSE else place)[None, :]
-    times, less, alphas = scales_of(m[:, None], n[None, :], scale, rowsum, alpha, M, N, GATED)
+    if BM <= 32:  # of more, they would take registers from the sums
+        times, less, alphas = scales_of(m[:, None], n[None, :], scale, rowsum, alpha, M, N, GATED)
     if SWAP:
         acc = tl.zeros([BN, BM], dtype=tl.int32)
     else:
@@ -58,5 +59,7 @@ def gemm_kernel(
                 acc = tl.dot(values, tl.trans(codes), acc, out_dtype=tl.int32)
     if SWAP:
         acc = tl.trans(acc)
+    if BM > 32:
+        times, less, alphas = scales_of(m[:, None], n[None, :], scale, rowsum, alpha, M, N, GATED)
     inside = (m < M)[:, None] & (n < N)[None, :]
     finish(acc, m[:, None], n[None, :], inside, tile, splits, times, less, alphas, y, work, arrived, N, SPLIT, GATED)

@@ -18,7 +18,7 @@ def gemv_kernel(
     where it knows a row to begin at a multiple of them: 3200 columns are 200 words, no multiple of 16.
 
     Word w of a row holds, in plane s, the codes of the four activations in word 32 (w // 8) + 8 s + w % 8. Codes of
-    odd planes are summed where they stand, four times as large, and so with a sum of their own: that spares their shift.
+    odd planes are multiplied where they stand, four times as large, into a sum of their own: that spares their shift.
 
     GATHER: of token `program_id(2)` only the rows in its list (places, counts) are computed, y is zeros elsewhere.
     GATED: as in gemm_kernel. PDL: it is started before the kernel in front of it has ended, and waits for that here.

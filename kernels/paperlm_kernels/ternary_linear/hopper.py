@@ -40,9 +40,9 @@ def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
 
     Up to 64 tokens are one tile, and what takes time is the way of the weights. A program has 64 rows, the fewest that
     the matrix units take. Where they are too few for a program a multiprocessor, up to three a multiprocessor share
-    the sums, with three steps each or more, which is what a program reads ahead. No more than these three are in flight:
-    with five, 16 tokens times 12288 x 4096 take 7.9 us on an H200, and 7.6 with three, for then programs of the next
-    product find room beside those of this one.
+    the sums, with three steps each or more, which is what a program reads ahead. No more than these are in flight: with
+    five, 16 tokens times 12288 x 4096 take 7.9 us on an H200, and 7.6 with three, for then programs of the next product
+    find room beside those of this one.
     """
     chunks = width // 32
     if M > 64:

@@ -109,17 +109,9 @@ def stream_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[W, 1], instr_shape=[16, BM, 32])
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=4)
     inner = gl.arange(0, BN, gl.SliceLayout(1, mma))
-    m = m0 + gl.arange(0, BM, gl.SliceLayout(0, mma))
-    if HALF == 0:
-        n = n0 + inner
-        inside = n < N
-    else:
-        pair = n0 // 2 + inner // (2 * HALF) * HALF + inner % HALF
-        n = pair + (inner // HALF % 2) * (N // 2)
-        inside = pair < N // 2
-    less = gl.load(rowsum + m, mask=m < M, other=0)
-    times = gl.load(scale + m, mask=m < M, other=0.0)
-    alphas = gl.load(alpha + n, mask=inside, other=0.0)
+    token = gl.arange(0, BM, gl.SliceLayout(0, mma))
+    if BM <= 32:  # of more, they would take registers that a third program of the multiprocessor needs
+        less, times, alphas = scales_of(m0 + token, inner, n0, scale, rowsum, alpha, M, N, HALF)
     acc = gl.zeros([BN, BM], gl.int32, mma)
     for it in range(count):
         slot = it % STAGES
@@ -141,7 +133,7 @@ def stream_kernel(
         mbarrier.invalidate(bars.index(i))
     store = True
     if PARTS > 0:
-        at = parts + tile.to(gl.int64) * splits * (BN * BM) + (inner[:, None] * BM + (m - m0)[None, :])
+        at = parts + tile.to(gl.int64) * splits * (BN * BM) + (inner[:, None] * BM + token[None, :])
         gl.store(at + gl.program_id(1) * (BN * BM), acc)
         all_threads()  # all threads have stored before one of them says so
         store = gl.atomic_add(arrived + tile, 1) == splits - 1
@@ -152,11 +144,28 @@ def stream_kernel(
                 acc += gl.load(at + s * (BN * BM), mask=there, other=0, cache_modifier=".cg")
             gl.store(arrived + tile, 0)
     if store:
+        if BM > 32:
+            less, times, alphas = scales_of(m0 + token, inner, n0, scale, rowsum, alpha, M, N, HALF)
         value = (acc - less[None, :]).to(gl.float32) * times[None, :] * alphas[:, None]
         if HALF == 0:
             store_rows(value.to(y.dtype.element_ty), n0, m0, y, M, N)
         else:
             store_gated(value, n0, m0, y, M, N, HALF)
+
+
+@gluon.jit
+def scales_of(m, inner, n0, scale, rowsum, alpha, M, N, HALF: gl.constexpr):
+    """rowsum[m], scale[m], and alpha of a tile's rows of weights, as in `tiles.scales_of`."""
+    if HALF == 0:
+        n = n0 + inner
+        inside = n < N
+    else:
+        pair = n0 // 2 + inner // (2 * HALF) * HALF + inner % HALF
+        n = pair + (inner // HALF % 2) * (N // 2)
+        inside = pair < N // 2
+    less = gl.load(rowsum + m, mask=m < M, other=0)
+    times = gl.load(scale + m, mask=m < M, other=0.0)
+    return less, times, gl.load(alpha + n, mask=inside, other=0.0)
 
 
 @gluon.jit
