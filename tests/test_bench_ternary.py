@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from concurrent.futures import Future
@@ -140,6 +141,21 @@ def test_the_tiles_that_are_tried_fit_a_program_and_leave_no_split_of_a_sum_with
                 # packed weights and four times as many activations, in each buffer; H200: 227 KiB
                 assert tiles.stages * (tiles.rows * step + 4 * tiles.tokens * step) <= 227 * 1024
                 assert tiles.tokens * tiles.rows // (32 * tiles.warps) <= 128
+
+
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_the_tiles_that_hopper_takes_are_among_those_that_are_tried(tokens):
+    sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
+    from paperlm_kernels.ternary_linear import hopper, launch
+
+    for case in sweep.cases_of([f"{size}_m{tokens}" for size in ("7b", "3b", "700m")]):
+        width = -(-case.columns // 128) * 32
+        if tokens == 1:
+            chosen = dataclasses.replace(launch.token_tiles_of(case.rows, width, 132), splits=1)
+        else:
+            chosen = hopper.stream_tiles_of(tokens, case.rows, width, 132)
+        tried = {dataclasses.replace(tiles, splits=chosen.splits) for tiles in sweep.all_candidates(case, 132)}
+        assert chosen in tried, case.name
 
 
 class SlowPool:

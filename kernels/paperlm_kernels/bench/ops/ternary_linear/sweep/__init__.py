@@ -50,7 +50,8 @@ AnyTiles = Tiles | FewTiles | StreamTiles
 
 def few_candidates(case: Case) -> Iterator[FewTiles]:
     """Of the dot products of four bytes: 8 to 32 words of weights a thread and step."""
-    for rows, words, warps, stages in itertools.product((4, 8, 16, 32), (64, 128, 256), (2, 4, 8), (1, 3)):
+    shapes = itertools.product((4, 8, 16, 32), (32, 64, 128, 256), (1, 2, 4, 8), (1, 3, 4, 5))
+    for rows, words, warps, stages in shapes:
         steps = -(-case.columns // (16 * words))
         if 8 <= rows * words // (32 * warps) <= 32 and rows * case.tokens <= 64 and stages <= steps + 1:
             for splits in sorted({1, min(steps, max(1, 264 // -(-case.rows // rows)))}):
