@@ -220,7 +220,7 @@ def test_every_method_of_the_papers_has_a_colour_of_its_own():
 
 def test_a_model_from_elsewhere_has_the_colour_of_its_normalization(tiny):
     styles = row_styles(tiny, "mixln_figure2ab")
-    assert styles["SmolLM2-135M (Pre-LN)"]["color"] == method_color("pre_ln")
+    assert styles["SmolLM2-135M-Instruct (Pre-LN)"]["color"] == method_color("pre_ln")
     assert styles["our 130M, Post-LN"]["color"] == method_color("post_ln")
     models = yaml.safe_load((HERE / "registry.yaml").read_text(encoding="utf-8"))["models"]
     named = {f"{entry['source']}:{name}": entry for name, entry in models.items()}
@@ -248,7 +248,7 @@ def test_panels_of_models_of_different_depth_show_all_of_their_blocks(tiny, tmp_
     write_figure(tiny, name, paths, tmp_path / f"{name}.svg")
     rows = list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
     depth = {row: max(int(r["block"]) for r in rows if r["row"] == row) for row in {r["row"] for r in rows}}
-    assert depth == {"our 130M, Post-LN": 12, "SmolLM2-135M (Pre-LN)": 30}
+    assert depth == {"our 130M, Post-LN": 12, "SmolLM2-135M-Instruct (Pre-LN)": 30}
 
 
 def test_the_states_of_figure_six_are_those_shares_of_the_run(tiny):

@@ -88,13 +88,23 @@ def test_weights_of_another_shape_layout_or_without_scales_are_refused_when_they
         ({"weight": torch.full_like(state["weight"], 0xFF)}, ValueError, "the code 3"),
         ({"weight": torch.zeros_like(state["weight"])}, ValueError, "padding beyond 100 x 200"),
         ({"alpha": torch.zeros_like(state["alpha"])}, ValueError, "not above 0"),
-        ({"weight": state["weight"][:, :-1]}, RuntimeError, "size mismatch"),
+        ({"weight": state["weight"][:, :-1]}, ValueError, "shape|bytes"),
     ):
+        other, x = TernaryLinear.from_linear(latent(100, 200)), normal(3, 200)
+        before = other(x)
         with pytest.raises(error, match=words):
-            TernaryLinear.from_linear(latent(100, 200)).load_state_dict({**state, **change})
+            other.load_state_dict({**state, **change})
+        assert torch.equal(other(x), before), "a refused load changes nothing"
     del state["alpha"]
-    with pytest.raises(RuntimeError, match="alpha"):
+    with pytest.raises(ValueError, match="without alpha: .* pack the latent weights anew"):
         TernaryLinear.from_linear(latent(100, 200)).load_state_dict(state)
+    model = nn.Sequential(nn.Linear(200, 200), TernaryLinear.from_linear(latent(100, 200)))
+    before = model[1].weight.clone()
+    model.load_state_dict(nn.Sequential(nn.Linear(200, 200)).state_dict(), strict=False)
+    assert torch.equal(model[1].weight, before), "what is not in a state is left as it is"
+    del state["layout"], state["weight"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model[1].load_state_dict(state)
 
 
 def test_scales_stay_in_float32_in_a_model_of_16_bits():

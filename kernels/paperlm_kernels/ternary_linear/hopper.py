@@ -41,8 +41,8 @@ def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
     Up to 64 tokens are one tile, and what takes time is the way of the weights. A program has 64 rows, the fewest that
     the matrix units take. Where they are too few for a program a multiprocessor, up to three a multiprocessor share
     the sums, with three steps each or more, which is what a program reads ahead. No more than these are in flight: with
-    five, 16 tokens times 12288 x 4096 take 7.9 us on an H200, and 7.6 with three, for then programs of the next product
-    find room beside those of this one.
+    five, 16 tokens times 12288 x 4096 took 7.9 us on an H200, and 7.6 with three, for then programs of the next
+    product find room beside those of this one.
     """
     chunks = width // 32
     if M > 64:
@@ -118,7 +118,11 @@ def run_stream(
             arrived = _counters(m_tiles * n_tiles, codes.device)
         # chunks, tokens, 128 columns: one copy brings all chunks of a step
         x_desc = TensorDescriptor(
-            codes, [K // 128, M, 128], [128, K, 1], [tiles.chunks, tiles.tokens, 128], stream.swizzled(128, rank=3)
+            codes,
+            [K // 128, M, 128],
+            [128, codes.stride(0), 1],
+            [tiles.chunks, tiles.tokens, 128],
+            stream.swizzled(128, rank=3),
         )
         w_desc = TensorDescriptor.from_tensor(data.view(torch.int8), box, stream.swizzled(columns))
         stream.stream_kernel[(m_tiles * n_tiles, tiles.splits)](

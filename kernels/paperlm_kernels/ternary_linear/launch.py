@@ -72,9 +72,9 @@ def token_tiles_of(N: int, width: int, programs: int) -> FewTiles:
     one warp, so that many of the next product find room beside those of this one. Longer rows are read further ahead;
     where there are the most rows, a program has more; and steps are short where they would go far beyond a row's end.
 
-    Microseconds of one token, H200, as (rows, words, stages), a warp each: 17280 x 3200 takes 6.6 in (16, 32, 3) and
+    Microseconds of one token, H200, as (rows, words, stages), a warp each: 17280 x 3200 takes 6.7 in (16, 32, 3) and
     8.5 in (8, 64, 3), 22016 x 4096 8.3 and 9.4; 4096 x 11008 takes 5.6 in (8, 64, 5) and 6.4 in (8, 64, 3), 12288 x
-    4096, whose rows are shorter, takes 6.7 and 5.6; 9600 x 3200, rows of 200 words, takes 4.8 in (8, 32, 4) and 5.0 in
+    4096, whose rows are shorter, takes 6.7 and 5.7; 9600 x 3200, rows of 200 words, takes 4.8 in (8, 32, 4) and 5.0 in
     (8, 64, 3)."""
     if triton.cdiv(N, 32) >= 4 * programs:
         return FewTiles(16, 32, 1, 3)

@@ -43,7 +43,7 @@ class TernaryLinear(nn.Module):
         self.register_buffer("bias", bias)
         sizes = (VERSION, packed.out_features, packed.in_features)
         self.register_buffer("layout", torch.tensor(sizes, dtype=torch.int32))
-        self.register_load_state_dict_post_hook(_check)
+        self.register_load_state_dict_pre_hook(_check)
 
     @classmethod
     def from_linear(cls, *linears: nn.Linear, **options: object) -> TernaryLinear:
@@ -93,14 +93,24 @@ class TernaryLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, activation={self.activation}{keep}"
 
 
-def _check(module: TernaryLinear, incompatible: object) -> None:
-    """Raises ValueError for weights of another layout or content than the module's."""
-    version, rows, columns = module.layout.tolist()
+def _check(module: TernaryLinear, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Raises ValueError for weights of another layout or content than the module's, before any is copied."""
+    names = ("layout", "weight", "alpha")
+    found = {name: state[prefix + name] for name in names if prefix + name in state}
+    if not found:  # strict=False may leave a layer as it is; strict says itself what is missing
+        return
+    if missing := [prefix + name for name in names if name not in found]:
+        raise ValueError(
+            f"packed weights without {', '.join(missing)}: a layer is saved with its layout, weights and scales; save "
+            "the whole state_dict, or pack the latent weights anew with TernaryLinear.from_linear"
+        )
+    version, rows, columns = found["layout"].tolist()
     if (rows, columns) != (module.out_features, module.in_features):
         raise ValueError(
             f"packed weights of {rows} x {columns} for a layer of {module.out_features} x {module.in_features}"
         )
     metadata = {"layout": LAYOUT, "layout_version": version, "out_features": rows, "in_features": columns}
-    PackedTernary.load(module.weight, metadata)
-    if not bool((module.alpha.isfinite() & (module.alpha > 0)).all()):
+    PackedTernary.load(found["weight"], metadata)
+    alpha = found["alpha"]
+    if not bool((alpha.isfinite() & (alpha > 0)).all()):
         raise ValueError("alpha has a value that is not above 0: it is mean|W| of each matrix; pack the weights anew")

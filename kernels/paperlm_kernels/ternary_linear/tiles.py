@@ -1,7 +1,8 @@
 """Device functions shared by the kernels: codes out of bytes, products of four bytes, and what a sum becomes.
 
 A ternary weight t enters as c = t + 1, so that sum t x = sum c x - sum x: nothing is subtracted while codes are
-unpacked. Sums are int32 and exact (2 * 128 * 11008 is below 2^22), in whatever order.
+unpacked. Sums are int32 and exact in whatever order: 2 * 128 * 11008 is below 2^22, and of half of the columns they may be
+four times as large.
 """
 
 import triton
@@ -55,7 +56,8 @@ def row_of(n, N, GATED: tl.constexpr):
 @triton.jit
 def scales_of(m, n, scale, rowsum, alpha, M, N, GATED: tl.constexpr):
     """scale[m], rowsum[m] and alpha[n]: what sums of tokens m and rows n are multiplied with, and what is taken off
-    before. A kernel asks for them before it sums: asked for at the end they add a way to memory and back."""
+    before. With few tokens a kernel asks for them before it sums: asked for at the end they add a way to memory and
+    back."""
     times = tl.load(scale + m, mask=m < M, other=0.0)
     less = tl.load(rowsum + m, mask=m < M, other=0)
     return times, less, tl.load(alpha + row_of(n, N, GATED), mask=n < N, other=0.0)

@@ -158,7 +158,7 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
     for column in spec.in_words:
         if columns and column not in columns:
             raise SpecError(f"figures.{name}.in_words: {unknown('statistic', column, columns)}")
-    rows = []
+    rows, jobs = [], _jobs_by_row(project, name)
     for (row, column), sample in drawing.samples.items():
         finite = [value for value in sample.values if math.isfinite(value)]
         mean, several = statistics.fmean(finite or sample.values), len(set(finite)) > 1
@@ -171,18 +171,29 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
             metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(finite):.4g}" if several else "",
             seeds=len(sample.values), verdict=SEE_CLAIMS if said else NOT_PRINTED, reason=reason,
             labels="; ".join(_labels_of_row(project, name, drawing, row)),
+            jobs=" ".join(jobs.get(row) or dict.fromkeys(job for of_row in jobs.values() for job in of_row)),
         ))  # fmt: skip
     return rows
 
 
+def _jobs_by_row(project: Project, name: str) -> dict[str, list[str]]:
+    """Ids of the jobs of each row of a figure."""
+    found: dict[str, list[str]] = {}
+    for cell in project.cells(name):
+        found.setdefault(cell.row, []).extend(job.job_id for job in cell.jobs)
+    return found
+
+
 def _labels_of_row(project: Project, name: str, drawing: Drawing, row: str) -> list[str]:
-    """The figure's labels without the proxies that other rows alone are made of; all of them where a row of the figure
-    is no row of its jobs, such as a panel."""
+    """The figure's labels without those of other rows, and the proxies that other rows alone are made of; all of them
+    where a row of the figure is no row of its jobs, such as a panel."""
     cells = project.cells(name)
-    if row not in {cell.row for cell in cells}:
+    others = {cell.row for cell in cells}
+    if row not in others:
         return list(drawing.labels)
     foreign = {*proxies(project, name)} - {*proxies_of(project, name, [cell for cell in cells if cell.row == row])}
-    return [label for label in drawing.labels if label not in foreign]
+    beginnings = tuple(f"{other}: " for other in others - {row})
+    return [label for label in drawing.labels if label not in foreign and not label.startswith(beginnings)]
 
 
 def notes(project: Project, name: str, drawing: Drawing) -> list[str]:

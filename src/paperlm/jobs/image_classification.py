@@ -159,7 +159,8 @@ class ImageClassification(Job):
 
     def left_out(self) -> list[str]:
         """Names of the augmentations that this run goes without."""
-        return [name for setting, name in AUGMENTATIONS.items() if not getattr(self, setting)]
+        whole = ["random crops"] if min(self.crop_area) == 1 else []
+        return whole + [name for setting, name in AUGMENTATIONS.items() if not getattr(self, setting)]
 
     def method(self) -> NormMethod:
         """The normalization method."""
