@@ -96,7 +96,7 @@ def test_weights_of_another_shape_layout_or_without_scales_are_refused_when_they
             other.load_state_dict({**state, **change})
         assert torch.equal(other(x), before), "a refused load changes nothing"
     del state["alpha"]
-    with pytest.raises(ValueError, match="without alpha: .* pack the latent weights anew"):
+    with pytest.raises(ValueError, match=r"without alpha: .* pack the latent weights anew"):
         TernaryLinear.from_linear(latent(100, 200)).load_state_dict(state)
     model = nn.Sequential(nn.Linear(200, 200), TernaryLinear.from_linear(latent(100, 200)))
     before = model[1].weight.clone()

@@ -1,8 +1,8 @@
 """Device functions shared by the kernels: codes out of bytes, products of four bytes, and what a sum becomes.
 
 A ternary weight t enters as c = t + 1, so that sum t x = sum c x - sum x: nothing is subtracted while codes are
-unpacked. Sums are int32 and exact in whatever order: 2 * 128 * 11008 is below 2^22, and of half of the columns they may be
-four times as large.
+unpacked. Sums are int32 and exact in whatever order: 2 * 128 * 11008 is below 2^22, and of half of the columns they may
+be four times as large.
 """
 
 import triton
