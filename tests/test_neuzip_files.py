@@ -57,6 +57,9 @@ def test_a_file_that_is_there_is_replaced_only_if_told_to(model, capsys):
     packed = model.with_suffix(".nzm")
     packed.write_bytes(b"mine")
     assert main(["pack", str(model)]) == 2 and packed.read_bytes() == b"mine"
+    before = model.read_bytes()
+    assert main(["pack", str(model), "-o", str(model), "--force", "--mant-bits", "0"]) == 2
+    assert model.read_bytes() == before, "what is packed is not what is written, forced or not"
     assert "--force" in capsys.readouterr().err
     assert main(["pack", str(model), "--force"]) == 0 and packed.read_bytes() != b"mine"
 

@@ -52,6 +52,8 @@ def main(given: list[str] | None = None) -> int:
 def _convert(args: argparse.Namespace) -> None:
     packs = args.command == "pack"
     target = args.out or args.file.with_suffix(".nzm" if packs else ".safetensors")
+    if target.exists() and target.samefile(args.file):
+        raise ValueError(f"{target} is the file that is read, which would be lost; give another name with -o")
     if target.exists() and not args.force:
         raise ValueError(f"{target} is there already; give another name with -o, or --force")
     begin = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -87,11 +88,17 @@ def convert(
     Layers that share a weight share its store. keep_recomputed: see StoredWeight. Make the optimizer afterwards: the
     old parameters are emptied.
 
-    Raises ValueError for an unknown policy, a model with nothing to store, one alias of a tied weight without the
-    others, an embedding that changes its rows as it looks them up, and a Conv1D for a store that `multiplies`.
+    Where a store cannot be made (a value that is not finite in a store with loss, a dtype, memory), layers before it
+    are stored, it and those behind it are as they were, and the model computes: mend the weight, and convert the rest.
+
+    Raises TypeError for `leave` that is one string, ValueError for a name in it that no weight has, an unknown policy,
+    a model with nothing to store, one alias of a tied weight without the others, an embedding that changes its
+    rows as it looks them up, and a Conv1D for a store that `multiplies`; and what the store raises, with the weight's
+    name in a note.
     """
     _known(policy)
     owners, names = _owners(model), _names(model)
+    _check_leave(leave, names)
     chosen, left = _chosen(names, policy, leave)
     if not chosen:
         found = f"; left: {_listed([f'{n} ({why})' for n, why in left.items()])}" if left else ""
@@ -102,21 +109,28 @@ def convert(
         _check(module, names, owners, set(chosen), policy)
     made: dict[nn.Parameter, StoredWeight] = {}
     replaced: dict[nn.Module, StoredLayer] = {}
+    places = _places(model)
     before, first = 0, []
     for module in chosen:
         parameter = module.weight
         if parameter not in made:
-            sharing = [owner for owner, _ in owners[parameter]]
-            made[parameter] = _stored(parameter, store_factory, sharing, keep_recomputed, names[module][0])
+            sharing, weight_name = [owner for owner, _ in owners[parameter]], f"{names[module][0]}.weight".lstrip(".")
+            try:
+                made[parameter] = _stored(parameter, store_factory, sharing, keep_recomputed, names[module][0])
+            except Exception as error:
+                error.add_note(
+                    f"{weight_name} could not be stored; {len(first)} weights before it are, it and those behind it "
+                    "are as they were"
+                )
+                raise
             before += parameter.nbytes
-            first.append(f"{names[module][0]}.weight".lstrip("."))
+            first.append(weight_name)
         replaced[module] = _layer(module, made[parameter])
         if all(owner in replaced for owner, _ in owners[parameter]):
+            for owner, _ in owners[parameter]:  # before their values go, so that a failure later loses none
+                for parent, place in places[owner]:
+                    parent._modules[place] = replaced[owner]
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child in replaced:
-                parent._modules[name] = replaced[child]
     stores = [weight.store for weight in made.values()]
     sizes = sum(s.shape.numel() for s in stores)
     everything = {weight.handle: weight.store.shape for weight in stored_weights(model).values()}
@@ -153,6 +167,28 @@ def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
     found = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         found[module].append(name)
+    return dict(found)
+
+
+def _check_leave(leave: Sequence[str], names: dict[nn.Module, list[str]]) -> None:
+    if isinstance(leave, str):
+        raise TypeError(f"leave={leave!r} is one name; give a list, leave=[{leave!r}]")
+    weights = [f"{name}.weight" for module, known in names.items() if "weight" in module._parameters for name in known]
+    for part in leave:
+        if not any(part in weight for weight in weights):
+            near = difflib.get_close_matches(part, {piece for weight in weights for piece in weight.split(".")}, 1)
+            raise ValueError(
+                f"leave: no weight has {part!r} in its name" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+
+
+def _places(model: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
+    """Module -> the modules that have it as a child, and under which names."""
+    found = defaultdict(list)
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                found[child].append((parent, name))
     return dict(found)
 
 
@@ -214,13 +250,18 @@ def _check(
         if owner not in chosen or role != "weight":
             other = f"{names[owner][0]}.{role}".lstrip(".")
             raise ValueError(
-                f"{name}.weight is tied to {other}, which policy {policy!r} leaves as it is: store both (policy "
-                "'all'), neither (policy 'paper' leaves lm_head), or untie them first"
+                f"{name}.weight is tied to {other}, which policy {policy!r} leaves as it is: leave both "
+                f"(leave=[{f'{name}.weight'!r}]){_all_of(policy, owner)}, or untie them first"
             )
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
         raise ValueError(f"{name}: max_norm and scale_grad_by_freq of an embedding are not supported; use 'all_linear'")
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or hasattr(module, "_hf_hook"):
         raise ValueError(f"{name} has hooks, which would be lost: remove them, or register them after convert()")
+
+
+def _all_of(policy: str, owner: nn.Module) -> str:
+    """Whether `all` would store the other one too."""
+    return ", store both (policy 'all')" if policy != "all" and type(owner) is nn.Embedding else ""
 
 
 def _stored(
