@@ -86,7 +86,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         )
     if curves:
         colours = plt.cm.ScalarMappable(plt.Normalize(1, depth), shades)
-        figure.colorbar(colours, ax=axes[0].tolist(), label="block", fraction=0.04, pad=0.02)
+        figure.colorbar(colours, ax=axes[0].tolist(), label="block (from 1)", fraction=0.04, pad=0.02)
     else:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         axes[0][0].set_axis_off()
