@@ -64,6 +64,14 @@ def test_a_file_that_is_there_is_replaced_only_if_told_to(model, capsys):
     assert main(["pack", str(model), "--force"]) == 0 and packed.read_bytes() != b"mine"
 
 
+def test_inspect_shows_no_control_characters_and_no_ratio_to_nothing(tmp_path, capsys):
+    path = tmp_path / "x.safetensors"
+    save_file({"a\n\x1b[2J": torch.zeros(64, 64, dtype=torch.bfloat16)}, path)
+    assert main(["inspect", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "a\\n\\x1b[2J  BF16" in said and "\x1b" not in said and "ratio without bound by field" in said
+
+
 def test_inspect_says_the_bits_of_each_tensor_and_the_entropies(model, capsys):
     main(["pack", str(model)])
     capsys.readouterr()

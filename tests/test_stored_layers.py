@@ -199,6 +199,22 @@ def test_a_store_that_cannot_be_made_leaves_a_model_that_computes_and_loses_no_v
     model(**given)
 
 
+def test_a_save_that_is_broken_off_leaves_the_file_before(tmp_path, monkeypatch):
+    model, path = build("llama"), tmp_path / "model.safetensors"
+    convert(model, PackedStore)
+    save_packed(model, path)
+    before = path.read_bytes()
+
+    def full(tensors, target, metadata):
+        target.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        save_packed(model, path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
 def test_names_to_leave_are_a_list_of_names_that_there_are():
     with pytest.raises(TypeError, match=r"leave=\['down_proj'\]"):
         convert(build("llama"), RawStore, leave="down_proj")

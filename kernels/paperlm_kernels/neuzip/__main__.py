@@ -96,17 +96,27 @@ def inspect(path: Path) -> None:
         _inspect_plain(SafetensorsFile(path))
 
 
+def _shown(name: str) -> str:
+    """A name from a file without what a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 16 * 2**20 else "without bound"  # weights that are all the same have no entropy
+
+
 def _inspect_packed(given: PackedFile) -> None:
     weights = bits = 0.0
     for entry in given.entries:
         if entry.dtype not in PACKED:
-            print(f"{entry.name}  {entry.dtype} {list(entry.shape)}  as it was")
+            print(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  as it was")
             continue
         tensor = given.packed(entry)
         h = tensor.header
         kind = h.codec.name + (f", {h.mant_bits} mantissa bits" if h.lossy else "")
         kind += f", blocks of {h.block_norm}" if h.block_norm else ""
-        print(f"{entry.name}  {entry.dtype} {list(entry.shape)}  {kind}: {tensor.bits_per_weight:.3f} bits per weight")
+        said = f"{kind}: {tensor.bits_per_weight:.3f} bits per weight"
+        print(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  {said}")
         weights, bits = weights + h.numel, bits + h.numel * tensor.bits_per_weight
     print(f"all: {int(weights):,} weights, {bits / max(1, weights):.3f} bits per weight")
 
@@ -115,19 +125,21 @@ def _inspect_plain(given: SafetensorsFile) -> None:
     total = 0
     for entry in given.entries:
         if entry.dtype != "BF16":
-            print(f"{entry.name}  {entry.dtype} {list(entry.shape)}  is kept as it is")
+            print(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  is kept as it is")
             continue
         counts = pattern_counts(given.tensor(entry))
         total = total + counts
         r = report_of_counts(counts)
-        print(f"{entry.name}  BF16 {list(entry.shape)}  exponent {r.exponent:.3f}, mantissa {r.mantissa:.3f} bits")
+        print(
+            f"{_shown(entry.name)}  BF16 {list(entry.shape)}  exponent {r.exponent:.3f}, mantissa {r.mantissa:.3f} bits"
+        )
     if isinstance(total, int) or not total.sum():
         print("no bfloat16 weights")
         return
     r = report_of_counts(total)
     print(
         f"all bfloat16: sign {r.sign:.4f}, exponent {r.exponent:.4f}, mantissa {r.mantissa:.4f}, joint {r.joint:.4f} "
-        f"bits; ratio {r.ratio_sum:.3f} by field, {r.ratio_joint:.3f} jointly"
+        f"bits; ratio {_ratio(r.ratio_sum)} by field, {_ratio(r.ratio_joint)} jointly"
     )
 
 

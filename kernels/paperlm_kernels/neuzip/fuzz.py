@@ -34,7 +34,8 @@ _HEADER, _ENTRY = 128, 24
 
 
 def samples() -> list[bytes]:
-    """Small containers of every kind: profiles, mantissa bits, normalizers, patches, and one kept as it is."""
+    """Small containers, of a block each: profiles but `dense`, mantissa bits, normalizers, patches, and one kept as it
+    is."""
     rng = np.random.default_rng(0)
     weights = torch.from_numpy((rng.standard_normal(1500) * 0.02).astype(np.float32)).bfloat16()
     weights[::100] *= 2.0**40

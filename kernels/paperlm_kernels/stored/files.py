@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import reprlib
 import struct
@@ -27,7 +28,8 @@ def save_packed(model: nn.Module, path: str | Path) -> None:
     """Write a converted model's parameters and persistent buffers to one safetensors file.
 
     Of weights in a PackedStore (or RowBlocks of them) the containers, each `<parameter>` or `<parameter>.<block>`. Tied
-    parameters stand there once, under their first name. Raises ValueError for a model without packed weights.
+    parameters stand there once, under their first name. What is at `path` stays until the new file is complete. Raises
+    ValueError for a model without packed weights.
     """
     from safetensors.torch import save_file
 
@@ -50,7 +52,13 @@ def save_packed(model: nn.Module, path: str | Path) -> None:
             tensors[name] = tensor.detach().cpu().contiguous()
             seen.add(id(tensor))
     metadata["sha256"] = _digest(metadata, tensors, tensors.__getitem__)
-    save_file(tensors, path, metadata=metadata)
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(tensors, part, metadata=metadata)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read_packed(path: str | Path) -> Iterator[tuple[str, Tensor]]:
