@@ -64,6 +64,25 @@ def test_a_file_that_is_there_is_replaced_only_if_told_to(model, capsys):
     assert main(["pack", str(model), "--force"]) == 0 and packed.read_bytes() != b"mine"
 
 
+def test_tensors_of_every_dtype_of_the_format_come_back_to_the_byte(tmp_path):
+    plain, packed, again = (tmp_path / name for name in ("a.safetensors", "a.nzm", "b.safetensors"))
+    tensors = {"z": torch.ones(3, dtype=torch.complex64), "w": (torch.randn(64, 64) * 0.02).bfloat16()}
+    save_file(tensors, plain)
+    assert main(["pack", str(plain)]) == 0 and main(["unpack", str(packed), "-o", str(again)]) == 0
+    assert again.read_bytes() == plain.read_bytes()
+    for dtype, bits in (("F4", 4), ("F6_E2M3", 6), ("F8_E4M3FNUZ", 8)):
+        header = json.dumps({"t": {"dtype": dtype, "shape": [8, 4], "data_offsets": [0, 4 * bits]}}).encode()
+        plain.write_bytes(struct.pack("<Q", len(header)) + header + bytes(range(4 * bits)))
+        assert main(["pack", str(plain), "--force"]) == 0
+        assert main(["unpack", str(packed), "-o", str(again), "--force"]) == 0
+        assert load_header(again)["t"]["dtype"] == dtype and again.read_bytes()[-4 * bits :] == bytes(range(4 * bits))
+
+
+def load_header(path):
+    data = path.read_bytes()
+    return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+
+
 def test_inspect_shows_no_control_characters_and_no_ratio_to_nothing(tmp_path, capsys):
     path = tmp_path / "x.safetensors"
     save_file({"a\n\x1b[2J": torch.zeros(64, 64, dtype=torch.bfloat16)}, path)

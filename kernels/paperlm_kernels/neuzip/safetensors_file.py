@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 LONGEST_HEADER = 100_000_000
-SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
-    "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+BITS = {
+    "C64": 64, "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64,
+    "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
+"Of an element of each dtype that the format has."
 PACKED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 "Those that a container can hold."
 MOST_ELEMENTS = 2**63 - 1
@@ -99,10 +101,10 @@ def entries(header: str) -> list[Entry]:
         raise ValueError(f"no header of a safetensors file ({reason}); the file is damaged, or another") from reason
     place = 0
     for e in sorted(found, key=lambda entry: (entry.start, entry.end)):
-        if e.dtype not in SIZES or e.start != place or e.end - e.start != elements(e.shape) * SIZES[e.dtype]:
+        if e.dtype not in BITS or e.start != place or 8 * (e.end - e.start) != elements(e.shape) * BITS[e.dtype]:
             raise ValueError(
                 f"tensor {e.name!r} of {reprlib.repr(e.dtype)} {reprlib.repr(e.shape)} at {e.start} to {e.end} of the "
-                f"file: damaged, or of a dtype that is not known here ({', '.join(SIZES)})"
+                f"file: damaged, or of a dtype that is not known here ({', '.join(BITS)})"
             )
         place = e.end
     return sorted(found, key=lambda entry: (entry.start, entry.end))
