@@ -34,19 +34,22 @@ _HEADER, _ENTRY = 128, 24
 
 
 def samples() -> list[bytes]:
-    """Small containers, of a block each: profiles but `dense`, mantissa bits, normalizers, patches, and one kept as it
-    is."""
+    """Small containers of every kind: profiles, mantissa bits, normalizers, patches, three blocks, and one kept as it
+    is; so many that a tenth of all mutations meets each of them."""
     rng = np.random.default_rng(0)
-    weights = torch.from_numpy((rng.standard_normal(1500) * 0.02).astype(np.float32)).bfloat16()
+    weights = torch.from_numpy((rng.standard_normal(20_000) * 0.02).astype(np.float32)).bfloat16()
     weights[::100] *= 2.0**40
+    few = weights[:1500]
     options = (
-        {"profile": "fast"}, {"profile": "default"}, {"profile": "fix4"},
-        {"profile": "fast", "mant_bits": 3, "block_norm": 64},
+        {"profile": "fast"}, {"profile": "default"}, {"profile": "dense"}, {"profile": "fix4"},
+        {"profile": "fast", "mant_bits": 3, "block_norm": 64}, {"profile": "fast", "mant_bits": 3},
+        {"profile": "default", "mant_bits": 1, "block_norm": 512},
         {"profile": "fast", "mant_bits": 0, "block_norm": 32, "norm_semantics": "authors_v1"},
         {"profile": "fix4", "mant_bits": 1},
     )  # fmt: skip
-    found = [pack(weights, raw="never", **chosen).to_bytes() for chosen in options]
-    return [*found, pack(weights.view(30, 50)).to_bytes()]
+    found = [pack(few, raw="never", **chosen).to_bytes() for chosen in options]
+    blocks = pack(weights, raw="never", profile="fast")
+    return [*found, blocks.to_bytes(), pack(few.view(30, 50)).to_bytes()]
 
 
 def sealed(data: bytearray) -> bytearray:
