@@ -185,12 +185,12 @@ def _jobs_by_row(project: Project, name: str) -> dict[str, list[str]]:
 
 
 def _labels_of_row(project: Project, name: str, drawing: Drawing, row: str) -> list[str]:
-    """The figure's labels without those of other rows, and the proxies that other rows alone are made of; all of them
-    where a row of the figure is no row of its jobs, such as a panel."""
+    """The figure's labels without those of other rows that stand there too, and without the proxies that other rows
+    alone are made of; all of them where a row of the figure is no row of its jobs, such as a panel."""
     cells = project.cells(name)
-    others = {cell.row for cell in cells}
-    if row not in others:
+    if row not in {cell.row for cell in cells}:
         return list(drawing.labels)
+    others = {shown for shown, _ in drawing.samples}
     foreign = {*proxies(project, name)} - {*proxies_of(project, name, [cell for cell in cells if cell.row == row])}
     beginnings = tuple(f"{other}: " for other in others - {row})
     return [label for label in drawing.labels if label not in foreign and not label.startswith(beginnings)]
