@@ -125,55 +125,58 @@ def test_orientation_step_and_split_change_no_bit(spot, swap, splits, step):
     )
 
 
+def places_read(monkeypatch, do):
+    """Addresses of all that kernels read in the interpreter while `do` runs."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    read, load = [], InterpreterBuilder.create_masked_load
+
+    def noted(self, pointers, mask, *rest):
+        read.append(pointers.data[mask.data].astype(np.int64).ravel())
+        return load(self, pointers, mask, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", noted)
+    do()
+    return np.unique(np.concatenate(read))
+
+
+def offsets_in(room, places):
+    """Those of them that lie in a tensor's memory, from its beginning."""
+    return places[(places >= room.data_ptr()) & (places < room.data_ptr() + room.nbytes)] - room.data_ptr()
+
+
 @interpreted
 @pytest.mark.parametrize("swap", [True, False])
 @pytest.mark.parametrize("rows", [64, 128, 256])
 def test_no_tile_reads_behind_the_rows_of_the_weights_or_the_activations(rows, swap, monkeypatch):
-    from triton.runtime.interpreter import InterpreterBuilder
-
     # 300 rows are padded to 384, no multiple of 256; a tile of 64 tokens ends behind the 20
     _, codes, scale, alpha, packed = case(SPOTS[1], 20, 300, 500)
     whole = torch.nn.functional.pad(codes, (0, 12))
     given = (packed.data, whole, scale, sums(codes), alpha)
     rooms = [torch.cat([part.flatten()] * 3) for part in given]  # what is behind belongs to nobody
     data, x, *vectors = (room[: part.numel()].view(part.shape) for room, part in zip(rooms, given, strict=True))
-    read, load = [], InterpreterBuilder.create_masked_load
-
-    def noted(self, pointers, mask, *rest):
-        read.append(pointers.data[mask.data].astype(np.int64).ravel())
-        return load(self, pointers, mask, *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", noted)
     tiles = launch.Tiles(64, rows, 64, 4, 2, 2, swap=swap)
-    launch.run_linear(x, vectors[0], vectors[1], data, vectors[2], 300, torch.float32, tiles)
-    places = np.unique(np.concatenate(read))
+    places = places_read(
+        monkeypatch, lambda: launch.run_linear(x, vectors[0], vectors[1], data, vectors[2], 300, torch.float32, tiles)
+    )
     for room, size in zip(rooms, (300 * data.shape[1], x.numel(), 20, 20, 300), strict=True):
-        inside = places[(places >= room.data_ptr()) & (places < room.data_ptr() + room.nbytes)] - room.data_ptr()
+        inside = offsets_in(room, places)
         assert np.array_equal(inside, room.itemsize * np.arange(size))
 
 
 @interpreted
 @pytest.mark.parametrize("tokens,tiles", [(1, (16, 32, 1, 3)), (3, (8, 64, 1, 3)), (1, (8, 128, 2, 3))])
 def test_few_tokens_read_nothing_behind_weights_activations_and_scales(tokens, tiles, monkeypatch):
-    from triton.runtime.interpreter import InterpreterBuilder
-
     _, codes, scale, alpha, packed = case(SPOTS[1], tokens, 300, 500)
     given = (packed.data, torch.nn.functional.pad(codes, (0, 12)), scale, sums(codes), alpha)
     rooms = [torch.cat([part.flatten()] * 3) for part in given]
     data, x, scale, less, alpha = (
         room[: part.numel()].view(part.shape) for room, part in zip(rooms, given, strict=True)
     )  # fmt: skip
-    read, load = [], InterpreterBuilder.create_masked_load
-
-    def noted(self, pointers, mask, *rest):
-        read.append(pointers.data[mask.data].astype(np.int64).ravel())
-        return load(self, pointers, mask, *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", noted)
-    launch.run_linear(x, scale, less, data, alpha, 300, torch.float32, launch.FewTiles(*tiles))
-    places = np.unique(np.concatenate(read))
+    few = launch.FewTiles(*tiles)
+    places = places_read(monkeypatch, lambda: launch.run_linear(x, scale, less, data, alpha, 300, torch.float32, few))
     for room, nbytes in zip(rooms, (300 * data.shape[1], x.numel(), 4 * tokens, 4 * tokens, 1200), strict=True):
-        inside = places[(places >= room.data_ptr()) & (places < room.data_ptr() + room.nbytes)] - room.data_ptr()
+        inside = offsets_in(room, places)
         assert inside.size and inside.max() < nbytes
 
 

@@ -97,8 +97,7 @@ def convert(
     name in a note.
     """
     _known(policy)
-    owners, names = _owners(model), _names(model)
-    _check_leave(leave, names)
+    owners, names = _holders(model, "_parameters"), _names(model)
     chosen, left = _chosen(names, policy, leave)
     if not chosen:
         found = f"; left: {_listed([f'{n} ({why})' for n, why in left.items()])}" if left else ""
@@ -109,7 +108,7 @@ def convert(
         _check(module, names, owners, set(chosen), policy)
     made: dict[nn.Parameter, StoredWeight] = {}
     replaced: dict[nn.Module, StoredLayer] = {}
-    places = _places(model)
+    places = _holders(model, "_modules")
     before, first = 0, []
     for module in chosen:
         parameter = module.weight
@@ -148,7 +147,7 @@ def convert(
 
 def chosen_weights(model: nn.Module, policy: str = "paper", leave: Sequence[str] = ()) -> dict[str, nn.Parameter]:
     """Name -> weight of each layer that `convert` would store, tied ones once; nothing is converted. Raises
-    ValueError for an unknown policy."""
+    TypeError and ValueError for a policy or `leave` as `convert` does."""
     _known(policy)
     found: dict[nn.Parameter, str] = {}
     names = _names(model)
@@ -182,23 +181,13 @@ def _check_leave(leave: Sequence[str], names: dict[nn.Module, list[str]]) -> Non
             )
 
 
-def _places(model: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
-    """Module -> the modules that have it as a child, and under which names."""
-    found = defaultdict(list)
-    for parent in model.modules():
-        for name, child in parent._modules.items():
-            if child is not None:
-                found[child].append((parent, name))
-    return dict(found)
-
-
-def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Parameter -> the modules that have it, and as what."""
+def _holders(model: nn.Module, kind: str) -> dict[nn.Module | nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Parameter (`_parameters`) or module (`_modules`) -> the modules that have it, and as what."""
     found = defaultdict(list)
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                found[parameter].append((module, name))
+        for name, item in getattr(module, kind).items():
+            if item is not None:
+                found[item].append((module, name))
     return dict(found)
 
 
@@ -211,6 +200,7 @@ def _chosen(
     names: dict[nn.Module, list[str]], policy: str, leave: Sequence[str]
 ) -> tuple[list[nn.Module], dict[str, str]]:
     """Layers to store, and name -> why not of those that the policy wants and a probe does not know to be linear."""
+    _check_leave(leave, names)
     chosen, left = [], {}
     for module, known in names.items():
         if not _is_wanted(module, known, policy, leave):
