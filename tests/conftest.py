@@ -55,6 +55,12 @@ def project() -> Project:
     return Project({"scale": "gpu"})
 
 
+@pytest.fixture(scope="module")
+def tiny() -> Project:
+    """The same at the default scale, a new one for each file."""
+    return Project({"scale": "tiny"})
+
+
 @pytest.fixture(scope="session")
 def paper(project: Project) -> PaperSpec:
     """Cut Cross-Entropy as declared in workflow/papers/cce.yaml."""

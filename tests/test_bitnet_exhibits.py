@@ -32,11 +32,6 @@ def paper() -> Project:
     return Project({"scale": "paper"})
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Project:
-    return Project({"scale": "tiny"})
-
-
 # -- settings ----
 
 

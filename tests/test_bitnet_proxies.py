@@ -18,11 +18,6 @@ def paper() -> Project:
     return Project({"scale": "paper"})
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Project:
-    return Project({"scale": "tiny"})
-
-
 def test_public_checkpoints_stand_beside_the_printed_rows_at_scale_paper_alone(paper, tiny):
     for name in ("bitnet_table1", "bitnet_table2", "bitnet_figure2"):  # Table 3's quantizers are tested below
         found = {row: model.name for row, model in models(paper, name).items() if model.kind == "hub_model"}

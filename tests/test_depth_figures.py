@@ -30,11 +30,6 @@ from paperlm.record.record import Record, write_record
 from paperlm.result import Series
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Project:
-    return Project({"scale": "tiny"})
-
-
 def series_of(record: Record, name: str, columns: list[str], rows: list[list]) -> Record:
     return record.model_copy(update={"series": {name: Series(columns=columns, rows=rows)}})
 

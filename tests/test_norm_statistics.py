@@ -46,11 +46,6 @@ from paperlm.result import Series
 from paperlm.tables.claims import judge
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Project:
-    return Project({"scale": "tiny"})
-
-
 def ids(project: Project, name: str) -> dict[tuple[str, str], str]:
     return {(cell.row, cell.column): cell.jobs[0].job_id for cell in project.cells(name) if cell.jobs}
 

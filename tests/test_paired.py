@@ -124,11 +124,6 @@ FLAGS = {"BitNet a4.8, 700M": "1101101101", "BitNet b1.58, 700M": "1001101001"}
 TASKS = {"arc_challenge/acc_norm", "arc_easy/acc_norm", "hellaswag/acc_norm", "piqa/acc_norm", "winogrande/acc"}
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Project:
-    return Project({"scale": "tiny"})
-
-
 def reasons(project: Project, folder, kept: bool) -> dict[tuple[str, str], str]:
     """Of Table 1 with two models, whose records have the answers or are older than the field."""
     paths = []
