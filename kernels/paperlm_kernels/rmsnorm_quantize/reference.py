@@ -11,15 +11,14 @@ from paperlm_kernels.rmsnorm_quantize.modes import EPS, Mode
 def quantize_rows(y: Tensor, mode: Mode, multiple: float = 1.0) -> tuple[Tensor, Tensor]:
     """Codes (float32, whole numbers) of the shape of y (..., D), and scale float32 (...): y is about codes * scale.
 
-    In float32, half to even. A row with a value that is not finite has codes of 0 and the scale NaN.
+    In float32, half to even. A row whose mean or largest magnitude is not finite has codes of 0 and the scale NaN.
     """
     y = y.float()
     magnitude = y.abs()
-    total = magnitude.sum(-1)
-    finite = total < torch.inf
     # tensors, for by a number PyTorch does not divide on a GPU: it multiplies by the reciprocal
-    width, levels = (total.new_full((), number) for number in (y.shape[-1], mode.levels))
-    statistic = multiple * (total / width) if mode.mean else magnitude.amax(-1)
+    width, levels = (y.new_full((), number) for number in (y.shape[-1], mode.levels))
+    statistic = multiple * (magnitude.sum(-1) / width) if mode.mean else magnitude.amax(-1)
+    finite = statistic < torch.inf
     statistic = statistic.clamp(min=EPS)
     v = (y * (mode.levels * statistic.reciprocal())[..., None]).clamp(mode.low, mode.high)
     if mode.e2m1:
