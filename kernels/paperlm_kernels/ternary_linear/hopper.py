@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paperlm_kernels.overlap import is_hopper
 
-COUNTERS = 512
-"Of programs that share tiles, two a tile: so many for all products of a CUDA graph."
+COUNTERS = 256
+"Of programs that share tiles, one a tile: so many for all products of a CUDA graph."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def run_stream(
         if tiles.splits > 1:
             sums = (m_tiles * n_tiles, tiles.splits, tiles.rows, tiles.tokens)
             parts = torch.empty(sums, dtype=torch.int32, device=codes.device)
-            arrived = _counters(2 * m_tiles * n_tiles, codes.device)
+            arrived = _counters(m_tiles * n_tiles, codes.device)
         # chunks, tokens, 128 columns: one copy brings all chunks of a step
         x_desc = TensorDescriptor(
             codes,
@@ -166,8 +166,8 @@ _CAPTURED: dict[tuple[int, int, int], Tensor] = {}
 "(device, capture, stream) -> the counters of the products of a CUDA graph, which use them one after the other."
 
 
-def _counters(count: int, device: torch.device) -> Tensor:
-    """So many zeros, with which programs that share tiles count themselves; the kernel leaves them as it found them.
+def _counters(tiles: int, device: torch.device) -> Tensor:
+    """Zeros, with which the programs that share tiles count themselves; the kernel leaves them as it found them.
 
     Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a kernel more
     in front of a product, there are some for each graph and stream, and each replay begins with making them zeros. They
@@ -176,11 +176,11 @@ def _counters(count: int, device: torch.device) -> Tensor:
     capture = capture_of(device)
     if capture is None:
         _make_room(device)
-        return torch.zeros(count, dtype=torch.int32, device=device)
+        return torch.zeros(tiles, dtype=torch.int32, device=device)
     with _LOCK:
         found, room = _CAPTURED.get(capture), _ROOM.get(capture[0])
-        if count > COUNTERS or (found is None and (room is None or room.numel() < COUNTERS)):
-            return torch.zeros(count, dtype=torch.int32, device=device)
+        if tiles > COUNTERS or (found is None and (room is None or room.numel() < COUNTERS)):
+            return torch.zeros(tiles, dtype=torch.int32, device=device)
         if found is None:
             while len(_CAPTURED) >= 64:
                 del _CAPTURED[next(iter(_CAPTURED))]

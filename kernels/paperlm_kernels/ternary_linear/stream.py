@@ -68,10 +68,8 @@ def stream_kernel(
     another kernel may write; but weights are read before if `early`, which says that they were written long ago. Then
     it lets the next kernel start, so that what one reads early was written before the two in front of it.
 
-    PARTS: up to so many programs, `splits`, share a tile. Who begins last adds up what the others store in `parts` and
-    stores y: the others are at work by then, so that it waits for none that needs its place, and what it has to know
-    in front of its sum is there before. Of a tile's two numbers in `arrived` the first counts who has begun, the second
-    who has stored; both are left at 0, as they were. HALF: y is (M, N / 2), up * relu(gate)^2.
+    PARTS: up to so many programs, `splits`, share a tile; each stores its sum in `parts`, who comes
+    last stores y, and leaves the tile's number in `arrived` at 0, as it was. HALF: y is (M, N / 2), up * relu(gate)^2.
     EIGHT: N is a multiple of 8, so that eight rows are stored at once; Triton itself looks for multiples of 16 alone.
     """
     if EIGHT:
@@ -108,9 +106,6 @@ def stream_kernel(
         copy_weights(w_desc, weights.index(i), bars.index(i), n0, N, first + i, C, BYTES, HALF, late)
         start = (first + i) * C
         tma.async_copy_global_to_shared(x_desc, [start, m0, 0], bars.index(i), codes.index(i), pred=i < count)
-    turn = 0
-    if PARTS > 0:
-        turn = gl.atomic_add(arrived + 2 * tile, 1, sem="relaxed")
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[W, 1], instr_shape=[16, BM, 32])
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=4)
     inner = gl.arange(0, BN, gl.SliceLayout(1, mma))
@@ -138,22 +133,16 @@ def stream_kernel(
         mbarrier.invalidate(bars.index(i))
     store = True
     if PARTS > 0:
-        part = gl.program_id(1)
         at = parts + tile.to(gl.int64) * splits * (BN * BM) + (inner[:, None] * BM + token[None, :])
-        store = turn == splits - 1
+        gl.store(at + gl.program_id(1) * (BN * BM), acc)
+        all_threads()  # all threads have stored before one of them says so
+        store = gl.atomic_add(arrived + tile, 1) == splits - 1
         if store:
-            stored = gl.atomic_add(arrived + 2 * tile + 1, 0)
-            while stored < splits - 1:
-                stored = gl.atomic_add(arrived + 2 * tile + 1, 0)
+            acc = gl.zeros([BN, BM], gl.int32, mma)
             for s in gl.static_range(PARTS):
-                there = gl.full([BN, BM], (s < splits) & (s != part), gl.int1, mma)
+                there = gl.full([BN, BM], s < splits, gl.int1, mma)
                 acc += gl.load(at + s * (BN * BM), mask=there, other=0, cache_modifier=".cg")
-            gl.store(arrived + 2 * tile, 0)
-            gl.store(arrived + 2 * tile + 1, 0)
-        else:
-            gl.store(at + part * (BN * BM), acc)
-            all_threads()  # all threads have stored before one of them says so
-            gl.atomic_add(arrived + 2 * tile + 1, 1)
+            gl.store(arrived + tile, 0)
     if store:
         if BM > 32:
             less, times, alphas = scales_of(m0 + token, inner, n0, scale, rowsum, alpha, M, N, HALF)
