@@ -78,6 +78,18 @@ def test_tensors_of_every_dtype_of_the_format_come_back_to_the_byte(tmp_path):
         assert load_header(again)["t"]["dtype"] == dtype and again.read_bytes()[-4 * bits :] == bytes(range(4 * bits))
 
 
+def test_a_tensor_of_more_axes_than_a_container_holds_is_kept_as_it_is(tmp_path, capsys):
+    plain, packed, again = (tmp_path / name for name in ("a.safetensors", "a.nzm", "b.safetensors"))
+    shapes = {"nine": (4, 2, 2, 2, 2, 2, 2, 2, 64), "two": (200, 300)}
+    save_file({name: torch.randn(shape).bfloat16() for name, shape in shapes.items()}, plain)
+    assert main(["pack", str(plain)]) == 0 and main(["unpack", str(packed), "-o", str(again)]) == 0
+    assert again.read_bytes() == plain.read_bytes()
+    capsys.readouterr()
+    assert main(["inspect", str(packed)]) == 0
+    said = capsys.readouterr().out
+    assert "nine  BF16 [4, 2, 2, 2, 2, 2, 2, 2, 64]  as it was" in said and "two  BF16 [200, 300]  PFX" in said
+
+
 def load_header(path):
     data = path.read_bytes()
     return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])

@@ -276,7 +276,10 @@ def test_forged_containers_lead_no_kernel_out_of_their_buffers(spot):
             packed = from_bytes(data, "none")
         except ContainerError:
             continue
-        if packed.header.codec == Codec.RAW or bytes(data) in originals or packed.header.numel > 5000:
+        long = packed.header.numel > 5000  # of three blocks: one in six, for it takes the interpreter ten times as long
+        if packed.header.codec == Codec.RAW or bytes(data) in originals or packed.header.numel > 25_000:
+            continue
+        if long and number % 6:
             continue
         run += 1
         decoded = []

@@ -18,7 +18,7 @@ from paperlm_kernels.neuzip import fields
 from paperlm_kernels.neuzip.entropy import pattern_counts, report_of_counts
 from paperlm_kernels.neuzip.files import MAGIC, PackedFile, pack_file, unpack_file
 from paperlm_kernels.neuzip.geometry import PROFILES
-from paperlm_kernels.neuzip.safetensors_file import PACKED, SafetensorsFile
+from paperlm_kernels.neuzip.safetensors_file import SafetensorsFile
 
 
 def main(given: list[str] | None = None) -> int:
@@ -108,7 +108,7 @@ def _ratio(value: float) -> str:
 def _inspect_packed(given: PackedFile) -> None:
     weights = bits = 0.0
     for entry in given.entries:
-        if entry.dtype not in PACKED:
+        if not entry.is_packed:
             print(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  as it was")
             continue
         tensor = given.packed(entry)

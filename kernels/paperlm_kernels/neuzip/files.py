@@ -2,7 +2,7 @@
 
 A file begins with 64 bytes: magic, version (u32), 4 zeros, offset and length of the index (u64 each), SHA-256 of the
 index. The index says of each tensor offset, length and sha256; the header of the safetensors file that it was is kept
-in it as text. Tensors of dtypes that no container holds are kept as bytes.
+in it as text. Tensors that no container holds, for their dtype or their axes, are kept as bytes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options
     with _replacing(target) as file:
         place = file.write(bytes(HEAD.size))
         for entry in given.entries:
-            if entry.dtype in PACKED:
+            if entry.is_packed:
                 coded = entry.dtype == "BF16" and len(entry.shape) > 1
                 data = pack(given.tensor(entry), **(options if coded else lossless)).to_bytes()
             else:
@@ -156,7 +156,7 @@ class PackedFile:
 
     def bytes(self, entry: Entry) -> memoryview:
         """Of a tensor as they stood in the safetensors file."""
-        if entry.dtype in PACKED:
+        if entry.is_packed:
             tensor: Tensor = self.packed(entry).unpack()
             return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
         data = self.raw(entry)

@@ -24,7 +24,7 @@ from torch import nn
 
 from paperlm_kernels.neuzip.errors import ContainerError
 from paperlm_kernels.neuzip.files import HEAD, PackedFile, pack_file
-from paperlm_kernels.neuzip.safetensors_file import PACKED, SafetensorsFile
+from paperlm_kernels.neuzip.safetensors_file import SafetensorsFile
 
 HOSTILE = (
     "1e400", "-1e400", "NaN", "1.0", "0.5", "-1", "0", "1", "2", "7", "64", "4096", "true", "null", '""', "[]", "{}",
@@ -200,7 +200,7 @@ def _read_nzm(path: Path) -> Contents:
 def _read_plain(path: Path) -> Contents:
     with contextlib.closing(SafetensorsFile(path)) as given:
         for e in given.entries:
-            if e.dtype in PACKED:
+            if e.is_packed:
                 given.tensor(e)
         return [(e.name, e.dtype, e.shape, bytes(given.bytes(e))) for e in given.entries]
 

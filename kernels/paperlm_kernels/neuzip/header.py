@@ -25,8 +25,8 @@ MAGIC = b"\x89NZB\r\n\x1a\n"
 "Damaged by whoever takes it for text."
 MAJOR, MINOR = 1, 0
 ALIGNED = 64
-MOST = 2**40
-"Elements of a tensor."
+MOST, MOST_AXES = 2**40, 8
+"Elements and axes of a tensor."
 MOST_SECTIONS = 64
 _FIXED = struct.Struct("<8sHHI12BI8QQIIIIQ")
 _ENTRY = struct.Struct("<IIQQ")
@@ -185,7 +185,7 @@ def _header(small: list[int], shape: list[int], patches: int) -> Header:
         and (norm is None or (norm in NORM_BLOCKS and k != 7))
         and semantics < len(SEMANTICS)
         and (semantics == 0 or norm is not None)
-        and ndim <= 8
+        and ndim <= MOST_AXES
         and not any(shape[ndim:])
         and (order, rounding) == (0, 0)
         and (dtype == 1 or (raw and k == 7))

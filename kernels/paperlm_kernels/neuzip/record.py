@@ -19,7 +19,7 @@ from paperlm_kernels.neuzip.coding import begin_coding, bits_of, owned
 from paperlm_kernels.neuzip.container import WORDS, aligned, read_container, write_container
 from paperlm_kernels.neuzip.errors import BlockSumError
 from paperlm_kernels.neuzip.geometry import profile_of
-from paperlm_kernels.neuzip.header import DTYPES, MOST, Codec, Header, Section
+from paperlm_kernels.neuzip.header import DTYPES, MOST, MOST_AXES, Codec, Header, Section
 from paperlm_kernels.neuzip.sample import MOST_ESCAPES
 from paperlm_kernels.neuzip.streams import TooLongError
 
@@ -298,8 +298,8 @@ def _planned(
         raise TypeError(
             f"a tensor of {torch_dtype} with mant_bits={k}, raw={raw!r}; only bfloat16 is coded: convert it"
         )
-    if math.prod(max(1, axis) for axis in shape) > MOST or len(shape) > 8:
-        raise ValueError(f"a tensor of shape {tuple(shape)}; pack parts of at most 2^40 elements and 8 axes")
+    if math.prod(max(1, axis) for axis in shape) > MOST or len(shape) > MOST_AXES:
+        raise ValueError(f"a tensor of shape {tuple(shape)}; pack parts of up to 2^40 elements and {MOST_AXES} axes")
     header = Header(
         dtype=dtype, codec=Codec.FIX4 if profile == "fix4" else Codec.PFX, shape=tuple(shape), mant_bits=k,
         block_norm=norm, norm_semantics=semantics if norm else "true_max", geometry=geometry,

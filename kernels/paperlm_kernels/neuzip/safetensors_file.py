@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import mmap
 import reprlib
 import struct
@@ -19,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paperlm_kernels.neuzip.header import MOST, MOST_AXES
+
 LONGEST_HEADER = 100_000_000
 BITS = {
     "C64": 64, "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64,
@@ -27,7 +30,7 @@ BITS = {
 }  # fmt: skip
 "Of an element of each dtype that the format has."
 PACKED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-"Those that a container can hold."
+"Those that a container can hold, of up to MOST_AXES axes."
 MOST_ELEMENTS = 2**63 - 1
 "That PyTorch can count."
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
@@ -43,6 +46,12 @@ class Entry:
     shape: tuple[int, ...]
     start: int
     end: int
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a container can hold it."""
+        count = math.prod(max(1, axis) for axis in self.shape)
+        return self.dtype in PACKED and len(self.shape) <= MOST_AXES and count <= MOST
 
 
 def read_json(text: str | bytes) -> Any:
@@ -134,7 +143,7 @@ class SafetensorsFile:
         return memoryview(self._map[self._start + entry.start : self._start + entry.end])
 
     def tensor(self, entry: Entry) -> Tensor:
-        """A tensor of a dtype in PACKED."""
+        """A tensor that a container can hold."""
         data = np.frombuffer(bytearray(self.bytes(entry)), np.uint8)
         return torch.from_numpy(data).view(PACKED[entry.dtype]).view(entry.shape)
 
