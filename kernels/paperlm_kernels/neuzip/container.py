@@ -29,6 +29,8 @@ WORDS = frozenset(
 )
 "Sections of 32-bit words; the others are bytes."
 Arrays = dict[Section, NDArray]
+_HAS_CODE_0 = (np.arange(256) & 15 == 0) | (np.arange(256) >> 4 == 0)
+"Of the two codes of FIX4 in a byte."
 
 
 def aligned(size: int) -> int:
@@ -121,3 +123,11 @@ def check_sections(header: Header, sections: Mapping[Section, NDArray]) -> None:
         inside = (places < np.minimum((block + 1) * g.block, header.numel)).all()
         if not inside or (np.diff(places) <= 0).any():
             raise PatchError("patches are not in order, or not in their block: the container is damaged")
+    if header.codec == Codec.FIX4:
+        # code 0 means nothing of its own, so that decoders may take it for different exponents
+        codes = sections[Section.PAYLOAD].view(np.uint8)
+        bytes_with = np.flatnonzero(_HAS_CODE_0.take(codes))
+        both = np.stack([codes[bytes_with] & 15, codes[bytes_with] >> 4], 1)
+        unsaid = (2 * bytes_with[:, None] + np.arange(2))[both == 0]
+        if not np.array_equal(unsaid[unsaid < header.numel], places if len(patches) else []):
+            raise PatchError("codes 0 are not where the patches are: the container is damaged")

@@ -141,7 +141,17 @@ def _diff_row(
     }
     if verdict := _outcomes(table, project.diverged_rule(cell.exhibit), result, reference, cell.row, cell.column):
         return DiffRow(**common, **shown, verdict=verdict[0], reason=verdict[1])
+    if printed == OUT_OF_MEMORY and (limit := table.out_of_memory_above) is not None:
+        more = value > limit
+        verdict = "out of memory as published" if more else "differs"
+        reason = f"counted: {'more' if more else 'not more'} than the {limit:g} of the paper's card"
+        return DiffRow(**common, **shown, verdict=verdict, reason=reason)
+    parts = (table.rows[cell.row], table.columns[cell.column])
+    whole = table.incomparable if project.scale.scale in (table.incomparable_at or [project.scale.scale]) else ""
+    incomparable = whole or next((part.incomparable for part in parts if part.incomparable), "")
     if printed == OUT_OF_MEMORY:
+        if incomparable or not project.scale.comparable:
+            return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=incomparable)
         reason = "a number here, out of memory in the paper: outcomes compared, not numbers"
         return DiffRow(**common, **shown, verdict="differs", reason=reason)
     if reference is None:
@@ -151,12 +161,8 @@ def _diff_row(
         close = "match" if abs(difference) <= half_a_digit(printed) else f"within {rule.within:g}"
         verdict = close if abs(difference) <= max(rule.within, half_a_digit(printed)) else "differs"
         return DiffRow(**common, **shown, difference=f"{difference:+.3g}", verdict=verdict, reason=rule.why)
-    parts = (table.rows[cell.row], table.columns[cell.column])
-    whole = table.incomparable if project.scale.scale in (table.incomparable_at or [project.scale.scale]) else ""
-    if why := whole or next((part.incomparable for part in parts if part.incomparable), ""):
-        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=why)
-    if not project.scale.comparable:
-        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE)
+    if incomparable or not project.scale.comparable:
+        return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=incomparable)
     shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
     noise = result.noise(metric, project.seed_noise(cell.exhibit).value) * abs(value)
     verdict = "match" if abs(difference) <= half_a_digit(printed) else "differs"
