@@ -119,6 +119,20 @@ def test_a_forged_field_of_the_header_is_refused_with_its_own_error(form, place,
         from_bytes(changed(container(), place, form, value), check)
 
 
+@pytest.mark.parametrize("check", ["full", "header", "none"])
+def test_a_code_0_without_its_patch_and_a_patch_without_it_are_refused(check):
+    """Of such a code CPU and GPU could read different exponents."""
+    t = gaussian(1500)
+    t[::100] *= 2.0**40
+    data = pack(t, profile="fix4", raw="never").to_bytes()
+    start = table(data)[Section.PAYLOAD][1]
+    for place, byte in ((start + 3, data[start + 3] & 0xF0), (start, data[start] | 1)):
+        assert data[place] != byte
+        with pytest.raises(E.PatchError, match="codes 0"):
+            from_bytes(changed(data, place, "<B", byte), check)
+    from_bytes(data, check)
+
+
 def test_checksums_are_compared_as_far_as_is_asked_for():
     data = container()
     head = changed(data, 100, "<B", 1, seal=False)
