@@ -52,7 +52,7 @@ class WeightStore:
         return (self.read() if read is None else read).clone()
 
     def write(self, tensor: Tensor) -> None:
-        """Take these values. The old ones stay until the new ones are there."""
+        """Take these values. The old ones stay until the new ones are there, of `RowBlocks` those of each block."""
         raise NotImplementedError
 
     def write_later(self, tensor: Tensor) -> None:
@@ -298,6 +298,7 @@ class RowBlocks(WeightStore):
         return self.read() if read is None else read  # joined for the caller alone
 
     def write(self, tensor: Tensor) -> None:
+        """Block by block, for old and new ones of all would take twice the memory: an error leaves some of them new."""
         for block, values in zip(self.blocks, self._check(tensor).split(self.rows_per_block), strict=True):
             block.write(values)
 
