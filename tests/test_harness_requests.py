@@ -80,6 +80,48 @@ def test_only_a_text_that_begins_with_the_special_token_is_tokenized_alone(model
     assert alone == ["</s>question answer", "</s>question"]
 
 
+def beginning(name):
+    """The tokenizer, and one that itself puts its EOS, which stands for BOS, in front."""
+    plain, adds = transformers_tokenizer(name, 128), transformers_tokenizer(name, 128)
+    token = (adds.eos_token, adds.eos_token_id)
+    adds.backend_tokenizer.post_processor = TemplateProcessing(single=f"{token[0]} $A", special_tokens=[token])
+    return plain, adds
+
+
+@pytest.mark.parametrize("name", ["bpe1024", "gpt2"])
+def test_requests_that_begin_with_bos_are_the_harness_own_with_a_tokenizer_that_adds_it(name, model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        HFLM, "_loglikelihood_tokens", lambda lm, given, **_: asked.append(given) or [(0.0, False)] * len(given)
+    )
+    plain, adds = beginning(name)
+    of = {"model": model, "max_length": 4096, "batch_size": 1, "progress": False}
+    harness.CountingLM(tokenizer=plain, bos=True, **of).loglikelihood(asking(PAIRS), disable_tqdm=True)
+    harness.CountingLM(tokenizer=adds, bos=True, **of).loglikelihood(asking(PAIRS), disable_tqdm=True)
+    own = {"pretrained": model, "backend": "causal", "max_length": 4096, "batch_size": 1, "add_bos_token": True}
+    its_own = HFLM(tokenizer=adds, **own)
+    its_own.loglikelihood(asking(PAIRS), disable_tqdm=True)
+    tokens = [[context + option for _, context, option in given] for given in asked]
+    assert tokens[0] == tokens[1] == tokens[2] and all(row[0] == plain.eos_token_id for row in tokens[0])
+    assert [given[2] for given in asked[0]] == [given[2] for given in asked[2]], "the same options are scored"
+
+
+def test_a_request_that_is_cut_keeps_its_bos_and_counts_as_cut(model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        HFLM, "_loglikelihood_tokens", lambda lm, given, **_: asked.append(given) or [(0.0, False)] * len(given)
+    )
+    plain, _ = beginning("bpe1024")
+    pair = ("one two three four five six seven eight nine ten", " eleven")
+    whole = plain.encode(pair[0] + pair[1])
+    for length in (8, len(whole) - 1, len(whole)):
+        lm = harness.CountingLM(model, plain, max_length=length, batch_size=1, progress=False, bos=True)
+        lm.loglikelihood(asking([pair]), disable_tqdm=True)
+        ((_, context, option),) = asked.pop()
+        assert context + option == [plain.eos_token_id, *whole[-length:]]
+        assert lm.cut["piqa"] == (length < len(whole))
+
+
 def test_no_tokens_are_kept_while_the_model_runs(model, monkeypatch):
     held = []
     monkeypatch.setattr(

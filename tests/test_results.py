@@ -257,6 +257,26 @@ def test_a_record_on_a_model_of_earlier_rules_names_the_ancestor(project, tmp_pa
     assert row_of(project, evaluated(project, tmp_path))["MMLU"].labels == ""
 
 
+def test_cells_of_several_trainings_of_one_model_say_so_and_others_do_not(tmp_path):
+    """As a card gives them, which does not train a job twice to the same bits."""
+    project, table = Project({"scale": "tiny"}), "bitnet_table3"
+    cells = [c for c in project.cells(table) if c.column == "PPL" and c.row.endswith("3B")][:3]
+    labels = {}
+    for name, digests in {"one": ["a", "a", "a"], "two": ["a", "b", "a"], "unknown": ["a", "", ""]}.items():
+        paths = []
+        for cell, weights in zip(cells, digests, strict=True):
+            (job,) = cell.jobs
+            of = {job.of.job_id: weights} if weights else {}
+            paths.append(tmp_path / name / f"{job.job_id}.json")
+            paths[-1].parent.mkdir(exist_ok=True)
+            write_record(paths[-1], record_of(job, dict.fromkeys(job.metrics(), 1.0), weights=of))
+        found = table_contents(project, table, paths).cells
+        labels[name] = [found[cell.row, "PPL"].labels for cell in cells]
+    said = f"cells here are of 2 trainings of {cells[0].jobs[0].of.job_id}"
+    assert all(said in one for one in labels["two"])
+    assert not any("trainings of" in one for one in labels["one"] + labels["unknown"])
+
+
 def test_a_record_that_does_not_say_its_rules_or_those_of_its_model_is_of_earlier_ones(project):
     job = next(c for c in project.cells(TABLE) if c.row == ROW).jobs[0]
     parts = [("", job), *((f"{ancestor.job_id}: ", ancestor) for ancestor in job.ancestors())]

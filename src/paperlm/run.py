@@ -29,7 +29,7 @@ from paperlm.locks import held
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.agreement import disagreements
-from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model
+from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model, weights_of
 from paperlm.record.places import Places
 from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
 from paperlm.result import NO_MODEL, Cost
@@ -169,6 +169,7 @@ class Maker:
             kind=job.kind,
             behaviour=job.behaviours(),
             ancestors=parents.origin.ancestors,
+            weights=parents.origin.weights,
             job=job.canonical(),
             outcome=result.outcome,
             reason=result.reason,
@@ -186,7 +187,7 @@ class Maker:
         return record, replace(parents.origin, labels=tuple(labels))
 
     def _parents(self, job: Job) -> Parents:
-        found, labels, blocked, ancestors = {}, [], "", {}
+        found, labels, blocked, ancestors, weights = {}, [], "", {}, {}
         for name, parent in job.parents().items():
             folder = self.places.root / self.places.model(parent)
             manifest = read_manifest(folder, parent)
@@ -197,7 +198,8 @@ class Maker:
                 blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on{why}"
             else:
                 found[name] = checked_model(folder, parent, job.snapshot(name))
-        return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors), blocked)
+                weights |= weights_of(folder, parent, job.snapshot(name))
+        return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors, weights), blocked)
 
     def _compare(self, job: Job, record: Record) -> None:
         """RecordError if a committed record of the same rules says something else."""

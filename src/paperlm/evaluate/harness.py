@@ -70,10 +70,13 @@ class CountingLM(HFLM):
 
     Contexts get no token appended; a beginning-of-sequence token that the tokenizer itself adds stays. A request of
     more than `max_length` + 1 tokens keeps its last ones, as the harness has it (the last token is only predicted).
-    Where the harness stops at an option longer than that, its last `max_length` tokens are scored.
+    Where the harness stops at an option longer than that, its last `max_length` tokens are scored. bos: each request
+    begins with one, EOS where the tokenizer has none; one that is cut keeps it in front of its last `max_length`.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_length: int, batch_size: int, progress: bool) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, max_length: int, batch_size: int, progress: bool, bos: bool = False
+    ) -> None:
         specials, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
         super().__init__(
             pretrained=model,
@@ -83,7 +86,7 @@ class CountingLM(HFLM):
             batch_size=batch_size,
             add_bos_token=False if specials[-1:] != plain[-1:] else None,
         )
-        self.progress = progress
+        self.progress, self.bos = progress, bos
         self.requests, self.cut, self.not_finite = Counter(), Counter(), Counter()
         self.likelihoods: list[float] = []
         self._prefix = self.tokenizer.decode(self.prefix_token_id)
@@ -128,8 +131,12 @@ class CountingLM(HFLM):
         for task, (texts, context, option) in zip(self._tasks, requests, strict=True):
             if not option:
                 raise DataError(f"task {task!r}: option {texts[1]!r} is no token of this tokenizer; correct the item")
-            row = (context + option)[-(self.max_length + 1) :]
-            self.cut[task] += len(row) < len(context) + len(option)
+            whole = context + option
+            row = whole[-(self.max_length + 1) :]
+            if self.bos:  # HFLM's prefix token is BOS, or else EOS
+                whole = whole if whole[0] == self.prefix_token_id else [self.prefix_token_id, *whole]
+                row = whole[:1] + whole[1:][-self.max_length :]
+            self.cut[task] += len(row) < len(whole)
             scored = min(len(option), len(row) - 1)
             kept.append((texts, row[:-scored], row[-scored:]))
         return super()._loglikelihood_tokens(kept, *args, **options)
@@ -146,13 +153,15 @@ def evaluate(
     batch_size: int,
     limit: int | None = None,
     few_shot_seed: int = FEW_SHOT_SEED,
+    bos: bool = False,
     progress: bool = True,
 ) -> Evaluation:
     """Accuracies of a causal model of transformers on `tasks`.
 
-    `items`: task -> manifest of its prepared items; `limit`: see `load_items`. Raises what `load_items` raises.
+    `items`: task -> manifest of its prepared items; `limit`: see `load_items`; `bos`: see `CountingLM`. Raises what
+    `load_items` raises.
     """
-    lm = CountingLM(model, tokenizer, max_length=max_length, batch_size=batch_size, progress=progress)
+    lm = CountingLM(model, tokenizer, max_length=max_length, batch_size=batch_size, progress=progress, bos=bos)
     found = evaluate_lm(lm, tasks, items, few_shot=few_shot, limit=limit, few_shot_seed=few_shot_seed)
     return dataclasses.replace(
         found,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -39,6 +39,9 @@ class AskedModel(LooksAtModel):
     "of the draw of examples; the default is lm-eval's"
     max_length: int = Field(gt=1)
     "tokens that the model sees at once; longer requests are cut on the left"
+    begin: Literal["tokenizer", "bos"] = "tokenizer"
+    """what a request begins with: what the tokenizer adds by itself, which is lm-eval's default, or BOS, and EOS where
+    the tokenizer has none, which a request that is cut keeps"""
 
     @field_validator("tasks")
     @classmethod
@@ -97,9 +100,10 @@ def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[
     from paperlm.evaluate.harness import evaluate
     from paperlm.models.folder import load_tokenizer
 
+    tokenizer = load_tokenizer(inputs.models["of"])
     found = evaluate(
         model,
-        load_tokenizer(inputs.models["of"]),
+        tokenizer,
         job.tasks,
         _items(job, inputs),
         few_shot=job.few_shot,
@@ -107,9 +111,13 @@ def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[
         batch_size=at_once(machine, job.max_length),
         limit=job.items,
         few_shot_seed=job.few_shot_seed,
+        bos=job.begin == "bos",
         progress=machine.progress,
     )
-    labels = [
+    labels = []
+    if job.begin == "bos" and tokenizer.bos_token_id is None:
+        labels.append("its tokenizer has no BOS: each request begins with its EOS")
+    labels += [
         f"{task}: {_percent(share)} of requests cut on the left to {job.max_length} tokens"
         for task, share in found.cut.items()
         if share

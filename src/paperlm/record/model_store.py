@@ -15,6 +15,7 @@ from typing import Any
 
 from paperlm.errors import JobError
 from paperlm.files import check_file, read_sealed, sha256_of, write_sealed
+from paperlm.frozen import digest
 from paperlm.jobs.base import Job, Stage, Trunk, folder_of, update_of
 from paperlm.record.record import drift
 from paperlm.result import NO_MODEL
@@ -35,6 +36,8 @@ class Origin:
     "what has to stand beside every number that is computed from it"
     ancestors: Behaviours = field(default_factory=dict)
     "the rules that the models it was made from were made under"
+    weights: dict[str, str] = field(default_factory=dict)
+    "of the models it was made from, as `weights_of` has them"
 
 
 def store_model(building: Path, folder: Path, job: Job, outcome: str, origin: Origin) -> None:
@@ -50,6 +53,7 @@ def store_model(building: Path, folder: Path, job: Job, outcome: str, origin: Or
         "labels": list(origin.labels),
         "behaviour": job.behaviours(),
         "ancestors": origin.ancestors,
+        "weights": origin.weights,
         "files": {str(p.relative_to(building)): sha256_of(p) for p in files},
     }
     write_sealed(building / MANIFEST, WHAT, content)
@@ -95,6 +99,20 @@ def _sign_of(stage: Stage | None) -> tuple[str, str]:
     return prefix, prefix + ("state.json" if isinstance(stage, Trunk) else "config.json")
 
 
+def weights_of(folder: Path, job: Job, stage: Stage | None) -> dict[str, str]:
+    """A stage of a model, as `<job id>` or `<job id> <stage>`, and what it was made from -> digest of the tensors."""
+    manifest = read_manifest(folder, job)
+    tensors = {name: sum_ for name, sum_ in _files_of(manifest, stage).items() if name.endswith(".safetensors")}
+    name = job.job_id if stage is None else f"{job.job_id} {folder_of(stage)}"
+    return {**manifest.get("weights", {}), name: digest(sorted(tensors.values()))}
+
+
+def _files_of(manifest: dict[str, Any], stage: Stage | None) -> dict[str, str]:
+    """Files of a stage -> SHA-256."""
+    prefix = _sign_of(stage)[0].rstrip("/")
+    return {name: sum_ for name, sum_ in manifest["files"].items() if name.rpartition("/")[0] == prefix}
+
+
 def checked_model(folder: Path, job: Job, stage: Stage | None) -> Path:
     """Folder of a stage of the job (None: its end), every file of it compared with its checksum.
 
@@ -105,7 +123,7 @@ def checked_model(folder: Path, job: Job, stage: Stage | None) -> Path:
         raise JobError(f"{job.job_id} ended as {manifest['outcome']}: it left no model to work on")
     prefix, sign = _sign_of(stage)
     here = {prefix + p.name for p in (folder / prefix).glob("*") if not p.is_dir() or p.is_symlink()}
-    wanted = {name: sum_ for name, sum_ in manifest["files"].items() if name.rpartition("/")[0] == prefix.rstrip("/")}
+    wanted = _files_of(manifest, stage)
     if sign not in wanted:
         what = "model" if not isinstance(stage, Trunk) else "state of training with its optimizer"
         at = "at its end" if stage is None else f"after update {update_of(stage)}"

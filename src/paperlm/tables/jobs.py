@@ -121,7 +121,8 @@ def _diff_row(
     if not result.finished:
         reason = why_not_run(project)
         return DiffRow(**common, regenerated=NOT_RUN, verdict=NOT_RUN, reason=reason)
-    common["labels"] = "; ".join([*_proxies_behind(project, results, [result]), *labels(result)])
+    said = [*_proxies_behind(project, results, [result]), *labels(result), *results.trained_apart(result)]
+    common["labels"] = "; ".join(said)
     if result.out_of_memory:
         verdict, reason = _out_of_memory(printed, number(printed))
         return DiffRow(**common, regenerated="out of memory", verdict=verdict, reason=reason)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,6 +139,26 @@ class Results:
     def column(self, column: str) -> list[CellResult]:
         """Cells of a column that are jobs."""
         return [c for (_, name), c in self.cells.items() if name == column and not c.cell.sum_of_column]
+
+    @functools.cached_property
+    def trainings(self) -> dict[str, int]:
+        """How many trainings of each model its cells are of, by the digests of weights in their records: a card that
+        trains a job twice gives two models."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for result in self.cells.values():
+            for record in result.records:
+                for model, weights in record.weights.items():
+                    found[model].add(weights)
+        return {model: len(weights) for model, weights in found.items()}
+
+    def trained_apart(self, result: CellResult) -> list[str]:
+        """What has to be said of a cell beside others that are of another training of one of its models."""
+        models = sorted({model for record in result.records for model in record.weights})
+        return [
+            f"cells here are of {count} trainings of {model}: their gap is one of trainings too"
+            for model in models
+            if (count := self.trainings[model]) > 1
+        ]
 
 
 def read_records(paths: Iterable[Path]) -> dict[str, Record]:
