@@ -13,7 +13,10 @@ from paperlm.models.packed import pack
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 88, "num_attention_heads": 4}
 "Heads of 8: packed ones divide in four."
-CACHES = [None, {"kv_bits": 4}, {"kv_bits": 3}, {"kv_bits": 3, "q_bits": 4, "mapping": "minmax"}]
+CACHES = [
+    None, {"kv_bits": 4}, {"kv_bits": 3}, {"kv_bits": 3, "q_bits": 4, "mapping": "minmax"},
+    {"kv_bits": 4, "mapping": "minmax"},
+]  # fmt: skip
 
 
 def stepped(decoder, ids):

@@ -17,6 +17,7 @@ from paperlm.models.packed import pack
 VARIANTS = [
     {"kv_bits": 4},
     {"kv_bits": 4, "q_bits": 4},
+    {"kv_bits": 4, "q_bits": 4, "mapping": "minmax"},
     {"kv_bits": 3, "q_bits": 4},
     {"kv_bits": 3, "first_bits": 3},
     {"kv_bits": 3, "q_bits": 4, "mapping": "minmax"},
