@@ -106,6 +106,22 @@ def test_requests_that_begin_with_bos_are_the_harness_own_with_a_tokenizer_that_
     assert [given[2] for given in asked[0]] == [given[2] for given in asked[2]], "the same options are scored"
 
 
+@pytest.mark.parametrize("name", ["bpe1024", "t5"])
+def test_context_and_option_can_be_tokenized_apart_without_the_blanks_around_them(name, model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        HFLM, "_loglikelihood_tokens", lambda lm, given, **_: asked.append(given) or [(0.0, False)] * len(given)
+    )
+    tokenizer = transformers_tokenizer(name, 128)
+    lm = harness.CountingLM(model, tokenizer, max_length=99, batch_size=1, progress=False, bos=True, apart=True)
+    lm.loglikelihood(asking([("Question: why?\nAnswer: ", " because \n"), ("a", "b")]), disable_tqdm=True)
+    plain = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+    assert [(context, option) for _, context, option in asked[0]] == [
+        ([tokenizer.eos_token_id, *tokenizer.encode("Question: why?\nAnswer:")], plain("because")),
+        ([tokenizer.eos_token_id, *tokenizer.encode("a")], plain("b")),
+    ]
+
+
 def test_a_request_that_is_cut_keeps_its_bos_and_counts_as_cut(model, monkeypatch):
     asked = []
     monkeypatch.setattr(

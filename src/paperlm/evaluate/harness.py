@@ -72,11 +72,13 @@ class CountingLM(HFLM):
     more than `max_length` + 1 tokens keeps its last ones, as the harness has it (the last token is only predicted).
     Where the harness stops at an option longer than that, its last `max_length` tokens are scored. bos: each request
     begins with one, EOS where the tokenizer has none; one that is cut keeps it in front of its last `max_length`.
+    apart: see `AskedModel.tokenized`.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, max_length: int, batch_size: int, progress: bool, bos: bool = False
-    ) -> None:
+        self, model: Any, tokenizer: Any, *, max_length: int, batch_size: int, progress: bool, bos: bool = False,
+        apart: bool = False,
+    ) -> None:  # fmt: skip
         specials, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
         super().__init__(
             pretrained=model,
@@ -86,7 +88,7 @@ class CountingLM(HFLM):
             batch_size=batch_size,
             add_bos_token=False if specials[-1:] != plain[-1:] else None,
         )
-        self.progress, self.bos = progress, bos
+        self.progress, self.bos, self.apart = progress, bos, apart
         self.requests, self.cut, self.not_finite = Counter(), Counter(), Counter()
         self.likelihoods: list[float] = []
         self._prefix = self.tokenizer.decode(self.prefix_token_id)
@@ -112,6 +114,8 @@ class CountingLM(HFLM):
         return super().tok_encode(string, add_special_tokens=add_special_tokens, **options)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if self.apart:
+            return self.tok_encode(context.strip()), self.tok_encode(continuation.strip(), add_special_tokens=False)
         whole = context + continuation
         while not (whole in self._encoded or whole.startswith(self._prefix)) and (ahead := next(self._asked, None)):
             self._encoded = self._encode(ahead)
@@ -154,14 +158,17 @@ def evaluate(
     limit: int | None = None,
     few_shot_seed: int = FEW_SHOT_SEED,
     bos: bool = False,
+    apart: bool = False,
     progress: bool = True,
 ) -> Evaluation:
     """Accuracies of a causal model of transformers on `tasks`.
 
-    `items`: task -> manifest of its prepared items; `limit`: see `load_items`; `bos`: see `CountingLM`. Raises what
-    `load_items` raises.
+    `items`: task -> manifest of its prepared items; `limit`: see `load_items`; `bos`, `apart`: see `CountingLM`. Raises
+    what `load_items` raises.
     """
-    lm = CountingLM(model, tokenizer, max_length=max_length, batch_size=batch_size, progress=progress, bos=bos)
+    lm = CountingLM(
+        model, tokenizer, max_length=max_length, batch_size=batch_size, progress=progress, bos=bos, apart=apart
+    )
     found = evaluate_lm(lm, tasks, items, few_shot=few_shot, limit=limit, few_shot_seed=few_shot_seed)
     return dataclasses.replace(
         found,

@@ -42,6 +42,9 @@ class AskedModel(LooksAtModel):
     begin: Literal["tokenizer", "bos"] = "tokenizer"
     """what a request begins with: what the tokenizer adds by itself, which is lm-eval's default, or BOS, and EOS where
     the tokenizer has none, which a request that is cut keeps"""
+    tokenized: Literal["together", "apart"] = "together"
+    """apart: context and option each without the blanks around it, as the public evaluation of b1.58 has it, which is
+    written for lm-eval 0.3.0; together, as lm-eval has it since, is their text as one"""
 
     @field_validator("tasks")
     @classmethod
@@ -112,6 +115,7 @@ def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[
         limit=job.items,
         few_shot_seed=job.few_shot_seed,
         bos=job.begin == "bos",
+        apart=job.tokenized == "apart",
         progress=machine.progress,
     )
     labels = []
