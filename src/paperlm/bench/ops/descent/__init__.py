@@ -68,6 +68,7 @@ CASES = {
 }
 METHODS = {
     "vanilla": "torch.optim.SGD: all gradients are kept until the update",
+    "sgd": "the same descent by LOMO's products and its update, behind the backward pass",
     "lomo": "each weight is updated as its gradient comes, which is then dropped",
     "neuzip": "the same, weights of linear layers packed without loss",
     "neuzip keep": "the same, what a block's recomputation decoded is kept for its backward pass",
@@ -108,7 +109,7 @@ class Descent(Operation):
         }
 
     def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
-        return Defaults("table1", "vanilla,lomo,neuzip", "update,memory", repeats=12, warmup=4, seconds=20.0)
+        return Defaults("table1", "vanilla,sgd,lomo,neuzip", "update,memory", repeats=12, warmup=4, seconds=20.0)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(

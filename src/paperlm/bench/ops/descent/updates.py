@@ -100,13 +100,15 @@ def fresh(case: Case, device: torch.device, seed: int) -> nn.Module:
 
 
 def updates(model: nn.Module, method: str, rate: float) -> Callable[[Tensor], Tensor]:
-    """ids (B, S) -> the loss of an update at this rate, which has been made. LOMO's products are those of packed
-    weights, for PyTorch's may add up in another order."""
+    """ids (B, S) -> the loss of an update at this rate, which has been made. Products of all but vanilla are those
+    of packed weights, for PyTorch's may add up in another order."""
     if method != "vanilla":
         options = STORES.get(method)
         store = RawStore if options is None else functools.partial(PackedStore, **options)
         convert(model, store, "paper", keep_recomputed=method.endswith("keep"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate) if method == "vanilla" else LomoSgd(model, rate)
+        optimizer: torch.optim.Optimizer = LomoSgd(model, rate, fused=method != "sgd")
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 
     def update(ids: Tensor) -> Tensor:
         loss = model(input_ids=ids, labels=ids).loss
