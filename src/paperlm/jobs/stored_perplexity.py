@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
 from paperlm.evaluate.cap import under_cap
-from paperlm.evaluate.stores import StoredModel, cannot_store, counted, put_into_stores
+from paperlm.evaluate.stores import StoredModel, cannot_store, counted, load_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result, Series
 
@@ -34,7 +35,8 @@ class StoredPerplexity(StoredModel):
     window: int = Field(gt=1)
     "tokens of a window"
     cap_gib: float | None = Field(None, gt=0)
-    "memory of the card at most, in GiB, from reading the model on: that of a smaller card; null: all that it has"
+    """memory of the card at most, in GiB, from reading the model on: that of a smaller card, which gets one window at a
+    time; null: all that it has"""
 
     def data(self) -> list[DataSettings]:
         return [TextData(dataset=self.text, documents=self.documents)]
@@ -73,15 +75,15 @@ def _measured(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result
     import math
 
     import numpy as np
-    import torch
 
     from paperlm.evaluate.perplexity import perplexity
     from paperlm.evaluate.windows import mean_losses, windows_of
-    from paperlm.models.folder import load_model
 
     folder, text = inputs.models["of"], "\n".join(read_documents(inputs.data[0]))
     windows = windows_of(job.slug(), folder, text, job.window)
-    model = put_into_stores(load_model(folder, dtype=torch.bfloat16), job, machine.torch_device())
+    model = load_into_stores(folder, job, machine.torch_device())
+    if job.cap_gib is not None:  # as many windows at once as a larger card holds would not fit
+        machine = dataclasses.replace(machine, micro_batch=1)
     losses = np.array(mean_losses(model, windows, machine, job.job_id))
     stored = counted(model, machine.torch_device())
     if not np.isfinite(losses).all():

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from paperlm.evaluate.cap import under_cap
-from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
+from paperlm.evaluate.stores import StoredModel, cannot_store, load_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
 
@@ -130,11 +130,11 @@ def iteration(job: StoredSpeed, inputs: Inputs, device: Any) -> Callable[..., No
     from paperlm.models.folder import load_model
     from paperlm.train.language_model import build_optimizer, store_weights
 
-    model = load_model(inputs.models["of"], dtype=torch.bfloat16)
+    folder, forwards = inputs.models["of"], job.what == "forward"
+    model = load_into_stores(folder, job, device) if forwards else load_model(folder, dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (job.batch, job.window), generator=generator).to(device)
-    if job.what == "forward":
-        put_into_stores(model, job, device)
+    if forwards:
 
         @torch.no_grad()
         def forward() -> None:
