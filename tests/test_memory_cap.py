@@ -117,6 +117,21 @@ def test_perplexity_under_a_cap_is_blocked_without_a_gpu(tmp_path):
     assert found.outcome == "blocked" and "none here" in found.reason
 
 
+@pytest.mark.parametrize(("gib", "at_once"), [(47.5, 1), (None, 0)])
+def test_a_smaller_card_gets_one_window_at_a_time(gib, at_once, card, tmp_path, monkeypatch):
+    """As many as this card holds would not fit there."""
+    asked = []
+    monkeypatch.setattr(stored_perplexity, "read_documents", lambda manifest: ["words " * 40])
+    monkeypatch.setattr("paperlm.evaluate.windows.windows_of", lambda *given: [[1, 2], [3, 4]])
+    monkeypatch.setattr(stored_perplexity, "load_into_stores", lambda *given: None)
+    monkeypatch.setattr(stored_perplexity, "counted", lambda *given: {})
+    losses = lambda model, windows, machine, title: asked.append(machine.micro_batch) or [1.0, 2.0]  # noqa: E731
+    monkeypatch.setattr("paperlm.evaluate.windows.mean_losses", losses)
+    wanted = job("stored_perplexity", **KINDS["stored_perplexity"][1], cap_gib=gib)
+    found = stored_perplexity.run(wanted, Inputs(data=(tmp_path,), models={"of": tmp_path}, work=tmp_path), QUIET)
+    assert asked == [at_once] and found.metrics["loss"] == 1.5
+
+
 SMALLER = ("stored_speed", "stored_perplexity")
 "Kinds of which every job of the tables is measured on a card."
 

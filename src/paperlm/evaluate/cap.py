@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from paperlm.result import Result
 
 GIB = 2**30
@@ -15,8 +17,6 @@ GIB = 2**30
 def capped(device: Any, gib: float | None) -> Iterator[None]:
     """At most `gib` GiB of the card for PyTorch's allocator, and all of it afterwards; None: nothing is changed. A card
     that has no more than that keeps what it has."""
-    import torch
-
     if gib is None:
         yield
         return
@@ -35,8 +35,6 @@ def under_cap(device: Any, gib: float | None, measure: Callable[[], Result]) -> 
 
     Without a cap the error of a card that is too small is the caller's, as that of any job.
     """
-    import torch
-
     try:
         with capped(device, gib):
             return measure()

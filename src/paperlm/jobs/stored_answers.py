@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from paperlm.data.settings import DataSettings
-from paperlm.evaluate.cap import under_cap
 from paperlm.evaluate.stores import StoredModel, cannot_store, counted, put_into_stores
 from paperlm.jobs.base import At, Head, Inputs, Machine, parent
 from paperlm.jobs.text_to_sql import Questions
@@ -110,6 +109,8 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     finite numbers, and where speed is asked for without a GPU. Raises DataError for altered items, JobError for an
     unusable model.
     """
+    from paperlm.evaluate.cap import under_cap
+
     if job.timed and machine.torch_device().type != "cuda":
         return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
     if why := cannot_store(job):

@@ -11,7 +11,6 @@ from pydantic import Field
 from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
-from paperlm.evaluate.cap import under_cap
 from paperlm.evaluate.stores import StoredModel, cannot_store, counted, load_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result, Series
@@ -63,6 +62,8 @@ def run(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
     `out_of_memory` where the cap is too small. `blocked` for a store that is not to be had here, for a cap without a
     GPU, and for losses that are no finite numbers. Raises JobError for a text shorter than a window.
     """
+    from paperlm.evaluate.cap import under_cap
+
     device = machine.torch_device()
     if job.cap_gib is not None and device.type != "cuda":
         return Result(outcome="blocked", reason="cap_gib is of a GPU's memory; there is none here")

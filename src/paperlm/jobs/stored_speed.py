@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.evaluate.cap import under_cap
 from paperlm.evaluate.stores import StoredModel, cannot_store, load_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
@@ -62,6 +61,8 @@ def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
     (`rate_of`), and peak_bytes, of the device meanwhile; of updates also `<phase>/peak_bytes` (`peaks`), in one more
     behind them. `out_of_memory` where the cap is too small. `blocked` without a GPU, where the time would be that of a
     reference, and for a store that is not to be had here."""
+    from paperlm.evaluate.cap import under_cap
+
     device = machine.torch_device()
     if device.type != "cuda":
         return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from paperlm.data.registry import DatasetName, TokenizerName, dataset_entry
 from paperlm.data.settings import DataSettings, ItemData
-from paperlm.evaluate.cap import under_cap
 from paperlm.frozen import Frozen
 from paperlm.jobs.base import Head, Inputs, Job, Machine, Seed, packed_bytes, parent
 from paperlm.jobs.pretrain import OF_WEIGHTS
@@ -180,6 +179,7 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     """
     import importlib.util
 
+    from paperlm.evaluate.cap import under_cap
     from paperlm.train.text_to_sql import speed, train
 
     if why := job.never():
