@@ -96,6 +96,7 @@ TRL = {
 }
 "Fields of paperlm.finetune.settings.Training that mean the same in each kind."
 
+CAPPED = Elsewhere("tests/test_memory_cap.py: a cap is of a GPU's memory")
 STORED = {
     "store": Seen(
         "plain", "metrics.weight_bytes", given={"mant_bits": 7, "block_norm": None}, stays="metrics.losses_hash"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from support_field_values import (
     A8,
     BITNET,
+    CAPPED,
     DESCENT,
     OF_DESCENT,
     ONE_VALUE,
@@ -228,6 +229,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "text": Seen("local:text_b", "data,metrics.losses_hash"),
         "documents": Seen(29, "data,metrics.words"),
         "window": Seen(25, "metrics.windows", stays="data"),
+        "cap_gib": CAPPED,
     },
     "stored_answers": {
         "of": Seen(small("text_to_sql", seed=6, **WIDE), "metrics.losses_hash", stays="metrics.tokens,data"),
@@ -237,6 +239,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "in_float32": Seen([".wo."], "metrics.stored_weights,metrics.losses_hash,slug", stays="metrics.tokens"),
         "questions": Elsewhere("tests/test_published_t5.py: of a model from elsewhere alone"),
         "timed": Elsewhere("tests/test_stored_answers.py: it is blocked without a GPU"),
+        "cap_gib": CAPPED,
     },
     "stored_lm_eval": {
         "of": Seen(small("pretrain", seed=8, **WIDE), "answers,metrics.likelihoods_hash", stays="requests"),
@@ -258,7 +261,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         name: Elsewhere("speed is measured on a GPU; tests/test_stored_jobs.py has what is timed")
         for name in (
             "of", "at", "store", "mant_bits", "block_norm", "norm_semantics", "policy", "what", "batch", "window",
-            "repeats",
+            "repeats", "cap_gib",
         )
     },
     "stored_bytes": {
@@ -318,6 +321,7 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "batch": Seen(2, "metrics.examples=8", stays="data"),
         "seed": Seen(6, "series.train,slug", stays="data"),
         "timed": Elsewhere("tests/test_text_to_sql.py: it is blocked without a GPU"),
+        "cap_gib": CAPPED,
     },
     "activation_sparsity": of_inputs("series.zeros") | {
         "documents": Seen(4, "series.zeros,metrics.documents=4", stays="data"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,6 +74,7 @@ def convert(
     *,
     leave: Sequence[str] = (),
     keep_recomputed: bool = False,
+    values: Callable[[str], torch.Tensor] | None = None,
 ) -> Conversion:
     """Replace layers of a model by ones whose weight lies in a store, one after the other; the values stay.
 
@@ -85,6 +86,9 @@ def convert(
     the result says which, and what share of the model. A layer is stored whether its parent calls it or not. One whose
     parent computes with `layer.weight` (Mamba's dt_proj) raises RuntimeError when it does: put it into `leave`.
 
+    values: gives a weight by the first of its names when its turn comes, in place of the model's own value, so that a
+    model on the meta device is stored without ever being there whole; what stays plain is then the caller's to load.
+
     Layers that share a weight share its store. keep_recomputed: see StoredWeight. Make the optimizer afterwards: the
     old parameters are emptied.
 
@@ -92,9 +96,9 @@ def convert(
     are stored, it and those behind it are as they were, and the model computes: mend the weight, and convert the rest.
 
     Raises TypeError for `leave` that is one string, ValueError for a name in it that no weight has, an unknown policy,
-    a model with nothing to store, one alias of a tied weight without the others, an embedding that changes its
-    rows as it looks them up, and a Conv1D for a store that `multiplies`; and what the store raises, with the weight's
-    name in a note.
+    a model with nothing to store, one alias of a tied weight without the others, an embedding that changes its rows as
+    it looks them up, `values` of another shape than the weight's, and a Conv1D for a store that `multiplies`; and what
+    the store raises, with the weight's name in a note.
     """
     _known(policy)
     owners, names = _holders(model, "_parameters"), _names(model)
@@ -115,7 +119,10 @@ def convert(
         if parameter not in made:
             sharing, weight_name = [owner for owner, _ in owners[parameter]], f"{names[module][0]}.weight".lstrip(".")
             try:
-                made[parameter] = _stored(parameter, store_factory, sharing, keep_recomputed, names[module][0])
+                given = _given(parameter, values, weight_name)
+                made[parameter] = _stored(given, store_factory, sharing, keep_recomputed, names[module][0])
+                made[parameter].handle.requires_grad_(parameter.requires_grad and made[parameter].store.trainable)
+                del given  # or it would lie there beside the next one
             except Exception as error:
                 error.add_note(
                     f"{weight_name} could not be stored; {len(first)} weights before it are, it and those behind it "
@@ -254,18 +261,25 @@ def _all_of(policy: str, owner: nn.Module) -> str:
     return ", store both (policy 'all')" if policy != "all" and type(owner) is nn.Embedding else ""
 
 
+def _given(parameter: nn.Parameter, values: Callable[[str], torch.Tensor] | None, name: str) -> torch.Tensor:
+    if values is None:
+        return parameter.detach()
+    found = values(name).detach()
+    if found.shape != parameter.shape:
+        raise ValueError(f"values of shape {tuple(found.shape)} for {name} of {tuple(parameter.shape)}: give its own")
+    return found
+
+
 def _stored(
-    parameter: nn.Parameter, factory: StoreFactory, owners: list[nn.Module], keep_recomputed: bool, layer: str
+    values: torch.Tensor, factory: StoreFactory, owners: list[nn.Module], keep_recomputed: bool, layer: str
 ) -> StoredWeight:
     in_rows = any(isinstance(owner, nn.Embedding) for owner in owners)
-    store = RowBlocks(parameter.detach(), factory) if in_rows else factory(parameter.detach())
+    store = RowBlocks(values, factory) if in_rows else factory(values)
     if store.multiplies and any(map(_is_conv1d, owners)):
         raise ValueError(
             f"{type(store).__name__} multiplies by matrices (out, in); the model has a Conv1D, (in, out): use another"
         )
-    weight = StoredWeight(store, keep_recomputed, layer)
-    weight.handle.requires_grad_(parameter.requires_grad and store.trainable)
-    return weight
+    return StoredWeight(store, keep_recomputed, layer)
 
 
 def _layer(module: nn.Module, weight: StoredWeight) -> StoredLayer:

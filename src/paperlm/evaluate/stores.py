@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -126,6 +127,27 @@ def put_into_stores(model: Any, job: StoreSettings, device: Any, apart: Sequence
     if (factory := store_factory(job)) is not None:
         convert(model, lambda weight: factory(weight.to(device)), job.policy, leave=apart)
     return model.to(device)
+
+
+def load_into_stores(folder: Path, job: StoreSettings, device: Any) -> Any:
+    """The decoder of a model folder in bfloat16, as `put_into_stores` leaves it. It is never there whole: one weight
+    after the other is read, goes to the device and is stored there.
+
+    A folder whose weights do not stand under their names in the model (experts, say, which are joined) is read whole.
+    Raises JobError if it cannot be read.
+    """
+    import torch
+    from paperlm_kernels.stored import convert
+
+    from paperlm.models.folder import load_model
+    from paperlm.models.shell import shell_of
+
+    if (shell := shell_of(folder, torch.bfloat16)) is None:
+        return put_into_stores(load_model(folder, dtype=torch.bfloat16), job, device)
+    if (factory := store_factory(job)) is not None:
+        convert(shell.model, factory, job.policy, values=lambda name: shell.read(name, device))
+    shell.fill(device)
+    return shell.model.to(device)
 
 
 def in_float32(parts: Sequence[str], model: Any) -> set[str]:

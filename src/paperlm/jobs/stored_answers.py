@@ -41,6 +41,14 @@ class StoredAnswers(StoredModel):
     projections of the feed-forward alone, whose layers take any input"""
     timed: bool = False
     "time forward passes of the first batch on a GPU, in place of evaluating"
+    cap_gib: float | None = Field(None, gt=0)
+    "timed: memory of the card at most, in GiB, from reading the model on: that of a smaller card; null: all it has"
+
+    @model_validator(mode="after")
+    def cap_is_of_a_timed_one(self) -> StoredAnswers:
+        if self.cap_gib is not None and not self.timed:
+            raise ValueError("cap_gib is of a timed job, which a GPU alone can do: set timed, or leave cap_gib out")
+        return self
 
     @model_validator(mode="after")
     def head_is_the_embedding(self) -> StoredAnswers:
@@ -97,9 +105,20 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     none is), stored_weights. Series `batches`: mean loss and target tokens of each. Timed: iterations_per_second, by
     the median of single passes, and peak_bytes, of a GPU.
 
-    `blocked` for a store that is not to be had here, for losses that are no finite numbers, and where speed is asked
-    for without a GPU. Raises DataError for altered items, JobError for an unusable model.
+    `out_of_memory` where the cap is too small. `blocked` for a store that is not to be had here, for losses that are no
+    finite numbers, and where speed is asked for without a GPU. Raises DataError for altered items, JobError for an
+    unusable model.
     """
+    from paperlm.evaluate.cap import under_cap
+
+    if job.timed and machine.torch_device().type != "cuda":
+        return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
+    if why := cannot_store(job):
+        return Result(outcome="blocked", reason=why)
+    return under_cap(machine.torch_device(), job.cap_gib, lambda: _measured(job, inputs, machine))
+
+
+def _measured(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     import math
 
     import numpy as np
@@ -108,10 +127,6 @@ def run(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     from paperlm.evaluate.perplexity import perplexity
     from paperlm.models.folder import load_model
 
-    if job.timed and machine.torch_device().type != "cuda":
-        return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
-    if why := cannot_store(job):
-        return Result(outcome="blocked", reason=why)
     model = load_model(inputs.models["of"], head="own", dtype=torch.bfloat16)
     # transformers may keep feed-forward projections of a T5 in float32, which no store takes
     model = model.bfloat16()

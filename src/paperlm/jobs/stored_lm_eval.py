@@ -7,7 +7,7 @@ import hashlib
 from typing import ClassVar
 
 from paperlm.evaluate.questions import AskedModel, ask, check_items
-from paperlm.evaluate.stores import StoredModel, cannot_store, counted, put_into_stores
+from paperlm.evaluate.stores import StoredModel, cannot_store, counted, load_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
 
@@ -38,14 +38,11 @@ def run(job: StoredLmEval, inputs: Inputs, machine: Machine) -> Result:
     and JobError for an unusable model.
     """
     import numpy as np
-    import torch
-
-    from paperlm.models.folder import load_model
 
     if why := cannot_store(job):
         return Result(outcome="blocked", reason=why)
     check_items(job, inputs)
-    model = put_into_stores(load_model(inputs.models["of"], dtype=torch.bfloat16), job, machine.torch_device())
+    model = load_into_stores(inputs.models["of"], job, machine.torch_device())
     result, likelihoods = ask(job, model, inputs, machine)
     exact = {
         "likelihoods_hash": int(hashlib.sha256(np.array(likelihoods, dtype=np.float32).tobytes()).hexdigest()[:12], 16),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from pydantic import Field
 from paperlm.data.registry import DatasetName
 from paperlm.data.settings import DataSettings
 from paperlm.data.texts import TextData, read_documents
-from paperlm.evaluate.stores import StoredModel, cannot_store, counted, put_into_stores
+from paperlm.evaluate.stores import StoredModel, cannot_store, counted, load_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result, Series
 
@@ -32,6 +33,9 @@ class StoredPerplexity(StoredModel):
     "so many of its first"
     window: int = Field(gt=1)
     "tokens of a window"
+    cap_gib: float | None = Field(None, gt=0)
+    """memory of the card at most, in GiB, from reading the model on: that of a smaller card, which gets one window at a
+    time; null: all that it has"""
 
     def data(self) -> list[DataSettings]:
         return [TextData(dataset=self.text, documents=self.documents)]
@@ -55,23 +59,32 @@ def run(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
     losses), tokens, words, windows, weight_bytes (all parameters), bits_per_weight (of those stored; 16 where none is),
     stored_weights. Series `windows`: the mean loss of each.
 
-    `blocked` for a store that is not to be had here, and for losses that are no finite numbers. Raises JobError for a
-    text shorter than a window.
+    `out_of_memory` where the cap is too small. `blocked` for a store that is not to be had here, for a cap without a
+    GPU, and for losses that are no finite numbers. Raises JobError for a text shorter than a window.
     """
+    from paperlm.evaluate.cap import under_cap
+
+    device = machine.torch_device()
+    if job.cap_gib is not None and device.type != "cuda":
+        return Result(outcome="blocked", reason="cap_gib is of a GPU's memory; there is none here")
+    if why := cannot_store(job):
+        return Result(outcome="blocked", reason=why)
+    return under_cap(device, job.cap_gib, lambda: _measured(job, inputs, machine))
+
+
+def _measured(job: StoredPerplexity, inputs: Inputs, machine: Machine) -> Result:
     import math
 
     import numpy as np
-    import torch
 
     from paperlm.evaluate.perplexity import perplexity
     from paperlm.evaluate.windows import mean_losses, windows_of
-    from paperlm.models.folder import load_model
 
-    if why := cannot_store(job):
-        return Result(outcome="blocked", reason=why)
     folder, text = inputs.models["of"], "\n".join(read_documents(inputs.data[0]))
     windows = windows_of(job.slug(), folder, text, job.window)
-    model = put_into_stores(load_model(folder, dtype=torch.bfloat16), job, machine.torch_device())
+    model = load_into_stores(folder, job, machine.torch_device())
+    if job.cap_gib is not None:  # as many windows at once as a larger card holds would not fit
+        machine = dataclasses.replace(machine, micro_batch=1)
     losses = np.array(mean_losses(model, windows, machine, job.job_id))
     stored = counted(model, machine.torch_device())
     if not np.isfinite(losses).all():

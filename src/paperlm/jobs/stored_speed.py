@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from paperlm.evaluate.stores import StoredModel, cannot_store, put_into_stores
+from paperlm.evaluate.stores import StoredModel, cannot_store, load_into_stores
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.result import Result
 
@@ -32,6 +32,8 @@ class StoredSpeed(StoredModel):
     "tokens of a sequence"
     repeats: int = Field(20, gt=0)
     "iterations that are timed, each alone, behind three that are not"
+    cap_gib: float | None = Field(None, gt=0)
+    "memory of the card at most, in GiB, from reading the model on: that of a smaller card; null: all that it has"
 
     @model_validator(mode="after")
     def updates_are_of_a_pretraining(self) -> StoredSpeed:
@@ -57,16 +59,22 @@ class StoredSpeed(StoredModel):
 def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
     """Metrics iterations_per_second, by the median iteration, with how much one varies as its standard error
     (`rate_of`), and peak_bytes, of the device meanwhile; of updates also `<phase>/peak_bytes` (`peaks`), in one more
-    behind them. `blocked` without a GPU, where the time would be that of a reference, and for a store that is not to be
-    had here."""
-    import torch
-    from paperlm_kernels.neuzip import raise_decode_errors
+    behind them. `out_of_memory` where the cap is too small. `blocked` without a GPU, where the time would be that of a
+    reference, and for a store that is not to be had here."""
+    from paperlm.evaluate.cap import under_cap
 
     device = machine.torch_device()
     if device.type != "cuda":
         return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
     if why := cannot_store(job):
         return Result(outcome="blocked", reason=why)
+    return under_cap(device, job.cap_gib, lambda: _measured(job, inputs, device))
+
+
+def _measured(job: StoredSpeed, inputs: Inputs, device: Any) -> Result:
+    import torch
+    from paperlm_kernels.neuzip import raise_decode_errors
+
     step = iteration(job, inputs, device)
     torch.cuda.reset_peak_memory_stats(device)  # before it was stored the model lay there whole
     seconds = timed(step, job.repeats, lambda: torch.cuda.synchronize(device))
@@ -123,11 +131,11 @@ def iteration(job: StoredSpeed, inputs: Inputs, device: Any) -> Callable[..., No
     from paperlm.models.folder import load_model
     from paperlm.train.language_model import build_optimizer, store_weights
 
-    model = load_model(inputs.models["of"], dtype=torch.bfloat16)
+    folder, forwards = inputs.models["of"], job.what == "forward"
+    model = load_into_stores(folder, job, device) if forwards else load_model(folder, dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (job.batch, job.window), generator=generator).to(device)
-    if job.what == "forward":
-        put_into_stores(model, job, device)
+    if forwards:
 
         @torch.no_grad()
         def forward() -> None:

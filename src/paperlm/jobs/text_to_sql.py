@@ -102,6 +102,8 @@ class TextToSQL(Job):
     seed: Seed
     timed: bool = False
     "time updates on a GPU, in place of training to the end"
+    cap_gib: float | None = Field(None, gt=0)
+    "timed: memory of the card at most, in GiB, from reading the model on: that of a smaller card; null: all it has"
 
     def never(self) -> str:
         return NO_ADAPTER if self.adapter != "none" and self.of is None else ""
@@ -109,6 +111,12 @@ class TextToSQL(Job):
     @model_validator(mode="after")
     def items_have_the_fields(self) -> TextToSQL:
         has_fields(self.dataset, "question", "context", "answer")
+        return self
+
+    @model_validator(mode="after")
+    def cap_is_of_a_timed_one(self) -> TextToSQL:
+        if self.cap_gib is not None and not self.timed:
+            raise ValueError("cap_gib is of a timed job, which a GPU alone can do: set timed, or leave cap_gib out")
         return self
 
     @model_validator(mode="after")
@@ -159,7 +167,7 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     """Metrics bleu (SacreBLEU of stripped texts, 0 to 100) and exact (share of answers that are right to the letter),
     both with their standard error over items (that of exact is above 0 also where none is right), loss (nats a target
     token), parameters, examples, and the weights' bytes and hash as of a pretrain job. Series `train`: the loss of each
-    update. Timed: iterations_per_second and peak_bytes, of a GPU.
+    update. Timed: iterations_per_second and peak_bytes, of a GPU; `out_of_memory` where the cap is too small.
 
     The trained model is left with plain weights and a tokenizer that adds no token.
 
@@ -171,6 +179,7 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     """
     import importlib.util
 
+    from paperlm.evaluate.cap import under_cap
     from paperlm.train.text_to_sql import speed, train
 
     if why := job.never():
@@ -182,5 +191,5 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     if job.timed and machine.torch_device().type != "cuda":
         return Result(outcome="blocked", reason="speed is of the kernels, which run on a GPU; there is none here")
     if job.timed:
-        return speed(job, inputs, machine)
+        return under_cap(machine.torch_device(), job.cap_gib, lambda: speed(job, inputs, machine))
     return train(job, inputs, machine)
