@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -125,6 +124,7 @@ def _measured(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     import torch
 
     from paperlm.evaluate.perplexity import perplexity
+    from paperlm.jobs.stored_speed import speed_of
     from paperlm.models.folder import load_model
 
     model = load_model(inputs.models["of"], head="own", dtype=torch.bfloat16)
@@ -134,7 +134,8 @@ def _measured(job: StoredAnswers, inputs: Inputs, machine: Machine) -> Result:
     put_into_stores(model, job, machine.torch_device(), job.in_float32)
     batches = batches_of(job, inputs, machine)
     if job.timed:
-        return _speed(lambda: model(**batches[0], use_cache=False), machine.torch_device())
+        forward = torch.no_grad()(lambda: model(**batches[0], use_cache=False))
+        return speed_of(forward, REPEATS, machine.torch_device())
     losses, tokens = mean_losses(model, batches, job, machine)
     stored = counted(model, machine.torch_device())
     if not all(map(math.isfinite, losses)):
@@ -188,22 +189,3 @@ def mean_losses(
             losses.append(loss.item())
             tokens.append(int((given["labels"] != IGNORED).sum()))
     return losses, tokens
-
-
-def _speed(forward: Callable[[], Any], device: Any) -> Result:
-    import torch
-    from paperlm_kernels.neuzip import raise_decode_errors
-
-    from paperlm.jobs.stored_speed import timed
-
-    torch.cuda.reset_peak_memory_stats(device)
-    with torch.no_grad():
-        seconds = timed(forward, REPEATS, lambda: torch.cuda.synchronize(device))
-    raise_decode_errors(device)
-    return Result(
-        outcome="measured",
-        metrics={
-            "iterations_per_second": 1 / sorted(seconds)[len(seconds) // 2],
-            "peak_bytes": torch.cuda.max_memory_allocated(device),
-        },
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -73,18 +74,25 @@ def run(job: StoredSpeed, inputs: Inputs, machine: Machine) -> Result:
 
 def _measured(job: StoredSpeed, inputs: Inputs, device: Any) -> Result:
     import torch
-    from paperlm_kernels.neuzip import raise_decode_errors
 
     step = iteration(job, inputs, device)
+    found = speed_of(step, job.repeats, device)
+    phases = peaks(step, torch.cuda, device) if job.what == "update" else {}
+    return replace(found, metrics={**found.metrics, **phases})
+
+
+def speed_of(step: Callable[[], None], repeats: int, device: Any) -> Result:
+    """iterations_per_second of `step` with its error (`rate_of`), and the most bytes of the device meanwhile."""
+    import torch
+    from paperlm_kernels.neuzip import raise_decode_errors
+
     torch.cuda.reset_peak_memory_stats(device)  # before it was stored the model lay there whole
-    seconds = timed(step, job.repeats, lambda: torch.cuda.synchronize(device))
+    seconds = timed(step, repeats, lambda: torch.cuda.synchronize(device))
     raise_decode_errors(device)
     rate, spread = rate_of(seconds)
-    whole = torch.cuda.max_memory_allocated(device)
-    phases = peaks(step, torch.cuda, device) if job.what == "update" else {}
     return Result(
         outcome="measured",
-        metrics={"iterations_per_second": rate, "peak_bytes": whole, **phases},
+        metrics={"iterations_per_second": rate, "peak_bytes": torch.cuda.max_memory_allocated(device)},
         standard_errors={"iterations_per_second": spread},
     )
 

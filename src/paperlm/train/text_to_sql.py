@@ -224,7 +224,7 @@ def error_of_share(right: int, of: int) -> float:
 
 def speed(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
     """Updates a second, on a GPU."""
-    from paperlm.jobs.stored_speed import timed
+    from paperlm.jobs.stored_speed import speed_of
 
     world = start_world(machine.device)
     engine = Engine(WritingSQL(job, inputs, world.device), inputs.work, machine, world)
@@ -233,12 +233,4 @@ def speed(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
         engine.at.update %= job.steps
         engine.step()
 
-    torch.cuda.reset_peak_memory_stats(world.device)
-    seconds = timed(step, 20, lambda: torch.cuda.synchronize(world.device))
-    return Result(
-        outcome="measured",
-        metrics={
-            "iterations_per_second": 1 / sorted(seconds)[len(seconds) // 2],
-            "peak_bytes": torch.cuda.max_memory_allocated(world.device),
-        },
-    )
+    return speed_of(step, 20, world.device)
