@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import struct
+import sys
 
 import pytest
 import torch
@@ -112,6 +114,29 @@ def test_inspect_says_the_bits_of_each_tensor_and_the_entropies(model, capsys):
     assert main(["inspect", str(model.with_suffix(".nzm"))]) == 0
     packed = capsys.readouterr().out
     assert "layer.weight  BF16 [300, 200]  PFX: 10." in packed and "norm.weight  BF16 [200]  RAW: 16.000" in packed
+
+
+class Terminal(io.StringIO):
+    """Standard error that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.nzm"])
+def test_inspect_has_a_bar_on_a_terminal_alone_and_prints_the_same_lines(model, name, capsys, monkeypatch):
+    main(["pack", str(model)])
+    capsys.readouterr()
+    assert main(["inspect", str(model.with_name(name))]) == 0
+    plain = capsys.readouterr()
+    assert plain.err == "" and len(plain.out.splitlines()) == 8, "each of seven tensors, and all"
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert main(["inspect", str(model.with_name(name))]) == 0
+    assert capsys.readouterr().out == plain.out and "100%" in sys.stderr.getvalue()
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert main(["inspect", str(model.with_name(name))]) == 0
+    assert capsys.readouterr().out == plain.out and sys.stderr.getvalue() == "", "tqdm is not installed"
 
 
 def test_damage_anywhere_in_a_packed_file_is_refused(model, tmp_path, capsys):

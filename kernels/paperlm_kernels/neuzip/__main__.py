@@ -11,12 +11,12 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from paperlm_kernels.neuzip import fields
 from paperlm_kernels.neuzip.entropy import pattern_counts, report_of_counts
-from paperlm_kernels.neuzip.files import MAGIC, PackedFile, pack_file, unpack_file
+from paperlm_kernels.neuzip.files import MAGIC, PackedFile, Told, pack_file, unpack_file
 from paperlm_kernels.neuzip.geometry import PROFILES
 from paperlm_kernels.neuzip.safetensors_file import SafetensorsFile
 
@@ -64,7 +64,7 @@ def _convert(args: argparse.Namespace) -> None:
             pack_file(args.file, target, told, **options)
         before, after = total, target.stat().st_size
     else:
-        with _progress(sum(e.end - e.start for e in PackedFile(args.file).entries)) as told:
+        with _progress(_bytes_of(PackedFile(args.file))) as told:
             unpack_file(args.file, target, told)
         before, after = target.stat().st_size, args.file.stat().st_size
     seconds = time.perf_counter() - begin
@@ -75,7 +75,7 @@ def _convert(args: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], object]]:
+def _progress(total: int) -> Iterator[Told]:
     """A bar where tqdm is installed and somebody looks."""
     try:
         from tqdm import tqdm
@@ -86,14 +86,28 @@ def _progress(total: int) -> Iterator[Callable[[int], object]]:
         yield bar.update
 
 
+def _bytes_of(given: PackedFile | SafetensorsFile) -> int:
+    """Of all tensors, as a bar counts them: those of the safetensors file, packed or not."""
+    return sum(entry.end - entry.start for entry in given.entries)
+
+
+def _say(line: str) -> None:
+    """Prints a line above the bar, which it would break otherwise."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        print(line)
+    else:
+        tqdm.write(line)
+
+
 def inspect(path: Path) -> None:
     """Prints tensors and their bits, or the entropies of a file that is not packed."""
     with path.open("rb") as file:
         packed = file.read(8) == MAGIC
-    if packed:
-        _inspect_packed(PackedFile(path))
-    else:
-        _inspect_plain(SafetensorsFile(path))
+    given, lines = (PackedFile(path), _inspect_packed) if packed else (SafetensorsFile(path), _inspect_plain)
+    with _progress(_bytes_of(given)) as told:
+        lines(given, told)
 
 
 def _shown(name: str) -> str:
@@ -105,39 +119,43 @@ def _ratio(value: float) -> str:
     return f"{value:.3f}" if value < 16 * 2**20 else "without bound"  # weights that are all the same have no entropy
 
 
-def _inspect_packed(given: PackedFile) -> None:
+def _inspect_packed(given: PackedFile, told: Told) -> None:
     weights = bits = 0.0
     for entry in given.entries:
         if not entry.is_packed:
-            print(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  as it was")
+            _say(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  as it was")
+            told(entry.end - entry.start)
             continue
         tensor = given.packed(entry)
         h = tensor.header
         kind = h.codec.name + (f", {h.mant_bits} mantissa bits" if h.lossy else "")
         kind += f", blocks of {h.block_norm}" if h.block_norm else ""
         said = f"{kind}: {tensor.bits_per_weight:.3f} bits per weight"
-        print(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  {said}")
+        _say(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  {said}")
         weights, bits = weights + h.numel, bits + h.numel * tensor.bits_per_weight
-    print(f"all: {int(weights):,} weights, {bits / max(1, weights):.3f} bits per weight")
+        told(entry.end - entry.start)
+    _say(f"all: {int(weights):,} weights, {bits / max(1, weights):.3f} bits per weight")
 
 
-def _inspect_plain(given: SafetensorsFile) -> None:
+def _inspect_plain(given: SafetensorsFile, told: Told) -> None:
     total = 0
     for entry in given.entries:
         if entry.dtype != "BF16":
-            print(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  is kept as it is")
+            _say(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  is kept as it is")
+            told(entry.end - entry.start)
             continue
         counts = pattern_counts(given.tensor(entry))
         total = total + counts
         r = report_of_counts(counts)
-        print(
+        _say(
             f"{_shown(entry.name)}  BF16 {list(entry.shape)}  exponent {r.exponent:.3f}, mantissa {r.mantissa:.3f} bits"
         )
+        told(entry.end - entry.start)
     if isinstance(total, int) or not total.sum():
-        print("no bfloat16 weights")
+        _say("no bfloat16 weights")
         return
     r = report_of_counts(total)
-    print(
+    _say(
         f"all bfloat16: sign {r.sign:.4f}, exponent {r.exponent:.4f}, mantissa {r.mantissa:.4f}, joint {r.joint:.4f} "
         f"bits; ratio {_ratio(r.ratio_sum)} by field, {_ratio(r.ratio_joint)} jointly"
     )
