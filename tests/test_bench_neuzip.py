@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import os
+import types
 
 import pytest
 import torch
 from paperlm_kernels.bench import ops, rows
 from paperlm_kernels.bench.command import main
 from paperlm_kernels.bench.operation import Task
-from paperlm_kernels.bench.ops.neuzip import declared, methods
+from paperlm_kernels.bench.ops.neuzip import declared, methods, on_file
 from paperlm_kernels.bench.ops.neuzip.checkpoint import weights_of
+from paperlm_kernels.bench.ops.neuzip.coder import Inputs
+from paperlm_kernels.bench.peers import AbsentError
 from safetensors.torch import save_file
 
 
@@ -77,6 +81,90 @@ def test_products_are_timed_where_the_weights_are_a_matrix(tmp_path):
     assert [row["outcome"] for row in found if row["case"] == "figure4_07"] == [why] * 4
 
 
+def test_files_are_packed_and_unpacked_on_one_core_and_the_method_without_files_gives_no_row(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    given = ["--device", "cpu", "--repeats", "1", "--scale", "small", "--out", str(out)]
+    chosen = ["--methods", "ours,ours_fix4_k3,copy,zipnn", "--measure", "pack_file,unpack_file,bits"]
+    assert main(["neuzip", "--cases", "cpu_w2e20", *chosen, *given]) == 0
+    found = rows.read(out)
+    fast = {(row["name"], row["measure"]): row for row in found if row["metric"] == "throughput"}
+    assert set(fast) == {(name, part) for name in ("ours", "ours_fix4_k3") for part in ("pack_file", "unpack_file")}
+    for row in fast.values():
+        assert row["value"] > 0 and row["unit"] == "MB/s" and row["cores"] == 1 and "1 thread)" in row["device"]
+    bits = {row["name"]: row["value"] for row in found if row["metric"] == "bits"}
+    assert bits["copy"] == 16 and bits["ours_fix4_k3"] == pytest.approx(8 + 8 / 512, abs=0.1)
+    assert [row["outcome"] for row in found if row["name"] == "zipnn"] == ["absent: zipnn is not installed"]
+
+
+def _file_task(case: str = "cpu_w2e20", **given) -> Task:
+    return Task("neuzip", case, "ours", ("pack_file", "unpack_file"), repeats=1, small=True, device="cpu", **given)
+
+
+def test_the_cores_and_threads_of_a_process_that_packed_files_are_what_they_were():
+    before = os.sched_getaffinity(0), torch.get_num_threads()
+    with on_file.one_core():
+        assert len(os.sched_getaffinity(0)) == torch.get_num_threads() == 1
+    assert (os.sched_getaffinity(0), torch.get_num_threads()) == before
+
+
+def test_a_codec_that_gives_another_file_fails(monkeypatch):
+    monkeypatch.setattr(methods.Ours, "unpack_file", lambda self, source, target: target.write_bytes(b"other"))
+    outcomes = [row.get("outcome") for row in ops.operation("neuzip").run(_file_task())]
+    assert outcomes == [None, "failed: the file that was unpacked is not the one that was packed"]
+
+
+def test_files_that_cannot_be_are_absent_with_what_helps(monkeypatch):
+    coder = methods.Ours(Inputs(declared.CASES["cpu_w2e20"].small(), torch.device("cpu"), 0))
+    with pytest.raises(AbsentError, match="ask for --device cpu"):
+        on_file.speeds(coder, "pack_file", dataclasses.replace(_file_task(), device="cuda"))
+    monkeypatch.setattr(on_file.shutil, "disk_usage", lambda place: types.SimpleNamespace(free=1000))
+    outcomes = [row["outcome"] for row in ops.operation("neuzip").run(_file_task())]
+    need = "absent: its files need 1,048,576 bytes in /dev/shm, or in a folder that TMPDIR names: make room"
+    assert outcomes == [need, need]
+
+
+def test_a_gpu_is_not_asked_for_every_profile_with_loss_unless_it_is_named():
+    operation = ops.operation("neuzip")
+    left = set(operation.methods) - set(operation.defaults("cuda").methods.split(","))
+    assert left == {f"ours_{profile}_k{bits}" for profile in ("dense", "fast", "fix4") for bits in (3, 1, 0)}
+    assert operation.defaults("cpu").methods.split(",") == list(operation.methods)
+    assert methods.METHODS["ours_dense_k1"].options == {"profile": "dense", "mant_bits": 1, "block_norm": 512}
+
+
+def test_weights_of_students_t_have_its_quantiles_and_normal_ones_are_drawn_as_before():
+    device = torch.device("cpu")
+    case = declared.CASES["student_t"].small()
+    weights = Inputs(case, device, 0).weights.float() / 0.02
+    assert [(weights.abs() > x).float().mean().item() for x in (0.7267, 2.5706, 4.0321)] == pytest.approx(
+        [0.5, 0.05, 0.01], rel=0.02
+    )
+    assert ops.operation("neuzip").identity(Task("neuzip", "student_t", "ours", (), small=True))["shape"] == {
+        "weights": 2**21, "degrees_of_freedom": 5
+    }  # fmt: skip
+    normal = dataclasses.replace(case, degrees=None)
+    drawn = torch.randn(2**21, generator=torch.Generator().manual_seed(0)) * 0.02
+    assert torch.equal(Inputs(normal, device, 0).weights, drawn.bfloat16())
+
+
+def test_bits_of_several_cases_stand_beside_each_other_and_other_tables_stay(tmp_path, capsys):
+    out = tmp_path / "rows.jsonl"
+    given = ["--device", "cpu", "--scale", "small", "--out", str(out), "--methods", "ours,ours_fix4,zipnn"]
+    assert main(["neuzip", "--cases", "distributions", "--measure", "bits", *given]) == 0
+    capsys.readouterr()
+    assert main(["show", str(out)]) == 0
+    caption, _, head, _, *lines = capsys.readouterr().out.splitlines()
+    assert caption.startswith("**w2e24 and student_t** (small, to try the benchmark): bits per weight, cpu (")
+    assert head == "| method | w2e24 | student_t |"
+    first, second = (line.strip("| ").split(" | ") for line in lines[:2])
+    assert (first[0], second[0]) == ("ours", "ours_fix4") and float(first[1]) + 0.1 < float(first[2]) < 10.9
+    assert lines[3] == "w2e24: Not measured: zipnn (absent: zipnn is not installed)."
+    assert main(["neuzip", "--cases", "w2e24", "--measure", "error", *given]) == 0
+    capsys.readouterr()
+    assert main(["show", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "**w2e24** (small" in shown and "**student_t** (small" in shown and "w2e24 and" not in shown
+
+
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
     """A checkpoint whose matrices have as many weights as the case is given here, and one more."""
@@ -111,6 +199,10 @@ def test_weights_of_a_checkpoint_are_those_of_its_matrices_in_bfloat16_in_the_or
     assert operation.identity(other)["source"] == "synthetic"
     rows = list(operation.run(dataclasses.replace(task, measures=("decode", "bits"), repeats=1)))
     assert {row["metric"] for row in rows} == {"time", "bits"}
+    on_file = dataclasses.replace(_file_task("checkpoint", options=options), small=False)
+    assert [(row["metric"], row["source"]) for row in operation.run(on_file)] == [
+        ("throughput", operation.identity(task)["source"])
+    ] * 2
 
 
 def test_a_checkpoint_is_asked_for_and_refused_where_nothing_would_read_it(tmp_path, capsys):

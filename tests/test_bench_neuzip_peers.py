@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import sys
 import types
+import zlib
 
 import numpy as np
 import pytest
@@ -102,6 +103,26 @@ def test_a_module_of_a_package_that_is_not_there_is_not_found():
 def test_a_codec_of_the_cpu_is_not_timed_for_a_card_and_the_namesake_is_never_imported():
     assert peers.ZipNN.absent("cuda") == "codes on a CPU: ask for --device cpu"
     assert "another's: put its file codec_gpu.py" in peers.SplitZip.absent("cuda") and "splitzip" not in sys.modules
+
+
+def test_zipnn_packs_the_bytes_of_a_file_in_one_thread(tmp_path, monkeypatch):
+    class Codec:
+        def __init__(self, threads):
+            assert threads == 1
+
+        def compress(self, data):
+            return zlib.compress(data)
+
+        def decompress(self, data):
+            return zlib.decompress(data)
+
+    monkeypatch.setitem(sys.modules, "zipnn", types.SimpleNamespace(ZipNN=Codec))
+    plain, packed, again = (tmp_path / name for name in "abc")
+    plain.write_bytes(bytes(1000))
+    coder = peers.ZipNN(types.SimpleNamespace(case=None))
+    coder.pack_file(plain, packed)
+    coder.unpack_file(packed, again)
+    assert packed.stat().st_size < 100 and again.read_bytes() == plain.read_bytes()
 
 
 def test_splitzip_is_the_file_of_its_repository_and_another_file_of_that_name_is_not_taken_for_it(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from paperlm_kernels.bench.arguments import to_read
 from paperlm_kernels.bench.declared import Declared
-from paperlm_kernels.bench.operation import Defaults, Task
+from paperlm_kernels.bench.operation import Defaults, Row, Task
 
 
 class NeuZip(Declared):
@@ -25,6 +25,8 @@ class NeuZip(Declared):
         "gemv4": "with 4",
         "gemv8": "with 8",
         "gemv16": "with 16",
+        "pack_file": "megabytes of bfloat16 a second from a safetensors file to a packed one, on one core of a CPU",
+        "unpack_file": "and back",
         "bits": "of a weight, all metadata included",
         "error": "of what was unpacked, relative and in norm; 0 without loss",
         "determinism": "whether three runs of unpacking give the same bits",
@@ -46,7 +48,10 @@ class NeuZip(Declared):
     def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
         measures = "decode,encode,bits,error,determinism" if for_tables else "decode,encode,bits"
         if device == "cuda":
-            return Defaults("all", ",".join(self.methods), measures, 50, 3, 3.0)
+            from paperlm_kernels.bench.ops.neuzip.declared import ROUNDED
+
+            methods = ",".join(name for name in self.methods if name not in ROUNDED)
+            return Defaults("all", methods, measures, 50, 3, 3.0)
         return Defaults("cpu", ",".join(self.methods), measures, 3, 1, 2.0)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -81,7 +86,15 @@ class NeuZip(Declared):
         if task.case == CHECKPOINT.name:
             name, sha256 = Path(task.options["weights"]).name, task.options["sha256"]
             source = f"{name}, sha256 {sha256} of its first {sized(task).weights:,} weights"
-        return {"shape": {"weights": sized(task).weights}, "source": source, "behaviour": NEUZIP["codec"]}
+        shape = {"weights": sized(task).weights}
+        if (degrees := sized(task).degrees) is not None:
+            shape["degrees_of_freedom"] = degrees
+        return {"shape": shape, "source": source, "behaviour": NEUZIP["codec"]}
+
+    def tables(self, found: Iterable[Row]) -> str:
+        from paperlm_kernels.bench.ops.neuzip import report
+
+        return report.tables(found)
 
 
 OPERATION = NeuZip()

@@ -21,10 +21,12 @@ COLUMNS = 8192
 "Of the matrix that is multiplied with tokens."
 TOKENS = {"gemv": 1, "gemv2": 2, "gemv4": 4, "gemv8": 8, "gemv16": 16}
 "Part -> tokens."
+FILE_PARTS = ("pack_file", "unpack_file")
+"""Of a coder with methods of these names, from the file of a path to that of another (`on_file`)."""
 
 
 class Inputs:
-    """Weights N(0, 0.02^2) in bfloat16, as in the paper's Figure 5, or the first of a file."""
+    """Weights N(0, 0.02^2) in bfloat16, as in the paper's Figure 5, 0.02 times Student's t, or the first of a file."""
 
     def __init__(self, case: Case, device: torch.device, seed: int, file: str | None = None) -> None:
         g = torch.Generator(device).manual_seed(seed)
@@ -34,8 +36,16 @@ class Inputs:
         else:
             self.weights = torch.empty(case.weights, dtype=torch.bfloat16, device=device)
             for part in self.weights.split(2**24):  # never the whole in float32
-                part.copy_(torch.randn(len(part), generator=g, device=device) * SCALE)
+                part.copy_(_drawn(case, len(part), g) * SCALE)
         self.tokens = torch.randn(max(TOKENS.values()), COLUMNS, generator=g, device=device).bfloat16()
+
+
+def _drawn(case: Case, count: int, g: torch.Generator) -> Tensor:
+    normal = torch.randn(count, generator=g, device=g.device)
+    if case.degrees is None:
+        return normal
+    squares = sum(torch.randn(count, generator=g, device=g.device).square() for _ in range(case.degrees))
+    return normal * (case.degrees / squares).sqrt()  # Student's t is defined as this
 
 
 class Coder(Contender):

@@ -12,11 +12,14 @@ BANDWIDTH = 4.26e12
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A tensor of so many weights: normally distributed with standard deviation 0.02, or of a file."""
+    """A tensor of so many weights: normally distributed with standard deviation 0.02, Student's t times 0.02, or of a
+    file."""
 
     name: str
     about: str
     weights: int
+    degrees: int | None = None
+    "of freedom of Student's t, which has longer tails; None: normal"
 
     def floor(self, bits: float, bandwidth: float = BANDWIDTH) -> float:
         """Microseconds that no decoding from so many bits a weight undercuts: what is read and written."""
@@ -31,16 +34,19 @@ _FIGURE = [Case(f"figure4_{i:02d}", "Figure 4", round(10 ** (5 + i / 4) / 2)) fo
 "Matrices of 1e5 to 1e8 bytes."
 _POWERS = [Case(f"w2e{power}", f"2^{power}", 2**power) for power in (24, 26, 27, 29)]
 _ON_CPU = [Case("cpu_w2e20", "a CPU's size", 2**20)]
+STUDENT_T = Case("student_t", "exponents as unequal as a trained model's", 2**24, degrees=5)
 CHECKPOINT = Case("checkpoint", "of a trained model (--weights)", 2**24)
-CASES = {case.name: case for case in (*_POWERS, *_FIGURE, *_ON_CPU, CHECKPOINT)}
+CASES = {case.name: case for case in (*_POWERS, *_FIGURE, *_ON_CPU, STUDENT_T, CHECKPOINT)}
 GROUPS = {
     "figure4": tuple(case.name for case in _FIGURE),
     "large": tuple(case.name for case in _POWERS),
     "all": tuple(case.name for case in (*_POWERS, *_FIGURE)),
     "cpu": tuple(case.name for case in _ON_CPU),
+    "distributions": ("w2e24", STUDENT_T.name),
     "trained": (CHECKPOINT.name,),
 }
-"Those of the paper's Figure 4, powers of two, both together for a GPU, that of a CPU, and that of a model's weights."
+"""Those of the paper's Figure 4, powers of two, both together for a GPU, that of a CPU, normal weights beside as many
+of Student's t, and that of a model's weights."""
 
 
 def sized(task: Task) -> Case:
@@ -49,6 +55,12 @@ def sized(task: Task) -> Case:
     return case.small() if task.small else case
 
 
+ROUNDED = {
+    f"ours_{profile}_k{bits}": f"'{profile}' with {said}, normalized in blocks of 512"
+    for profile in ("dense", "fast", "fix4")
+    for bits, said in ((3, "3 mantissa bits"), (1, "1 mantissa bit"), (0, "no mantissa bit"))
+}
+"Every other profile with loss; on a GPU they are measured where they are named."
 METHODS = {
     "ours": "without loss, the profile 'default'",
     "ours_dense": "the profile 'dense'",
@@ -57,6 +69,7 @@ METHODS = {
     "ours_k3": "3 mantissa bits, normalized in blocks of 512",
     "ours_k1": "1 mantissa bit, normalized in blocks of 512",
     "ours_k0": "no mantissa bit, normalized in blocks of 512",
+    **ROUNDED,
     "copy": "PyTorch's copy on the device: the floor",
     "offload pinned": "to the memory of the host, page-locked, and back",
     "offload pageable": "to the memory of the host and back",
@@ -71,6 +84,7 @@ METHODS = {
 "Method -> what it is."
 METRICS = {
     "time": {"measure": ("decode", "encode", "update", "gemv", "gemv2", "gemv4", "gemv8", "gemv16")},
+    "throughput": {"measure": ("pack_file", "unpack_file")},
     "bits": {},
     "error": {},
     "determinism": {},

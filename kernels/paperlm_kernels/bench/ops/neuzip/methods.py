@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -9,16 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paperlm_kernels.bench.ops.neuzip.ans import Rans
-from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Call, Coder
+from paperlm_kernels.bench.ops.neuzip.coder import FILE_PARTS, TOKENS, Call, Coder
+from paperlm_kernels.bench.ops.neuzip.declared import ROUNDED
 from paperlm_kernels.bench.ops.neuzip.peers import DFloat11, NvComp, NvComp13, SplitZip, ZipNN
 from paperlm_kernels.neuzip import Packed, pack
+from paperlm_kernels.neuzip.files import pack_file, unpack_file
 from paperlm_kernels.neuzip.product import linear
 
 
 class Ours(Coder):
     """`pack` with options. Its codebook is made anew at each packing, and by `update_` once in 64."""
 
-    parts: ClassVar[tuple[str, ...]] = (*Coder.parts, "update", *TOKENS)
+    parts: ClassVar[tuple[str, ...]] = (*Coder.parts, "update", *TOKENS, *FILE_PARTS)
     options: ClassVar[dict[str, Any]] = {}
 
     def call(self, part: str) -> Call:
@@ -38,6 +41,12 @@ class Ours(Coder):
 
     def bits_of(self, stored: Packed) -> float:
         return stored.bits_per_weight
+
+    def pack_file(self, source: Path, target: Path) -> None:
+        pack_file(source, target, **self.options)
+
+    def unpack_file(self, source: Path, target: Path) -> None:
+        unpack_file(source, target)
 
 
 class OursDense(Ours):
@@ -77,6 +86,13 @@ class OursK0(Ours):
 
     lossless = False
     options = {"mant_bits": 0, "block_norm": 512}
+
+
+def rounded(name: str) -> type[Ours]:
+    """Ours of a name in ROUNDED."""
+    _, profile, bits = name.split("_")
+    options = {"profile": profile, "mant_bits": int(bits[1:]), "block_norm": 512}
+    return type(name, (Ours,), {"__doc__": ROUNDED[name], "lossless": False, "options": options})
 
 
 class Copy(Coder):
@@ -149,6 +165,7 @@ METHODS: dict[str, type[Coder]] = {
     "ours_k3": OursK3,
     "ours_k1": OursK1,
     "ours_k0": OursK0,
+    **{name: rounded(name) for name in ROUNDED},
     "copy": Copy,
     "offload pinned": Offload,
     "offload pageable": OffloadPageable,

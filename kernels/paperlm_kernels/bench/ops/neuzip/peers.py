@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paperlm_kernels.bench.ops.neuzip import gaps, planes
-from paperlm_kernels.bench.ops.neuzip.coder import Call, Coder
+from paperlm_kernels.bench.ops.neuzip.coder import FILE_PARTS, Call, Coder
 from paperlm_kernels.bench.peers import AbsentError
 
 CHUNK = 65536
@@ -214,6 +214,7 @@ class ZipNN(Coder):
     """Bytes in, bytes out, with its defaults; a new codec for each call, for reading a header changes version 0.1's."""
 
     package = "zipnn"
+    parts: ClassVar[tuple[str, ...]] = (*Coder.parts, *FILE_PARTS)
 
     @classmethod
     def absent(cls, device: str) -> str | None:
@@ -231,3 +232,13 @@ class ZipNN(Coder):
 
     def bits_of(self, stored: Any) -> float:
         return 8 * len(stored) / self.case.weights
+
+    def pack_file(self, source: Path, target: Path) -> None:
+        import zipnn
+
+        target.write_bytes(zipnn.ZipNN(threads=1).compress(source.read_bytes()))
+
+    def unpack_file(self, source: Path, target: Path) -> None:
+        import zipnn
+
+        target.write_bytes(zipnn.ZipNN(threads=1).decompress(source.read_bytes()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.cards import bandwidth_of
 from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Coder, Inputs
+from paperlm_kernels.bench.ops.neuzip import on_file
+from paperlm_kernels.bench.ops.neuzip.coder import FILE_PARTS, TOKENS, Coder, Inputs
 from paperlm_kernels.bench.ops.neuzip.declared import BANDWIDTH, sized
 from paperlm_kernels.bench.ops.neuzip.methods import METHODS
 from paperlm_kernels.bench.peers import AbsentError
@@ -19,7 +21,12 @@ from paperlm_kernels.bench.rows import percentiles, short
 
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
-    """Rows of a task."""
+    """Rows of a task: all on one core of a CPU where files are asked for."""
+    with on_file.one_core() if on_file.stays_on_one_core(task) else contextlib.nullcontext():
+        yield from _rows_of(operation, task)
+
+
+def _rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     device, case = torch.device(task.device), sized(task)
     name = clocks.device_name(device)
     try:
@@ -37,9 +44,12 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     for part in task.measures:
         if part in coder.parts:
             try:
-                yield _time(operation, task, coder, part, bits, name)
+                measure = _speed if part in FILE_PARTS else _time
+                yield measure(operation, task, coder, part, bits, name)
             except AbsentError as reason:
                 yield operation.outcome(task, name, f"absent: {reason}", measure=part)
+            except on_file.DifferentError as reason:
+                yield operation.outcome(task, name, f"failed: {reason}", measure=part)
         elif part == "bits":
             yield operation.row(task, name, "bits", "bits per weight", [bits])
         elif part == "error":
@@ -50,7 +60,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
             same = all(torch.equal(decode().view(torch.int16), got.view(torch.int16)) for _ in range(2))
             yield operation.row(task, name, "determinism", "bitwise equal", [float(same)], runs=3)
         elif part == "kernels":
-            for which in (part for part in coder.parts if part not in TOKENS):
+            for which in (part for part in coder.parts if part not in (*TOKENS, *FILE_PARTS)):
                 call = coder.call(which)
                 step = clocks.Step(lambda: None, lambda _, call=call: call())
                 for kernel, (ms, launches) in clocks.kernel_times(step, device, warmup=task.warmup).items():
@@ -61,6 +71,12 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
 
 def _different(got: torch.Tensor, weights: torch.Tensor) -> int:
     return int((got.view(torch.int16).to(weights.device) != weights.view(torch.int16)).sum())
+
+
+def _speed(operation: Operation, task: Task, coder: Coder, part: str, bits: float, name: str) -> Row:
+    found, place = on_file.speeds(coder, part, task)
+    extra = {"measure": part, "cores": 1, "bits": short(bits), "folder": str(place)}
+    return operation.row(task, name, "throughput", "MB/s", found, **extra)
 
 
 def _time(operation: Operation, task: Task, coder: Coder, part: str, bits: float, name: str) -> Row:
