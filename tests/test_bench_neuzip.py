@@ -17,6 +17,7 @@ from paperlm_kernels.bench.ops.neuzip import declared, methods, on_file
 from paperlm_kernels.bench.ops.neuzip.checkpoint import weights_of
 from paperlm_kernels.bench.ops.neuzip.coder import Inputs
 from paperlm_kernels.bench.peers import AbsentError
+from paperlm_kernels.neuzip import entropy_report
 from safetensors.torch import save_file
 
 
@@ -138,6 +139,8 @@ def test_weights_of_students_t_have_its_quantiles_and_normal_ones_are_drawn_as_b
     assert [(weights.abs() > x).float().mean().item() for x in (0.7267, 2.5706, 4.0321)] == pytest.approx(
         [0.5, 0.05, 0.01], rel=0.02
     )
+    found = entropy_report(Inputs(case, device, 0).weights)
+    assert (found.exponent, found.joint) == pytest.approx((2.674, 10.61), abs=2e-3), "of Llama-3 8B"
     assert ops.operation("neuzip").identity(Task("neuzip", "student_t", "ours", (), small=True))["shape"] == {
         "weights": 2**21, "degrees_of_freedom": 5
     }  # fmt: skip

@@ -34,7 +34,7 @@ _FIGURE = [Case(f"figure4_{i:02d}", "Figure 4", round(10 ** (5 + i / 4) / 2)) fo
 "Matrices of 1e5 to 1e8 bytes."
 _POWERS = [Case(f"w2e{power}", f"2^{power}", 2**power) for power in (24, 26, 27, 29)]
 _ON_CPU = [Case("cpu_w2e20", "a CPU's size", 2**20)]
-STUDENT_T = Case("student_t", "exponents as unequal as a trained model's", 2**24, degrees=5)
+STUDENT_T = Case("student_t", "Student's t, with exponents near those of a trained model", 2**24, degrees=5)
 CHECKPOINT = Case("checkpoint", "of a trained model (--weights)", 2**24)
 CASES = {case.name: case for case in (*_POWERS, *_FIGURE, *_ON_CPU, STUDENT_T, CHECKPOINT)}
 GROUPS = {
