@@ -48,7 +48,8 @@ class Rans(Coder):
         items = (patterns >> 8 & 0x80 | patterns & 0x7F).astype(np.uint8)
         shares = rans.shares_of(np.bincount(exponents, minlength=256))
         whole = len(exponents) // CHUNK * CHUNK
-        parts = exponents[:whole].reshape(-1, CHUNK), exponents[whole:].reshape(min(1, len(exponents) - whole), -1)
+        left = len(exponents) - whole
+        parts = exponents[:whole].reshape(-1, CHUNK), exponents[whole:].reshape(min(1, left), left)
         return RansStored(*(rans.encode(part, shares) for part in parts), shares, items)
 
     def decode(self, stored: RansStored, out: Tensor) -> Tensor:
