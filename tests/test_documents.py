@@ -226,7 +226,10 @@ MARKS = {
         f"measured: python -m paperlm bench show {BENCH}/{name}.jsonl"
         for name in ("pretrain", "sft", "decode", "descent")
     ],
-    "kernels/README.md": [f"measured: python -m paperlm_kernels.bench show {BENCH}/cross_entropy.jsonl # first table"],
+    "kernels/README.md": [
+        f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}"
+        for name in ("cross_entropy.jsonl # first table", "neuzip_cpu.jsonl")
+    ],
     "kernels/MEASURED.md": [
         f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
         for name in ("cross_entropy", "cross_entropy_h100")
@@ -239,7 +242,7 @@ MARKS = {
         SWEPT,
         *(
             f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
-            for name in ("kv_attention", "neuzip", "neuzip_one_host", "neuzip_h100")
+            for name in ("kv_attention", "neuzip", "neuzip_one_host", "neuzip_h100", "neuzip_student_t")
         ),
     ],
 }
