@@ -67,6 +67,27 @@ def test_memory_that_a_cpu_does_not_count_is_said_to_be_absent(rows):
     assert len(said) == 6 and all("on a GPU only" in r["outcome"] for r in said)
 
 
+def test_kernels_of_an_update_are_parted_into_phases_and_none_is_counted_twice():
+    with_ours()
+    from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_pairs
+
+    from paperlm.bench.ops.descent.updates import by_phase
+
+    ours = {
+        name: 1.0
+        for module in (kernel_codebook, kernel_decode, kernel_encode, kernel_pairs)
+        for name in vars(module)
+        if name.endswith("_kernel")
+    }
+    assert {"decode_kernel", "decode_fix4_kernel", "decoding_kernel", "write_kernel", "pairs_kernel"} <= set(ours)
+    products = ["nvjet_sm90_tst_256x8", "sm80_xmma_gemm_bf16", "cutlass::Kernel2<x>", "gemv2T_kernel_val"]
+    others = ["vectorized_elementwise_kernel", "Memcpy DtoH", "fmha_fwd", "others", "reduce_kernel"]
+    found = by_phase(dict.fromkeys([*ours, *products, *others], (2.0, 1.0)))
+    decodes = sum(name.startswith("decode_") for name in ours)
+    assert [number for _, number in found.values()] == [decodes, len(ours) - decodes, len(products), len(others)]
+    assert all(ms == 2 * launches for ms, launches in found.values())
+
+
 def test_cases_have_the_published_numbers_of_parameters():
     """GPT-Neo 2.7B 2,651,307,520 (EleutherAI's card: 2.7B), Llama-3 8B 8,030,261,248, Llama-2 13B 13,015,864,320."""
     import transformers

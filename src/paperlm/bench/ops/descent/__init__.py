@@ -89,10 +89,11 @@ class Descent(Operation):
     measures = {
         "update": "time of an update, the loss of the last of the first ones, and the hash of all weights behind it",
         "memory": "the most that is allocated from the first update on, weights included",
+        "kernels": "what kernels of an update take by phase: decoding, encoding, products, others",
     }
     metrics = {
         "time": {"measure": ("update",)}, "memory": {}, "resident": {}, "loss": {}, "weights_hash": {},
-        "bits_per_weight": {},
+        "bits_per_weight": {}, "kernel": {"measure": ("decoding", "encoding", "products", "others")},
     }  # fmt: skip
     numbers = ("value", "low", "high", "per_second")
     packages = ("transformers",)

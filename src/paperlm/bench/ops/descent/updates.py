@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,6 +22,13 @@ from paperlm.data.tokenizer import TextTokenizer
 from paperlm.train.repeatable import repeatable
 
 GIB = 2**30
+PHASES = {
+    "decoding": re.compile(r"\bdecode_(fix4_)?kernel"),
+    "encoding": re.compile(r"\b(normalizer|count|codebook|decoding|lowest|pairs|size|scan|write|fix4|patch)_kernel"),
+    "products": re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitK", re.IGNORECASE),
+    "others": re.compile(""),
+}
+"Phase -> names of its kernels; a kernel is of the first that fits."
 STORES: dict[str, dict] = {"neuzip": {}, "neuzip keep": {}, "neuzip fix4": {"profile": "fix4"}}
 "Method -> options of the packed store."
 
@@ -54,6 +62,10 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
             clocks.synchronize(device)
             if step >= task.warmup:
                 seconds.append(time.perf_counter() - start)
+        kernels: dict[str, tuple[float, float]] = {}
+        if "kernels" in task.measures and device.type == "cuda":
+            once = clocks.Step(lambda: next(texts), update)
+            kernels = by_phase(clocks.kernel_times(once, device, warmup=task.warmup))
     except RuntimeError as error:
         if not clocks.out_of_memory(error):
             raise
@@ -72,6 +84,10 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
             task, name, "weights_hash", "last six digits of sha256", [short], updates=len(losses), exact=sha256
         )
         yield operation.row(task, name, "bits_per_weight", "bits of a stored weight", [bits])
+    if "kernels" in task.measures and device.type != "cuda":
+        yield operation.outcome(task, name, "absent: on a CPU there are no kernels, ask for a GPU", measure="kernels")
+    for phase, (ms, launches) in kernels.items():
+        yield operation.row(task, name, "kernel", "ms", [ms], measure=phase, launches=launches)
     if "memory" in task.measures:
         if device.type != "cuda":
             yield operation.outcome(
@@ -81,6 +97,15 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         peak = torch.cuda.max_memory_allocated(device)
         yield operation.row(task, name, "memory", "GiB", [peak / GIB], cap_gib=CAP)
         yield operation.row(task, name, "resident", "GiB", [resident / GIB])
+
+
+def by_phase(kernels: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Milliseconds and launches of each phase of an update, of those of each kernel."""
+    found = dict.fromkeys(PHASES, (0.0, 0.0))
+    for name, (ms, launches) in kernels.items():
+        phase = next(phase for phase, names in PHASES.items() if names.search(name))
+        found[phase] = found[phase][0] + ms, found[phase][1] + launches
+    return found
 
 
 def _allocated(device: torch.device) -> int:
