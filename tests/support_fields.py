@@ -149,6 +149,8 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "few_shot": (Seen(2, "requests", stays="data"), Seen(0, "requests,data")),
         "few_shot_seed": Seen(4321, "requests", stays="data"),
         "max_length": Seen(200, "metrics.arc_easy/cut,answers"),
+        "begin": Seen("bos", "answers", stays="data"),
+        "tokenized": Elsewhere("of SentencePiece's vocabularies: tests/test_lm_eval_job.py, test_harness_requests.py"),
         "kv_cache": Seen({"kv_bits": 3}, "answers,slug", stays="requests"),
     },
     "image_classification": {
@@ -256,6 +258,8 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
         "few_shot": (Seen(2, "requests", stays="data"), Seen(0, "requests,data")),
         "few_shot_seed": Seen(4321, "requests", stays="data"),
         "max_length": Seen(200, "metrics.arc_easy/cut,answers"),
+        "begin": Seen("bos", "answers", stays="data"),
+        "tokenized": Elsewhere("of SentencePiece's vocabularies: tests/test_lm_eval_job.py, test_harness_requests.py"),
     },
     "stored_speed": {
         name: Elsewhere("speed is measured on a GPU; tests/test_stored_jobs.py has what is timed")

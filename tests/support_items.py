@@ -58,9 +58,9 @@ def without(field):
     return lambda rows: [*rows[:6], {key: value for key, value in rows[6].items() if key != field}, *rows[7:]]
 
 
-def small_model():
+def small_model(vocab_size=1024):
     """Three blocks with random weights, in float64."""
     config = PaperLlamaConfig(
-        vocab_size=1024, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2
+        vocab_size=vocab_size, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2
     )
     return randomize(PaperLlamaForCausalLM(config))

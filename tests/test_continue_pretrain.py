@@ -204,7 +204,8 @@ def test_a_branch_has_its_trunk_made_with_the_state_that_it_needs(maker):
     made = read_record(root / places.made(branch()), branch().job_id)
     of = read_record(root / places.made(trunk()), trunk().job_id)
     assert made.metrics == of.metrics and made.ancestors == {trunk().job_id: trunk().behaviours()}
-    assert set(made.weights) == {f"{trunk().job_id} trunk-{AT}"} and of.weights == {}
+    assert made.weights[trunk().job_id] == of.weights[trunk().job_id] and set(of.weights) == {trunk().job_id}
+    assert set(made.weights) == {trunk().job_id, branch().job_id}
     assert same(weights(root / places.model(branch())), weights(root / places.model(trunk())))
     manifest = json.loads((root / places.manifest(trunk())).read_text())
     state = {name for name in manifest["files"] if name.startswith("trunk-")}

@@ -120,6 +120,11 @@ def test_context_and_option_can_be_tokenized_apart_without_the_blanks_around_the
         ([tokenizer.eos_token_id, *tokenizer.encode("Question: why?\nAnswer:")], plain("because")),
         ([tokenizer.eos_token_id, *tokenizer.encode("a")], plain("b")),
     ]
+    _, adds = beginning("bpe1024")
+    lm = harness.CountingLM(model, adds, max_length=99, batch_size=1, progress=False, bos=True, apart=True)
+    lm.loglikelihood(asking([("a", " b")]), disable_tqdm=True)
+    ((_, context, option),) = asked[1]
+    assert context == adds.encode("a") and option == adds.encode("b", add_special_tokens=False), "no BOS in the middle"
 
 
 def test_a_request_that_is_cut_keeps_its_bos_and_counts_as_cut(model, monkeypatch):

@@ -38,6 +38,7 @@ class Parent(Job):
         return f"pre_ln-{self.name}"
 
 
+BOS = "its tokenizer has no BOS: each request begins with its EOS"
 SETTINGS = {"tasks": ["arc_easy", "boolq"], "source": "bundled", "few_shot": 0, "max_length": 48}
 
 
@@ -110,3 +111,22 @@ def test_on_a_gpu_as_many_requests_go_together_as_their_logits_leave_room_for(mo
         assert requests >= 1 and 4 * words * requests * length <= most < 4 * words * 4 * (requests + 1) * length
     assert at_once(Machine(), 2**20) == 1, "one is always asked"
     assert at_once(Machine(micro_batch=3), 256) == at_once(Machine(device="cpu", micro_batch=3), 256) == 3
+
+
+def test_where_requests_begin_with_bos_likelihoods_are_others_and_a_stand_in_is_said(inputs):
+    plain, begun = (
+        run(LmEval(of=Parent(), **SETTINGS, **more), inputs, Machine(device="cpu", progress=False))
+        for more in ({}, {"begin": "bos"})
+    )
+    assert BOS in begun.labels and BOS not in plain.labels
+    assert begun.answers != plain.answers or begun.metrics != plain.metrics
+
+
+def test_texts_are_not_tokenized_apart_where_a_blank_belongs_to_the_next_word(inputs, tmp_path, model):
+    """Byte-level vocabularies: an option without its blank would be glued to the context."""
+    job = LmEval(of=Parent(), **SETTINGS, tokenized="apart")
+    with pytest.raises(JobError, match="tokenized: apart"):
+        run(job, inputs, Machine(device="cpu", progress=False))
+    save_model(tmp_path / "pieces", small_model(32_128), transformers_tokenizer("t5", 128))
+    pieces = Inputs(data=inputs.data, models={"of": tmp_path / "pieces"}, work=inputs.work)
+    assert run(job, pieces, Machine(device="cpu", progress=False)).outcome == "measured"

@@ -130,6 +130,12 @@ def test_a_code_0_without_its_patch_and_a_patch_without_it_are_refused(check):
         assert data[place] != byte
         with pytest.raises(E.PatchError, match="codes 0"):
             from_bytes(changed(data, place, "<B", byte), check)
+    places = from_bytes(data).sections[Section.PATCH].numpy() & 0xFFFFFF
+    assert 200 in places and 201 not in places
+    byte = start + 100  # of the weights 200, which has a patch, and 201
+    assert data[byte] & 15 == 0 and data[byte] >> 4
+    with pytest.raises(E.PatchError, match="codes 0"):  # as many as there are patches, one elsewhere
+        from_bytes(changed(data, byte, "<B", data[byte] >> 4), check)
     from_bytes(data, check)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from types import SimpleNamespace
 
 import numpy as np
@@ -331,3 +332,18 @@ def test_what_came_of_a_weight_that_a_card_found_damaged_is_not_recorded():
     with pytest.raises(ContainerError, match="damaged; load it again"):
         counted(model, torch.device("cpu"))
     assert counted(model, torch.device("cpu")), "said once"
+
+
+def test_a_speed_has_an_error_and_damage_that_kernels_found_on_the_way_is_looked_at(monkeypatch):
+    told, clock = [], iter(range(1000))
+    for name in ("reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 77)
+    monkeypatch.setattr("paperlm_kernels.neuzip.raise_decode_errors", lambda device: told.append(device))
+    monkeypatch.setattr(stored_speed.time, "perf_counter", lambda: next(clock) ** 2 / 100)
+    found = stored_speed.speed_of(lambda: None, 5, torch.device("cuda"))
+    seconds = [(2 * begin + 1) / 100 for begin in range(3, 13, 2)]
+    rates = [1 / one for one in seconds]
+    assert found.metrics == {"iterations_per_second": pytest.approx(1 / seconds[2]), "peak_bytes": 77}
+    assert found.standard_errors == {"iterations_per_second": pytest.approx(statistics.stdev(rates))}
+    assert told == [torch.device("cuda")]

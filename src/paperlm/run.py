@@ -121,6 +121,7 @@ class Maker:
             self._compare(job, record)
             if job.leaves_model:
                 store_model(self._building(job), folder, job, record.outcome, origin)
+                record = record.model_copy(update={"weights": weights_of(folder, job)})
             write_record(record_path, record)
             discard(self.places.root / self.places.work(job))
 
@@ -198,7 +199,7 @@ class Maker:
                 blocked = f"{parent.job_id} ended as {outcome.replace('_', ' ')}: there is no model to work on{why}"
             else:
                 found[name] = checked_model(folder, parent, job.snapshot(name))
-                weights |= weights_of(folder, parent, job.snapshot(name))
+                weights |= weights_of(folder, parent)
         return Parents(found, Origin(tuple(dict.fromkeys(labels)), ancestors, weights), blocked)
 
     def _compare(self, job: Job, record: Record) -> None:

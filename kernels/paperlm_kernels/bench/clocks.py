@@ -80,9 +80,11 @@ def _cpu_time(step: Step) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def kernel_times(step: Step, device: torch.device, *, warmup: int, runs: int = 5) -> dict[str, tuple[float, float]]:
+def kernel_times(
+    step: Step, device: torch.device, *, warmup: int, runs: int = 5, name_of: Callable[[str], str] | None = None
+) -> dict[str, tuple[float, float]]:
     """Kernel (on a CPU: operator) -> milliseconds and launches a run, the longest first; those of less than half a
-    percent together as "others"."""
+    percent together as "others". name_of: of the whole name, what is told in place of the kernel; then all are told."""
     for _ in range(max(1, warmup)):
         step.run(step.prepare())
     synchronize(device)
@@ -99,9 +101,11 @@ def kernel_times(step: Step, device: torch.device, *, warmup: int, runs: int = 5
         if gpu and event.device_type != torch.autograd.DeviceType.CUDA:
             continue
         microseconds = event.self_device_time_total if gpu else event.self_cpu_time_total
-        parts = found.setdefault(_short(event.key), [0.0, 0.0])
+        parts = found.setdefault((name_of or _short)(event.key), [0.0, 0.0])
         parts[0] += microseconds / 1e3 / runs
         parts[1] += event.count / runs
+    if name_of is not None:
+        return {name: (ms, launches) for name, (ms, launches) in found.items()}
     total = sum(ms for ms, _ in found.values())
     listed = sorted(((v, k) for k, v in found.items() if v[0] >= total / 200), reverse=True)
     others = [v for v in found.values() if v[0] < total / 200]

@@ -29,8 +29,8 @@ WORDS = frozenset(
 )
 "Sections of 32-bit words; the others are bytes."
 Arrays = dict[Section, NDArray]
-_HAS_CODE_0 = (np.arange(256) & 15 == 0) | (np.arange(256) >> 4 == 0)
-"Of the two codes of FIX4 in a byte."
+AT_ONCE = 2**20
+"Bytes of codes that are looked through together, which bounds the memory."
 
 
 def aligned(size: int) -> int:
@@ -126,8 +126,21 @@ def check_sections(header: Header, sections: Mapping[Section, NDArray]) -> None:
     if header.codec == Codec.FIX4:
         # code 0 means nothing of its own, so that decoders may take it for different exponents
         codes = sections[Section.PAYLOAD].view(np.uint8)
-        bytes_with = np.flatnonzero(_HAS_CODE_0.take(codes))
-        both = np.stack([codes[bytes_with] & 15, codes[bytes_with] >> 4], 1)
-        unsaid = (2 * bytes_with[:, None] + np.arange(2))[both == 0]
-        if not np.array_equal(unsaid[unsaid < header.numel], places if len(patches) else []):
-            raise PatchError("codes 0 are not where the patches are: the container is damaged")
+        expected, seen = places if len(patches) else np.zeros(0, np.int64), 0
+        for start in range(0, len(codes), AT_ONCE):
+            unsaid = _codes_0(codes[start : start + AT_ONCE]) + 2 * start
+            unsaid = unsaid[unsaid < header.numel]
+            if not np.array_equal(unsaid, expected[seen : seen + len(unsaid)]):
+                break
+            seen += len(unsaid)
+        else:
+            if seen == len(expected):
+                return
+        raise PatchError("codes 0 are not where the patches are: the container is damaged")
+
+
+def _codes_0(codes: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Which of the two codes of each byte are 0."""
+    (some,) = np.nonzero(((codes & 15) == 0) | (codes < 16))
+    both = np.stack([codes[some] & 15, codes[some] >> 4], 1)
+    return (2 * some[:, None] + np.arange(2))[both == 0]

@@ -44,8 +44,9 @@ def keep_largest(y, inside, k):
     upper = tl.maximum(beyond - QUARTER, 1)
     found = k + 1
     while (beyond - least > 1) & (found != k):
-        both = tl.sum((bits >= lower).to(tl.int32) + ((bits >= upper).to(tl.int32) << 16), 0)
-        above = (both >> 16) & 65535
+        # of those below `upper`, which not all are: then no sum is beyond 2^31, also of 2^15 entries
+        both = tl.sum((bits >= lower).to(tl.int32) + ((bits < upper).to(tl.int32) << 16), 0)
+        above = y.shape[0] - (both >> 16)
         if above >= k:
             least = upper
             found = above

@@ -93,7 +93,8 @@ def convert(
     old parameters are emptied.
 
     Where a store cannot be made (a value that is not finite in a store with loss, a dtype, memory), layers before it
-    are stored, it and those behind it are as they were, and the model computes: mend the weight, and convert the rest.
+    are stored, it and those behind it are as they were, and the model computes, unless `values` were to come: mend the
+    weight, and convert the rest.
 
     Raises TypeError for `leave` that is one string, ValueError for a name in it that no weight has, an unknown policy,
     a model with nothing to store, one alias of a tied weight without the others, an embedding that changes its rows as

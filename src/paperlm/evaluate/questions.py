@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from paperlm.data.settings import DataSettings, ItemData
+from paperlm.errors import JobError
 from paperlm.evaluate.tasks import Source, TaskName, task_of
 from paperlm.jobs.base import Head, Inputs, LooksAtModel, Machine, Seed
 from paperlm.result import Result
@@ -104,6 +105,11 @@ def ask(job: AskedModel, model: Any, inputs: Inputs, machine: Machine) -> tuple[
     from paperlm.models.folder import load_tokenizer
 
     tokenizer = load_tokenizer(inputs.models["of"])
+    if job.tokenized == "apart" and tokenizer.encode("a") != tokenizer.encode(" a"):
+        raise JobError(
+            f"{job.slug()}: tokenized: apart is of vocabularies whose words begin with a blank of their own, as "
+            "SentencePiece's; this one would glue an option to its context: set tokenized: together"
+        )
     found = evaluate(
         model,
         tokenizer,

@@ -14,6 +14,9 @@ from typing import Any
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import JobError, SpecError, unknown
 
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
+"What JSON raises that is not of the form that a library reads it in."
+
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write weights, configuration and, if there is one, tokenizer (transformers' objects) into `folder`."""
@@ -95,7 +98,7 @@ def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
             trust_remote_code=False,
             **options,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError, SpecError) as error:
+    except (OSError, *MALFORMED, RuntimeError, SafetensorError, SpecError) as error:
         raise JobError(f"{folder}: no model that transformers can read ({error}); make it again") from None
     left_over = {key for key in info["unexpected_keys"] if head != "none" or not key.startswith(("lm_head.", "score."))}
     wrong = sorted(info["missing_keys"]) + sorted(left_over) + sorted(map(str, info["mismatched_keys"]))

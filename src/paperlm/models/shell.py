@@ -120,6 +120,6 @@ def _found(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
                     if tensor.get_dtype() not in PLAIN:
                         return {}
                     found[name] = path, tuple(tensor.get_shape())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError):
         return {}
     return found

@@ -99,12 +99,13 @@ def _sign_of(stage: Stage | None) -> tuple[str, str]:
     return prefix, prefix + ("state.json" if isinstance(stage, Trunk) else "config.json")
 
 
-def weights_of(folder: Path, job: Job, stage: Stage | None) -> dict[str, str]:
-    """A stage of a model, as `<job id>` or `<job id> <stage>`, and what it was made from -> digest of the tensors."""
+def weights_of(folder: Path, job: Job) -> dict[str, str]:
+    """Id of a model's job, and of those that it was made from -> digest of the files of its tensors at its end,
+    whatever stage of it is worked on: it tells two trainings of one job apart."""
     manifest = read_manifest(folder, job)
-    tensors = {name: sum_ for name, sum_ in _files_of(manifest, stage).items() if name.endswith(".safetensors")}
-    name = job.job_id if stage is None else f"{job.job_id} {folder_of(stage)}"
-    return {**manifest.get("weights", {}), name: digest(sorted(tensors.values()))}
+    tensors = [sum_ for name, sum_ in _files_of(manifest, None).items() if name.endswith(".safetensors")]
+    own = {job.job_id: digest(sorted(tensors))} if tensors else {}
+    return {**manifest.get("weights", {}), **own}
 
 
 def _files_of(manifest: dict[str, Any], stage: Stage | None) -> dict[str, str]:

@@ -62,8 +62,8 @@ class Record(Frozen):
     ancestors: dict[str, dict[str, int]] = {}
     "job id -> behaviours that the model worked on was made under"
     weights: dict[str, str] = {}
-    """model worked on, and models that it was made from (`model_store.weights_of`) -> digest of its tensors: a card
-    that trains a job twice gives two; empty: none was worked on, or the record is older than this field"""
+    """job of a model, its own, that worked on, and those it was made from (`model_store.weights_of`) -> digest of its
+    files of tensors: a card that trains a job twice gives two; empty: there is none, or the record is older"""
     job: dict[str, Any]
     "Job.canonical()"
     outcome: Outcome

@@ -25,10 +25,10 @@ GIB = 2**30
 PHASES = {
     "decoding": re.compile(r"\bdecode_(fix4_)?kernel"),
     "encoding": re.compile(r"\b(normalizer|count|codebook|decoding|lowest|pairs|size|scan|write|fix4|patch)_kernel"),
+    "others": re.compile(r"fmha|flash|sdpa", re.IGNORECASE),  # attention, whose kernels cutlass has too
     "products": re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitK", re.IGNORECASE),
-    "others": re.compile(""),
 }
-"Phase -> names of its kernels; a kernel is of the first that fits."
+"Phase -> names of its kernels; a kernel is of the first that fits, and of others if none does."
 STORES: dict[str, dict] = {"neuzip": {}, "neuzip keep": {}, "neuzip fix4": {"profile": "fix4"}}
 "Method -> options of the packed store."
 
@@ -65,7 +65,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         kernels: dict[str, tuple[float, float]] = {}
         if "kernels" in task.measures and device.type == "cuda":
             once = clocks.Step(lambda: next(texts), update)
-            kernels = by_phase(clocks.kernel_times(once, device, warmup=task.warmup))
+            kernels = clocks.kernel_times(once, device, warmup=task.warmup, name_of=phase_of)
     except RuntimeError as error:
         if not clocks.out_of_memory(error):
             raise
@@ -99,13 +99,9 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         yield operation.row(task, name, "resident", "GiB", [resident / GIB])
 
 
-def by_phase(kernels: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Milliseconds and launches of each phase of an update, of those of each kernel."""
-    found = dict.fromkeys(PHASES, (0.0, 0.0))
-    for name, (ms, launches) in kernels.items():
-        phase = next(phase for phase, names in PHASES.items() if names.search(name))
-        found[phase] = found[phase][0] + ms, found[phase][1] + launches
-    return found
+def phase_of(kernel: str) -> str:
+    """Phase of an update that a kernel, by its whole name, is of."""
+    return next((phase for phase, names in PHASES.items() if names.search(kernel)), "others")
 
 
 def _allocated(device: torch.device) -> int:
