@@ -136,6 +136,18 @@ def test_topk_keeps_exactly_so_many_and_of_equals_the_first(spot, keep, width):
 
 
 @everywhere
+def test_the_widest_rows_of_equals_and_of_scattered_values_keep_half(spot):
+    """Counts of 2^15 entries, which share a sum, do not run into each other."""
+    width = 2**15
+    x = torch.stack([torch.full((width,), 3.0), -torch.ones(width), normal(1, width)[0]]).to(spot.device)
+    codes = rmsnorm_quantize(x, None, keep=0.5, backend=spot.backend).codes.cpu()
+    for row in (0, 1):
+        assert codes[row, : width // 2].abs().eq(127).all() and not codes[row, width // 2 :].any()
+    least = x[2].abs().cpu().sort(descending=True).values[width // 2 - 1]
+    assert (codes[2][x[2].abs().cpu() < least] == 0).all()
+
+
+@everywhere
 def test_the_residual_is_added_rounded_and_returned_before_the_norm(spot):
     dtype = torch.float16
     x, residual = (normal(5, 200, seed=s, dtype=dtype, device=spot.device) for s in (0, 1))
