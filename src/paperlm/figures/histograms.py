@@ -100,7 +100,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
 
         handles = [matplotlib.patches.Patch(color="0.7"), matplotlib.lines.Line2D([], [], **MIDDLE)]
         alone = f"block {' or '.join(map(str, middle[1:]))} alone"
-        figure.legend(handles, ["all blocks", alone], loc="outside upper right", ncols=2, frameon=False, fontsize=8)
+        figure.legend(handles, ["all blocks", alone], loc="outside upper left", ncols=2, frameon=False, fontsize=8)
     if not found:
         axes[0][0].text(0.5, 0.5, "no model has been measured yet", ha="left", va="center")
         for axis in axes.flat:
