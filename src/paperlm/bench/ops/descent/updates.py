@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from paperlm.data.sources import documents
 from paperlm.data.tokenizer import TextTokenizer
+from paperlm.evaluate.cap import capped
 from paperlm.train.repeatable import repeatable
 
 GIB = 2**30
@@ -36,12 +37,13 @@ STORES: dict[str, dict] = {"neuzip": {}, "neuzip keep": {}, "neuzip fix4": {"pro
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     """Rows of a task: updates whose losses, and weights behind them, tell whether methods agree, `warmup` that are not
     timed, then `repeats` that are. On a GPU under the cap."""
-    # a GPU with its index, which the allocator's functions ask for
-    device, case = torch.device("cuda:0" if task.device == "cuda" else task.device), sized(task)
-    name = clocks.device_name(device)
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, CAP * GIB / total), device)
+    device = torch.device("cuda:0" if task.device == "cuda" else task.device)
+    with capped(device, CAP if device.type == "cuda" else None):
+        yield from _measured(operation, task, device)
+
+
+def _measured(operation: Operation, task: Task, device: torch.device) -> Iterator[Row]:
+    case, name = sized(task), clocks.device_name(device)
     try:
         model = fresh(case, device, task.seed)
         update = updates(model, task.method, case.rate)
