@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -113,25 +114,30 @@ def test_weights_that_take_the_place_of_others_in_a_tensor_are_not_read_early():
     assert [hopper.settled(data) for _ in range(2)] == [False, True]
 
 
-def test_counters_of_graphs_are_apart_zeros_and_kept_however_many_there_are(monkeypatch):
-    """A graph can be replayed at any time: memory that it counts in is given to nobody else."""
-    rooms, given = {}, []
+def test_sums_of_graphs_are_apart_zeros_and_kept_however_many_there_are(monkeypatch):
+    """A graph can be replayed at any time: memory that its products share sums in is given to nobody else."""
+    rooms, given, grain = {}, [], hopper.GRAIN
     monkeypatch.setattr(hopper, "_ROOM", rooms)
     monkeypatch.setattr(hopper, "_ROOMS", [])
     monkeypatch.setattr(hopper, "_CAPTURED", {})
 
     def room():
-        hopper._ROOMS.append(torch.full((4 * hopper.COUNTERS,), 9, dtype=torch.int32))
+        hopper._ROOMS.append(torch.full((12 * grain,), 9, dtype=torch.int32))
         rooms[0] = hopper._ROOMS[-1]
 
     for number in range(200):
         if number % 4 == 0:
             room()
         monkeypatch.setattr(hopper, "capture_of", lambda _, now=number: (0, now + 1, 5))
-        mine = hopper._counters(3, CPU)
-        assert mine.data_ptr() == hopper._counters(7, CPU).data_ptr() and not mine.any()
-        given.append(mine.data_ptr())
-        assert hopper._counters(hopper.COUNTERS + 1, CPU).numel() == hopper.COUNTERS + 1
-    assert len(set(given)) == 200 and len(hopper._CAPTURED) <= 64
+        mine = hopper._parts(grain - 1, CPU)
+        assert mine.data_ptr() == hopper._parts(grain, CPU).data_ptr() and not mine.any()
+        larger = hopper._parts(grain + 1, CPU)
+        assert larger.numel() == 2 * grain and not larger.any(), "a larger product has other memory"
+        assert hopper._parts(7, CPU).data_ptr() == larger.data_ptr()
+        given += [(mine.data_ptr(), mine.numel()), (larger.data_ptr(), larger.numel())]
+        assert hopper._parts(13 * grain, CPU).numel() == 13 * grain, "and what finds no room has its own"
+    assert len(hopper._CAPTURED) <= 64
+    given = sorted((at, at + 4 * numbers) for at, numbers in given)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(given))
     kept = [(r.data_ptr(), r.data_ptr() + 4 * r.numel()) for r in hopper._ROOMS]
-    assert all(any(low <= at < high for low, high in kept) for at in given)
+    assert all(any(low <= at and end <= high for low, high in kept) for at, end in given)

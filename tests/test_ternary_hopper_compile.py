@@ -24,7 +24,6 @@ from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
 POINTERS = {
     "scale": "*fp32", "rowsum": "*i32", "alpha": "*fp32", "y": "*bf16", "parts": "*i32",
-    "arrived": "*i32",
 }  # fmt: skip
 
 
@@ -64,6 +63,18 @@ def test_every_form_is_on_the_matrix_units_with_the_weights_in_registers(constan
     assert wait < min(ptx.index(access) for access in ("ld.global", "st.global", "wgmma.mma_async"))
     assert not re.search(r"\b(atom|red)\.", ptx[:wait])
     assert re.search(r"st\.global[.\w]*\.v4\.b32", ptx) and not re.search(r"st\.global[.\w]*\.b16\b", ptx)
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+def test_who_adds_up_asks_memory_itself_again_and_again_for_all_sums_at_once(tokens, tmp_path):
+    """A number that is there says so: nothing is counted, and what the first-level cache keeps is not looked at."""
+    tiles = hopper.stream_tiles_of(tokens, 4096, 2752, 132)
+    assert tiles.splits > 1
+    ptx = compiled(hopper.constants_of(tiles), tiles.warps, "bf16", {"N"}).asm["ptx"]
+    each = tiles.rows * tiles.tokens // (32 * tiles.warps)
+    asked = [int(wide or 1) for wide in re.findall(r"ld\.volatile\.global(?:\.v(\d))?\.b32", ptx)]
+    assert sum(asked) == (hopper.most_splits(tiles) - 1) * each
+    assert not re.search(r"\b(atom|red)\.", ptx) and "membar" not in ptx and "fence.acq_rel" not in ptx
 
 
 @pytest.mark.parametrize("gated", [False, True])

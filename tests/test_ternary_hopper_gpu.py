@@ -108,7 +108,7 @@ def test_a_graph_captured_with_and_without_a_product_before_gives_the_references
     assert all(torch.equal(one, p.right) for one in y)
 
 
-def test_a_replay_that_finds_counters_that_are_no_zeros_gives_the_references_bits():
+def test_a_replay_that_finds_sums_that_are_no_zeros_gives_the_references_bits():
     p = Problem(16, 4096, 11008)
     p.product()
     graph = torch.cuda.CUDAGraph()

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paperlm_kernels.overlap import is_hopper
 
-COUNTERS = 256
-"Of programs that share tiles, one a tile: so many for all products of a CUDA graph."
+GRAIN = 1 << 16
+"Sums that programs share are given to CUDA graphs in so many numbers, 256 KiB."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +110,10 @@ def run_stream(
     m_tiles, n_tiles = triton.cdiv(M, tiles.tokens), triton.cdiv(N, tiles.rows)
     constants, columns = constants_of(tiles, gated, N % 8 == 0), 32 * tiles.chunks
     box = [constants["HALF"] or tiles.rows, columns]
-    parts = arrived = None
+    parts = None
     with torch.cuda.device_of(codes):
         if tiles.splits > 1:
-            sums = (m_tiles * n_tiles, tiles.splits, tiles.rows, tiles.tokens)
-            parts = torch.empty(sums, dtype=torch.int32, device=codes.device)
-            arrived = _counters(m_tiles * n_tiles, codes.device)
+            parts = _parts(m_tiles * n_tiles * (tiles.splits - 1) * tiles.rows * tiles.tokens, codes.device)
         # chunks, tokens, 128 columns: one copy brings all chunks of a step
         x_desc = TensorDescriptor(
             codes,
@@ -126,7 +124,7 @@ def run_stream(
         )
         w_desc = TensorDescriptor.from_tensor(data.view(torch.int8), box, stream.swizzled(columns))
         stream.stream_kernel[(m_tiles * n_tiles, tiles.splits)](
-            x_desc, w_desc, *vectors, parts, arrived, M, N, triton.cdiv(K // 128, tiles.chunks), tiles.splits, m_tiles,
+            x_desc, w_desc, *vectors, parts, M, N, triton.cdiv(K // 128, tiles.chunks), tiles.splits, m_tiles,
             n_tiles, int(settled(data)), **constants, num_warps=tiles.warps, launch_pdl=True,
         )  # fmt: skip
 
@@ -159,45 +157,53 @@ def _place(device: torch.device) -> tuple[int, int, int]:
 _LOCK = threading.Lock()
 "For what follows, where several threads capture graphs."
 _ROOMS: list[Tensor] = []
-"All memory that counters of CUDA graphs were taken from, kept for ever: a graph can be replayed at any time."
+"All memory that sums in CUDA graphs were taken from, kept for ever: a graph can be replayed at any time."
 _ROOM: dict[int, Tensor] = {}
 "Device -> what is left of the last of it."
 _CAPTURED: dict[tuple[int, int, int], Tensor] = {}
-"(device, capture, stream) -> the counters of the products of a CUDA graph, which use them one after the other."
+"(device, capture, stream) -> the shared sums of the products of a CUDA graph, which use them one after the other."
 
 
-def _counters(tiles: int, device: torch.device) -> Tensor:
-    """Zeros, with which the programs that share tiles count themselves; the kernel leaves them as it found them.
+def _parts(numbers: int, device: torch.device) -> Tensor:
+    """Zeros, int32, for what programs that share tiles hand to each other; the kernel leaves them as it found them.
 
     Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a kernel more
-    in front of a product, there are some for each graph and stream, and each replay begins with making them zeros. They
-    lie outside of the graph's memory, which has to be free when the capture ends.
+    in front of a product, there are some for each graph and stream (1 MiB of 16 tokens, 5 of 64), and each replay
+    begins with making them zeros. They lie outside of the graph's memory, which has to be free when the capture ends.
     """
     capture = capture_of(device)
     if capture is None:
-        _make_room(device)
-        return torch.zeros(tiles, dtype=torch.int32, device=device)
+        _make_room(numbers, device)
+        return torch.zeros(numbers, dtype=torch.int32, device=device)
     with _LOCK:
         found, room = _CAPTURED.get(capture), _ROOM.get(capture[0])
-        if tiles > COUNTERS or (found is None and (room is None or room.numel() < COUNTERS)):
-            return torch.zeros(tiles, dtype=torch.int32, device=device)
-        if found is None:
-            while len(_CAPTURED) >= 64:
-                del _CAPTURED[next(iter(_CAPTURED))]
-            found, _ROOM[capture[0]] = room[:COUNTERS], room[COUNTERS:]
-            _CAPTURED[capture] = found.zero_()
+        if found is not None and found.numel() >= numbers:
+            return found
+        size = _grains(numbers)
+        if room is None or room.numel() < size:
+            return torch.zeros(numbers, dtype=torch.int32, device=device)
+        while len(_CAPTURED) >= 64:
+            del _CAPTURED[next(iter(_CAPTURED))]
+        found, _ROOM[capture[0]] = room[:size], room[size:]
+        _CAPTURED[capture] = found.zero_()
     return found
 
 
-def _make_room(device: torch.device) -> None:
-    """Memory for the counters of the next graphs; not while one is captured, and in a thread of its own, which has no
-    part in a pool that allocations of this one may go to."""
+def _grains(numbers: int) -> int:
+    """So many numbers, in whole grains."""
+    return GRAIN * triton.cdiv(numbers, GRAIN)
+
+
+def _make_room(numbers: int, device: torch.device) -> None:
+    """Memory for the shared sums of the next eight graphs; not while one is captured, and in a thread of its own, which
+    has no part in a pool that allocations of this one may go to."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    if (index in _ROOM and _ROOM[index].numel() >= 16 * COUNTERS) or torch.cuda.is_current_stream_capturing():
+    enough = 2 * _grains(numbers)
+    if (index in _ROOM and _ROOM[index].numel() >= enough) or torch.cuda.is_current_stream_capturing():
         return
 
     def allocate() -> None:
-        _ROOMS.append(torch.empty(1024 * COUNTERS, dtype=torch.int32, device=f"cuda:{index}"))
+        _ROOMS.append(torch.empty(4 * enough, dtype=torch.int32, device=f"cuda:{index}"))
 
     with _LOCK:
         thread = threading.Thread(target=allocate)

@@ -58,7 +58,7 @@ def copy_weights(w_desc, buffer, bar, n0, N, step, C: gl.constexpr, BYTES: gl.co
 
 @gluon.jit(do_not_specialize=["M", "steps", "splits", "m_tiles", "n_tiles", "early"])
 def stream_kernel(
-    x_desc, w_desc, scale, rowsum, alpha, y, parts, arrived, M, N, steps, splits, m_tiles, n_tiles, early,
+    x_desc, w_desc, scale, rowsum, alpha, y, parts, M, N, steps, splits, m_tiles, n_tiles, early,
     BM: gl.constexpr, BN: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     PARTS: gl.constexpr, HALF: gl.constexpr, EIGHT: gl.constexpr,
 ):  # fmt: skip
@@ -68,8 +68,7 @@ def stream_kernel(
     another kernel may write; but weights are read before if `early`, which says that they were written long ago. Then
     it lets the next kernel start, so that what one reads early was written before the two in front of it.
 
-    PARTS: up to so many programs, `splits`, share a tile; each stores its sum in `parts`, who comes
-    last stores y, and leaves the tile's number in `arrived` at 0, as it was. HALF: y is (M, N / 2), up * relu(gate)^2.
+    PARTS: up to so many programs, `splits`, share a tile, see `sum_of_parts`. HALF: y is (M, N / 2), up * relu(gate)^2.
     EIGHT: N is a multiple of 8, so that eight rows are stored at once; Triton itself looks for multiples of 16 alone.
     """
     if EIGHT:
@@ -133,16 +132,13 @@ def stream_kernel(
         mbarrier.invalidate(bars.index(i))
     store = True
     if PARTS > 0:
-        at = parts + tile.to(gl.int64) * splits * (BN * BM) + (inner[:, None] * BM + token[None, :])
-        gl.store(at + gl.program_id(1) * (BN * BM), acc)
-        all_threads()  # all threads have stored before one of them says so
-        store = gl.atomic_add(arrived + tile, 1) == splits - 1
+        own = gl.program_id(1)
+        at = parts + tile.to(gl.int64) * (splits - 1) * (BN * BM) + (inner[:, None] * BM + token[None, :])
+        store = own == splits - 1
         if store:
-            acc = gl.zeros([BN, BM], gl.int32, mma)
-            for s in gl.static_range(PARTS):
-                there = gl.full([BN, BM], s < splits, gl.int1, mma)
-                acc += gl.load(at + s * (BN * BM), mask=there, other=0, cache_modifier=".cg")
-            gl.store(arrived + tile, 0)
+            acc = sum_of_parts(acc, at, splits - 1, PARTS - 1, BN * BM)
+        else:
+            gl.store(at + own * (BN * BM), 2 * acc + 1)
     if store:
         if BM > 32:
             less, times, alphas = scales_of(m0 + token, inner, n0, scale, rowsum, alpha, M, N, HALF)
@@ -151,6 +147,31 @@ def stream_kernel(
             store_rows(value.to(y.dtype.element_ty), n0, m0, y, M, N)
         else:
             store_gated(value, n0, m0, y, M, N, HALF)
+
+
+@gluon.jit
+def sum_of_parts(acc, at, others, MOST: gl.constexpr, SIZE: gl.constexpr):
+    """acc + the sums of so many other programs, which store 2 sum + 1 at `at` + i SIZE, where 0 is before and after.
+
+    So a number says itself that it is there, and what comes last adds it up one way to L2 and back after it was stored;
+    a count of who has stored would take two more, as it can be told only when the sums have arrived. Who adds up is of
+    the last programs of the grid, which start when all others have, so that those it waits for run.
+    """
+    absent = 1
+    total = acc
+    while absent != 0:
+        total = acc
+        missing = gl.zeros_like(acc)
+        for i in gl.static_range(MOST):
+            there = gl.full(acc.shape, i < others, gl.int1, acc.type.layout)
+            part = gl.load(at + i * SIZE, mask=there, other=1, volatile=True)
+            missing = missing | (part ^ 1)
+            total += part >> 1
+        absent = gl.max(gl.max(missing & 1, 1), 0)
+    for i in gl.static_range(MOST):
+        there = gl.full(acc.shape, i < others, gl.int1, acc.type.layout)
+        gl.store(at + i * SIZE, gl.zeros_like(acc), mask=there)
+    return total
 
 
 @gluon.jit
