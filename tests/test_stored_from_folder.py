@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+import transformers
 from paperlm_kernels.stored import RawStore, StoredLinear, convert, stored_weights, weight_bytes
 from safetensors.torch import load_file, save_file
 from support import smoke_run
@@ -152,6 +153,14 @@ def test_modules_have_values_again_behind_an_error():
         assert nn.Linear(2, 2).weight.is_meta
         1 / 0  # noqa: B018
     assert not nn.Linear(2, 2).weight.is_meta
+
+
+def test_an_architecture_that_keeps_some_weights_in_float32_is_read_whole(folders, monkeypatch):
+    """As transformers' mixtures of experts keep their routers: read one by one they would be bfloat16."""
+    monkeypatch.setattr(transformers.LlamaPreTrainedModel, "_keep_in_fp32_modules_strict", {"input_layernorm"})
+    model = load_model(folders["llama"], dtype=torch.bfloat16)
+    assert model.model.layers[0].input_layernorm.weight.dtype == torch.float32
+    assert shell_of(folders["llama"], torch.bfloat16) is None
 
 
 def edited(folder, root, edit):

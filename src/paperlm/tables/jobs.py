@@ -145,7 +145,7 @@ def _diff_row(
     if printed == OUT_OF_MEMORY and (limit := table.out_of_memory_above) is not None:
         more = value > limit
         verdict = "out of memory as published" if more else "differs"
-        reason = f"counted: {'more' if more else 'not more'} than the {limit:g} of the paper's card"
+        reason = f"counted: {'more' if more else 'not more'} than the {limit:g} GiB of the paper's card"
         return DiffRow(**common, **shown, verdict=verdict, reason=reason)
     parts = (table.rows[cell.row], table.columns[cell.column])
     whole = table.incomparable if project.scale.scale in (table.incomparable_at or [project.scale.scale]) else ""
