@@ -39,10 +39,12 @@ def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
     multiprocessors without work, with half of the rows.
 
     Up to 64 tokens are one tile, and what takes time is the way of the weights. A program has 64 rows, the fewest that
-    the matrix units take. Where they are too few for a program a multiprocessor, up to three a multiprocessor share
-    the sums, with three steps each or more, which is what a program reads ahead. No more than these are in flight: with
-    five, 16 tokens times 12288 x 4096 took 7.9 us on an H200, and 7.6 with three, for then programs of the next
-    product find room beside those of this one.
+    the matrix units take. Where that leaves more than half of the multiprocessors without one, programs share the sums:
+    up to four of 16 tokens, with three steps each or so; of more tokens, whose sums are longer than the weights of a
+    few steps, two, with 4,096 columns each. Microseconds by programs a tile, H100: 16 tokens times 4096 x 11008 take
+    8.5 by four and 9.5 by six, times 4096 x 4096 4.7 by two and 4.5 by three, times 6144 x 2048, of 96 tiles, 3.4 by
+    one and 4.3 by two; 64 tokens times 4096 x 11008 13.1 by two and 15.9 by four, times 4096 x 4096 8.1 by one and 8.7
+    by two.
     """
     chunks = width // 32
     if M > 64:
@@ -50,12 +52,12 @@ def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
         return StreamTiles(64, 64, 2, 4) if few else StreamTiles(64, 128, 2, 3)
     tokens = max(16, triton.next_power_of_2(M))
     step = min(4, 128 // tokens)
-    tiles, steps = triton.cdiv(N, 64), triton.cdiv(chunks, step)
-    if tiles > programs:
-        return StreamTiles(tokens, 64, step, 4)
+    steps = triton.cdiv(chunks, step)
     whole = StreamTiles(tokens, 64, step, 4)
-    share = triton.cdiv(steps, min(3 * programs // tiles, triton.cdiv(steps, 3), most_splits(whole)))
-    return dataclasses.replace(whole, splits=triton.cdiv(steps, share))
+    if 2 * triton.cdiv(N, 64) > programs:
+        return whole
+    splits = min(4, triton.cdiv(steps, 3)) if tokens == 16 else min(2, max(1, chunks // 32))
+    return dataclasses.replace(whole, splits=triton.cdiv(steps, triton.cdiv(steps, splits)))
 
 
 def most_splits(tiles: StreamTiles) -> int:
@@ -168,7 +170,7 @@ def _parts(numbers: int, device: torch.device) -> Tensor:
     """Zeros, int32, for what programs that share tiles hand to each other; the kernel leaves them as it found them.
 
     Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a kernel more
-    in front of a product, there are some for each graph and stream (1 MiB of 16 tokens, 5 of 64), and each replay
+    in front of a product, there are some for each graph and stream (about 1 MiB), and each replay
     begins with making them zeros. They lie outside of the graph's memory, which has to be free when the capture ends.
     """
     capture = capture_of(device)

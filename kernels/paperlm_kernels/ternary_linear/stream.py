@@ -95,12 +95,12 @@ def stream_kernel(
     BYTES: gl.constexpr = BN * 32 * C + BM * 128 * C
     for i in gl.static_range(STAGES):
         mbarrier.init(bars.index(i), count=1)
-    for i in gl.static_range(STAGES - 1):
+    for i in gl.static_range(STAGES):
         soon = (i < count) & (early != 0)
         copy_weights(w_desc, weights.index(i), bars.index(i), n0, N, first + i, C, BYTES, HALF, soon)
     gl.inline_asm_elementwise(WAIT, "=r", [], gl.int32, False, 1)
     gl.inline_asm_elementwise(LAUNCH, "=r", [], gl.int32, False, 1)
-    for i in gl.static_range(STAGES - 1):
+    for i in gl.static_range(STAGES):
         late = (i < count) & (early == 0)
         copy_weights(w_desc, weights.index(i), bars.index(i), n0, N, first + i, C, BYTES, HALF, late)
         start = (first + i) * C
@@ -123,11 +123,10 @@ def stream_kernel(
                 acc = warpgroup_mma(plane_of(packed, s), right, acc, is_async=True)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         all_threads()  # all warps have read the buffers that are filled next
-        ahead = it + STAGES - 1
-        free = ahead % STAGES
-        copy_weights(w_desc, weights.index(free), bars.index(free), n0, N, first + ahead, C, BYTES, HALF, ahead < count)
+        ahead = it + STAGES
+        copy_weights(w_desc, weights.index(slot), bars.index(slot), n0, N, first + ahead, C, BYTES, HALF, ahead < count)
         start = (first + ahead) * C
-        tma.async_copy_global_to_shared(x_desc, [start, m0, 0], bars.index(free), codes.index(free), pred=ahead < count)
+        tma.async_copy_global_to_shared(x_desc, [start, m0, 0], bars.index(slot), codes.index(slot), pred=ahead < count)
     for i in gl.static_range(STAGES):
         mbarrier.invalidate(bars.index(i))
     store = True
