@@ -1,4 +1,5 @@
-"""Times of products as one table a card, a line a matrix and number of tokens; whatever else was measured, by case."""
+"""Times of products and of layers as a table each a card, a line a matrix and number of tokens; what else was measured,
+by case."""
 
 from __future__ import annotations
 
@@ -9,47 +10,55 @@ from paperlm_kernels.bench.cards import bandwidth_of
 from paperlm_kernels.bench.ops.ternary_linear.declared import BANDWIDTH, Case
 from paperlm_kernels.bench.report import Cells, Row
 
-PRODUCT = ("time", "product")
+TIMED = {"product": "a product", "layer": "a layer, which is RMSNorm, quantizer and product"}
 
 
 def tables(found: Iterable[Row]) -> str:
-    """Of products a table for each card, then the tables of all other measures."""
+    """Of products and of layers a table for each card, then the tables of all other measures."""
     rows = list(found)
     cards: dict[tuple, dict[str, dict[str, Cells]]] = {}
     for (case, *which), methods in report.latest(rows).items():
         cards.setdefault(tuple(which), {})[case] = methods
-    parts = [_products(cases, *which) for which, cases in cards.items()]
-    others = [row for row in rows if row["metric"] != "outcome" and (row["metric"], row.get("measure")) != PRODUCT]
+    parts = []
+    for which, cases in cards.items():
+        parts += [_times(cases, *which, measure=measure) for measure in TIMED]
+        parts += [f"{case}: {said}" for case, methods in cases.items() if (said := report.not_measured(methods))]
+    timed = {("time", measure) for measure in TIMED}
+    others = [row for row in rows if row["metric"] != "outcome" and (row["metric"], row.get("measure")) not in timed]
     return "\n\n".join(filter(None, [*parts, report.tables(others)]))
 
 
-def _products(cases: dict[str, dict[str, Cells]], order: str, scale: str, device: str) -> str:
-    """One card's: microseconds of each method, the floor of two bits a weight, and the ratio to bfloat16 by cuBLAS."""
-    methods = list(dict.fromkeys(report.title(cells) for found in cases.values() for cells in found.values()))
-    lines, shown, bandwidth = [], [], bandwidth_of(device, BANDWIDTH)
-    for case, found in cases.items():
-        times = {report.title(cells): cells[PRODUCT] for cells in found.values() if PRODUCT in cells}
-        if not times:
-            continue
+def _times(cases: dict[str, dict[str, Cells]], order: str, scale: str, device: str, *, measure: str) -> str:
+    """One card's: microseconds of each method, of a product the floor of two bits a weight, and the ratio to bfloat16 by
+    cuBLAS."""
+    key, bandwidth = ("time", measure), bandwidth_of(device, BANDWIDTH) if measure == "product" else None
+    found = {
+        case: {report.title(cells): cells[key] for cells in methods.values() if key in cells}
+        for case, methods in cases.items()
+    }
+    found = {case: times for case, times in found.items() if times}
+    if not found:
+        return ""
+    methods = list(dict.fromkeys(method for times in found.values() for method in times))
+    lines, shown = [], []
+    for case, times in found.items():
         shown += times.values()
         ours, theirs = times.get("ours"), times.get("torch")
         shape = next(iter(times.values()))["shape"]
         lines.append(
             [
                 case, str(shape["tokens"]), f"{shape['rows']} x {shape['columns']}",
-                f"{Case(case, '', **shape).floor(2, bandwidth):.3g}" if bandwidth else "",
+                *([f"{Case(case, '', **shape).floor(2, bandwidth):.3g}"] if bandwidth else []),
                 *(report.value_of(times[method]) if method in times else "" for method in methods),
                 f"{theirs['value'] / ours['value']:.2f}" if ours and theirs else "",
                 " ".join(dict.fromkeys(row.get("commit", "")[:7] for row in times.values())),
             ]
         )  # fmt: skip
-    lost = [f"{case}: {said}" for case, found in cases.items() if (said := report.not_measured(found))]
-    if not lines:
-        return "\n\n".join(lost)
     small = " (small, to try the benchmark)" if scale == "small" else ""
-    caption = f"**{device}**{small}: microseconds of a product, {', '.join(report.circumstances(shown)[1:])}."
+    caption = f"**{device}**{small}: microseconds of {TIMED[measure]}, {', '.join(report.circumstances(shown)[1:])}."
     commits = [line.pop() for line in lines]
     if len(set(commits)) > 1:  # one that all have stands above
         lines = [[*line, commit] for line, commit in zip(lines, commits, strict=True)]
-    heads = ["case", "tokens", "matrix", "floor in 2 bits", *methods, "torch / ours", "commit"][: len(lines[0])]
-    return "\n\n".join([caption, report.markdown(heads, lines), *lost])
+    floor = ["floor in 2 bits"] if bandwidth else []
+    heads = ["case", "tokens", "matrix", *floor, *methods, "torch / ours", "commit"][: len(lines[0])]
+    return "\n\n".join([caption, report.markdown(heads, lines)])
