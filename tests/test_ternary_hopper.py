@@ -33,7 +33,8 @@ def test_a_sum_is_shared_where_rows_are_too_few_to_keep_a_card_busy():
     assert hopper.stream_tiles_of(16, 4096, 1024, 132).splits == 3
     assert hopper.stream_tiles_of(64, 4096, 2752, 132).splits == 2
     assert hopper.stream_tiles_of(64, 4096, 1024, 132).splits == 1
-    assert hopper.stream_tiles_of(16, 6144, 512, 132).splits == 1, "where every other multiprocessor has a program"
+    assert hopper.stream_tiles_of(16, 6144, 512, 132).splits == 1, "short rows for two thirds of the card"
+    assert [hopper.stream_tiles_of(tokens, 5120, 3456, 132).splits for tokens in (16, 64)] == [2, 2], "and long ones"
     assert hopper.stream_tiles_of(16, 12288, 1024, 132).splits == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 
@@ -70,11 +71,21 @@ def test_who_adds_up_asks_memory_itself_again_and_again_for_all_sums_at_once(tok
     """A number that is there says so: nothing is counted, and what the first-level cache keeps is not looked at."""
     tiles = hopper.stream_tiles_of(tokens, 4096, 2752, 132)
     assert tiles.splits > 1
-    ptx = compiled(hopper.constants_of(tiles), tiles.warps, "bf16", {"N"}).asm["ptx"]
-    each = tiles.rows * tiles.tokens // (32 * tiles.warps)
-    asked = [int(wide or 1) for wide in re.findall(r"ld\.volatile\.global(?:\.v(\d))?\.b32", ptx)]
-    assert sum(asked) == (hopper.most_splits(tiles) - 1) * each
-    assert not re.search(r"\b(atom|red)\.", ptx) and "membar" not in ptx and "fence.acq_rel" not in ptx
+    shared, alone = (
+        compiled(hopper.constants_of(one), tiles.warps, "bf16", {"N"}).asm["ptx"]
+        for one in (tiles, dataclasses.replace(tiles, splits=1))
+    )
+    each, others = tiles.rows * tiles.tokens // (32 * tiles.warps), hopper.most_splits(tiles) - 1
+    asked = list(re.finditer(r"ld\.volatile\.global(?:\.v(\d))?\.b32", shared))
+    assert sum(int(one[1] or 1) for one in asked) == others * each
+    assert not re.search(r"\b(atom|red)\.", shared) and "membar" not in shared and "fence.acq_rel" not in shared
+    labels = {name[1]: name.start() for name in re.finditer(r"^(\$\w+):", shared, re.M)}
+    behind = re.finditer(r"\bbra(?:\.uni)?\s+(\$\w+)", shared[asked[-1].end() :])
+    assert any(labels[one[1]] < asked[0].start() for one in behind), "it goes back to the first of them"
+    with_parts, without = (
+        sum(int(wide or 1) for wide in re.findall(r"st\.global(?:\.v(\d))?\.b32", ptx)) for ptx in (shared, alone)
+    )
+    assert with_parts - without == (others + 1) * each, "its own sums, and zeros where the others' were"
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -74,14 +74,15 @@ def test_a_hundred_launches_on_each_of_two_streams_at_once_give_the_same_bits():
 
 
 def test_two_graphs_with_shared_sums_replayed_at_once_give_the_same_bits():
-    p, graphs = Problem(16, 4096, 11008), []
-    small = Problem(16, 1536, 4096)
-    p.product(), small.product()
+    p, q, small, graphs = Problem(16, 4096, 11008), Problem(16, 4096, 11008, seed=1), Problem(16, 1536, 4096), []
+    order = (small, p, q, small, p, Problem(40, 4096, 11008), q)  # a later one needs more memory; no two alike in a row
+    for problem in order:
+        problem.product()
     torch.cuda.synchronize()
     for _ in range(2):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            outputs = [problem.product() for problem in (p, small, p, small, p)]
+            outputs = [problem.product() for problem in order]
         graphs.append((graph, outputs, torch.cuda.Stream()))
     for _ in range(50):
         for graph, _, stream in graphs:
@@ -89,7 +90,7 @@ def test_two_graphs_with_shared_sums_replayed_at_once_give_the_same_bits():
                 graph.replay()
     torch.cuda.synchronize()
     for _, outputs, _ in graphs:
-        assert all(torch.equal(y, problem.right) for y, problem in zip(outputs, (p, small, p, small, p), strict=True))
+        assert all(torch.equal(y, problem.right) for y, problem in zip(outputs, order, strict=True))
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -118,6 +119,23 @@ def test_a_replay_that_finds_sums_that_are_no_zeros_gives_the_references_bits():
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(one, p.right) for one in y)
+
+
+@pytest.mark.parametrize("tokens", [16, 64])
+def test_shared_sums_are_zeros_again_and_nothing_behind_them_is_written(tokens, monkeypatch):
+    p, given = Problem(tokens, 4096, 11008), []
+
+    def parts(numbers, device):
+        room = torch.zeros(numbers + 65536, dtype=torch.int32, device=device)
+        room[numbers:] = 7
+        given.append((room, numbers))
+        return room[:numbers]
+
+    monkeypatch.setattr(hopper, "_parts", parts)
+    assert torch.equal(p.product(), p.right)
+    torch.cuda.synchronize()
+    ((room, numbers),) = given
+    assert not room[:numbers].any() and (room[numbers:] == 7).all()
 
 
 def test_what_torch_compile_captures_gives_the_references_bits():

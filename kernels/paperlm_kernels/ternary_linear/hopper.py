@@ -15,6 +15,8 @@ from paperlm_kernels.overlap import is_hopper
 
 GRAIN = 1 << 16
 "Sums that programs share are given to CUDA graphs in so many numbers, 256 KiB."
+AT_ONCE = 32 * GRAIN
+"So many are asked of the device at once, 8 MiB: enough for four graphs or more."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +41,13 @@ def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
     multiprocessors without work, with half of the rows.
 
     Up to 64 tokens are one tile, and what takes time is the way of the weights. A program has 64 rows, the fewest that
-    the matrix units take. Where that leaves more than half of the multiprocessors without one, programs share the sums:
-    up to four of 16 tokens, with three steps each or so; of more tokens, whose sums are longer than the weights of a
-    few steps, two, with 4,096 columns each. Microseconds by programs a tile, H100: 16 tokens times 4096 x 11008 take
-    8.5 by four and 9.5 by six, times 4096 x 4096 4.7 by two and 4.5 by three, times 6144 x 2048, of 96 tiles, 3.4 by
-    one and 4.3 by two; 64 tokens times 4096 x 11008 13.1 by two and 15.9 by four, times 4096 x 4096 8.1 by one and 8.7
-    by two.
+    the matrix units take. Where that leaves half of the multiprocessors or more without one, programs share the sums:
+    up to four of 16 tokens, with about three steps each; of more tokens, whose sums are longer than the weights of a
+    few steps, two, with 4,096 columns each. Where it leaves fewer without one, two of 16 tokens share long rows, which
+    was not measured. Microseconds by programs a tile, in a sweep on an H100 whose rows were not kept: 16 tokens times
+    4096 x 11008 take 8.5 by four and 9.5 by six, times 4096 x 4096 4.7 by two and 4.5 by three, times 6144 x 2048, of
+    96 tiles and 4 steps, 3.4 by one and 4.3 by two; 64 tokens times 4096 x 11008 13.1 by two and 15.9 by four, times
+    4096 x 4096 8.1 by one and 8.7 by two.
     """
     chunks = width // 32
     if M > 64:
@@ -52,12 +55,15 @@ def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
         return StreamTiles(64, 64, 2, 4) if few else StreamTiles(64, 128, 2, 3)
     tokens = max(16, triton.next_power_of_2(M))
     step = min(4, 128 // tokens)
-    steps = triton.cdiv(chunks, step)
+    steps, tiles = triton.cdiv(chunks, step), triton.cdiv(N, 64)
     whole = StreamTiles(tokens, 64, step, 4)
-    if 2 * triton.cdiv(N, 64) > programs:
+    if tiles > programs:
         return whole
-    splits = min(4, triton.cdiv(steps, 3)) if tokens == 16 else min(2, max(1, chunks // 32))
-    return dataclasses.replace(whole, splits=triton.cdiv(steps, triton.cdiv(steps, splits)))
+    if tokens > 16:
+        splits = min(2, chunks // 32)
+    else:
+        splits = min(4, triton.cdiv(steps, 3)) if 2 * tiles <= programs else min(2, steps // 8)
+    return dataclasses.replace(whole, splits=triton.cdiv(steps, triton.cdiv(steps, max(1, splits))))
 
 
 def most_splits(tiles: StreamTiles) -> int:
@@ -170,18 +176,18 @@ def _parts(numbers: int, device: torch.device) -> Tensor:
     """Zeros, int32, for what programs that share tiles hand to each other; the kernel leaves them as it found them.
 
     Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a kernel more
-    in front of a product, there are some for each graph and stream (about 1 MiB), and each replay
-    begins with making them zeros. They lie outside of the graph's memory, which has to be free when the capture ends.
+    in front of a product, there are some for each graph and stream (about 1 MiB), and each replay begins with making
+    them zeros. They lie outside of the graph's memory, which has to be free when the capture ends.
     """
     capture = capture_of(device)
     if capture is None:
-        _make_room(numbers, device)
+        _make_room(device)
         return torch.zeros(numbers, dtype=torch.int32, device=device)
     with _LOCK:
         found, room = _CAPTURED.get(capture), _ROOM.get(capture[0])
         if found is not None and found.numel() >= numbers:
             return found
-        size = _grains(numbers)
+        size = GRAIN * triton.cdiv(numbers, GRAIN)
         if room is None or room.numel() < size:
             return torch.zeros(numbers, dtype=torch.int32, device=device)
         while len(_CAPTURED) >= 64:
@@ -191,21 +197,15 @@ def _parts(numbers: int, device: torch.device) -> Tensor:
     return found
 
 
-def _grains(numbers: int) -> int:
-    """So many numbers, in whole grains."""
-    return GRAIN * triton.cdiv(numbers, GRAIN)
-
-
-def _make_room(numbers: int, device: torch.device) -> None:
-    """Memory for the shared sums of the next eight graphs; not while one is captured, and in a thread of its own, which
-    has no part in a pool that allocations of this one may go to."""
+def _make_room(device: torch.device) -> None:
+    """Memory for the shared sums of the next graphs; not while one is captured, and in a thread of its own, which has
+    no part in a pool that allocations of this one may go to."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    enough = 2 * _grains(numbers)
-    if (index in _ROOM and _ROOM[index].numel() >= enough) or torch.cuda.is_current_stream_capturing():
+    if (index in _ROOM and _ROOM[index].numel() >= AT_ONCE // 2) or torch.cuda.is_current_stream_capturing():
         return
 
     def allocate() -> None:
-        _ROOMS.append(torch.empty(4 * enough, dtype=torch.int32, device=f"cuda:{index}"))
+        _ROOMS.append(torch.empty(AT_ONCE, dtype=torch.int32, device=f"cuda:{index}"))
 
     with _LOCK:
         thread = threading.Thread(target=allocate)

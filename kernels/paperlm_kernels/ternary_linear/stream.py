@@ -152,9 +152,10 @@ def stream_kernel(
 def sum_of_parts(acc, at, others, MOST: gl.constexpr, SIZE: gl.constexpr):
     """acc + the sums of so many other programs, which store 2 sum + 1 at `at` + i SIZE, where 0 is before and after.
 
-    So a number says itself that it is there, and what comes last adds it up one way to L2 and back after it was stored;
-    a count of who has stored would take two more, as it can be told only when the sums have arrived. Who adds up is of
-    the last programs of the grid, which start when all others have, so that those it waits for run.
+    So a number says itself that it is there: it should be added one way to L2 and back after it was stored, where a
+    count of who has stored takes two more, for it may be raised only when the sums have arrived. Who adds up is of the
+    last programs of the grid. Those it waits for have lower numbers and so run already: programs were seen to start in
+    the order of their numbers, which CUDA does not promise. A sum is below 2^30, as that of four million columns is.
     """
     absent = 1
     total = acc

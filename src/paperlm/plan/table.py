@@ -53,8 +53,8 @@ class JobsTable(JobCells):
     factor: float = Field(1.0, gt=0)
     "printed number / metric: 100 for percentages"
     out_of_memory_above: float | None = None
-    """GiB that the paper's card holds, for a table of bytes counted at the printed sizes: a count above agrees with a print
-    that ran out of memory"""
+    """GiB that the paper's card holds, for a table of bytes counted at the printed sizes: a count above agrees with a
+    print that ran out of memory"""
     diverged: DivergedRule | None = None
     print_noise: Noise | None = None
     predicted: list[Predicted] = []

@@ -29,8 +29,8 @@ def tables(found: Iterable[Row]) -> str:
 
 
 def _times(cases: dict[str, dict[str, Cells]], order: str, scale: str, device: str, *, measure: str) -> str:
-    """One card's: microseconds of each method, of a product the floor of two bits a weight, and the ratio to bfloat16 by
-    cuBLAS."""
+    """One card's: microseconds of each method, of a product the floor of two bits a weight, and the ratio to bfloat16
+    by cuBLAS."""
     key, bandwidth = ("time", measure), bandwidth_of(device, BANDWIDTH) if measure == "product" else None
     found = {
         case: {report.title(cells): cells[key] for cells in methods.values() if key in cells}
