@@ -224,7 +224,7 @@ MARKS = {
     "docs/data.md": ["registry: bundled and local"],
     "docs/speed.md": [
         f"measured: python -m paperlm bench show {BENCH}/{name}.jsonl"
-        for name in ("pretrain", "sft", "decode", "descent")
+        for name in ("pretrain", "sft", "decode", "descent", "descent_h100")
     ],
     "kernels/README.md": [
         f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}"
