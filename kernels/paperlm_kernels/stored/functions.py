@@ -31,11 +31,13 @@ def stored_linear(x: Tensor, weight: StoredWeight, bias: Tensor | None = None, t
 
 
 def _multiplied(x: Tensor, weight: StoredWeight, bias: Tensor | None) -> Tensor:
-    """By the store itself, of rows."""
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    """By the store itself, of rows; what it computes with is its own, which autocast would round once more."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
-    return weight.store.product(x.reshape(-1, x.shape[-1]), bias).view(*x.shape[:-1], -1)
+    with torch.autocast(device, enabled=False):
+        return weight.store.product(x.reshape(-1, x.shape[-1]), bias).view(*x.shape[:-1], -1)
 
 
 def stored_embedding(ids: Tensor, weight: StoredWeight, padding_idx: int | None = None) -> Tensor:
