@@ -392,7 +392,7 @@ def test_a_kind_that_computes_on_no_card_asks_for_none_and_one_without_records_s
     plan = Workflow(Project({"scale": "paper", "run_missing": "yes"}))
     found = estimate(plan, ["neuzip_table4", "bitnet_figure2"], "stored")
     lines = {line.split()[1].rstrip(":"): line for line in found.asks()}
-    assert lines["hub_model"].startswith(f"{len(found.kinds['hub_model'])} hub_model: no GPU, 192 GB")
+    assert lines["hub_model"].startswith(f"{len(found.kinds['hub_model'])} hub_model: no GPU, 96 GB")
     assert "1 GPU each" in lines["activation_distribution"]
     (asked,) = {plan.job_size(n.name).runtime for n in found.needs if n.kind == "activation_distribution"}
     said = f"no record says how long, at most {asked / 60:,.0f} hours each are asked for"

@@ -68,6 +68,16 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         raise
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Put a large file that nobody writes to at another place too: as the same file, or a copy on another disk. What is
+    at `target` goes."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def temporary_beside(path: Path) -> Path:
     """What `write_atomic` writes before it is renamed to `path`."""
     return path.with_name(f".{path.name}.tmp")

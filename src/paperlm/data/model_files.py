@@ -13,7 +13,7 @@ from paperlm.data.registry import ModelEntry, ModelRepository, model_entry
 from paperlm.data.shards import load_manifest, write_manifest
 from paperlm.data.sources import model_paths, verify
 from paperlm.errors import DataError, SpecError
-from paperlm.files import check_file, sha256_of, temporary_beside
+from paperlm.files import check_file, link_or_copy, sha256_of, temporary_beside
 from paperlm.frozen import Frozen, digest
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
@@ -85,12 +85,7 @@ def prepare_model_files(settings: ModelData, folder: Path, local_data: str = "")
 def _link(model: str, folder: Path, local_data: str) -> None:
     for path, file in model_paths(model, local_data):
         verify(path, file)
-        target = folder / path.name
-        target.unlink(missing_ok=True)
-        try:
-            os.link(path.resolve(), target)
-        except OSError:
-            shutil.copyfile(path, target)
+        link_or_copy(path, folder / path.name)
 
 
 def _fetch(entry: ModelEntry, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +13,7 @@ from pydantic import Field, field_validator
 from paperlm.data.model_files import ModelData, model_files
 from paperlm.data.registry import ModelEntry, model_entry, registry
 from paperlm.errors import JobError, SpecError
+from paperlm.files import link_or_copy
 from paperlm.jobs.base import Head, Inputs, Job, Machine
 from paperlm.result import Result
 
@@ -77,7 +80,7 @@ class HubModel(Job):
 
 def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:
     """Read, check and save the model; metrics: parameters, blocks (of encoder and decoder). Weights in the GGUF format
-    become float32.
+    become float32. Of several files, which a model of 70B has, none is read into memory where it need not be.
 
     `blocked` for a model that the registry says is not to be read. Raises DataError for an altered file, JobError for
     another architecture than the declared one and for weights that are missing or left over. Code that comes with a
@@ -89,14 +92,53 @@ def run(job: HubModel, inputs: Inputs, machine: Machine) -> Result:
     _, entry = model_entry(job.name)
     if why := job.never():
         return Result(outcome="blocked", reason=why)
-    model, tokenizer = read_model(entry, model_files(inputs.data[0]))
-    save_model(inputs.model, model, tokenizer)
+    files = model_files(inputs.data[0])
+    model = link_model(entry, files[0].parent, inputs.model)
+    if model is None:
+        model, tokenizer = read_model(entry, files)
+        save_model(inputs.model, model, tokenizer)
     both = getattr(model.config, "is_encoder_decoder", False)
     metrics = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "blocks": model.config.num_layers + model.config.num_decoder_layers if both else len(anatomy(model).blocks),
     }
     return Result(outcome="measured", metrics=metrics, labels=entry.labels, model_labels=entry.labels)
+
+
+def link_model(entry: ModelEntry, folder: Path, target: Path) -> Any | None:
+    """Give `target` the weights of `folder` as they are, file by file, and its configuration and tokenizer; returns the
+    model without its weights.
+
+    None where they have to be read: a single file, or weights that are not those of the entry's architecture, a decoder
+    of transformers, under its names and in the dtype of its configuration.
+    """
+    import transformers
+
+    from paperlm.models.shell import SHARDED, shell_of
+
+    if not (folder / SHARDED).is_file():
+        return None
+    with _readable(entry, folder):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    shell = shell_of(folder, config.dtype) if config.dtype else None
+    if shell is None or not shell.as_stored or type(shell.model).__name__ != entry.architecture:
+        return None
+    with _readable(entry, folder):
+        transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(target)
+    shell.model.config.save_pretrained(target)
+    others = [path for name in (SHARDED, "generation_config.json") if (path := folder / name).is_file()]
+    for path in (*others, *sorted({path for path, _ in shell.files.values()})):
+        link_or_copy(path, target / path.name)
+    return shell.model
+
+
+@contextlib.contextmanager
+def _readable(entry: ModelEntry, folder: Path) -> Iterator[None]:
+    """What transformers says of files that it cannot read, with the folder in front of it."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SpecError) as error:
+        raise JobError(f"{folder}: transformers cannot read it as {entry.architecture} ({error})") from None
 
 
 def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
@@ -119,7 +161,7 @@ def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
     cls = getattr(transformers, entry.architecture, getattr(llama, entry.architecture, None))
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise JobError(f"{folder}: the registry declares architecture {entry.architecture!r}, unknown to transformers")
-    try:
+    with _readable(entry, folder):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **gguf)
         names = config.architectures or [entry.architecture]
         if not isinstance(config, cls.config_class) or names != [entry.architecture]:
@@ -129,8 +171,6 @@ def read_model(entry: ModelEntry, files: list[Path]) -> tuple[Any, Any]:
             )
         model, info = cls.from_pretrained(folder, output_loading_info=True, **weights)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **gguf)
-    except (OSError, ValueError, KeyError, RuntimeError, SpecError) as error:
-        raise JobError(f"{folder}: transformers cannot read it as {entry.architecture} ({error})") from None
     unused = [k for k in info["unexpected_keys"] if not any(fnmatchcase(k, p) for p in entry.unused_weights)]
     wrong = [*sorted(info["missing_keys"]), *sorted(unused), *sorted(map(str, info["mismatched_keys"]))]
     if wrong:

@@ -19,18 +19,20 @@ from paperlm.errors import SpecError
 
 WHOLE, SHARDED = "model.safetensors", "model.safetensors.index.json"
 "The file of all weights, or else that which says in which file each lies."
-PLAIN = ("BF16", "F16", "F32", "F64")
+PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 "Types of numbers that are weights as they are; of others it takes more to know what they mean."
 
 
 @dataclass(frozen=True)
 class Shell:
     """A model in evaluation mode, its parameters on the meta device and its buffers on the CPU, and where its weights
-    lie. `files`: each name of a parameter -> file, and the name that it has there. dtype: of all parameters."""
+    lie. `files`: each name of a parameter -> file, and the name that it has there. dtype: of all parameters. as_stored:
+    whether all of them have it in their files too."""
 
     model: Any
     files: dict[str, tuple[Path, str]]
     dtype: torch.dtype
+    as_stored: bool
 
     def read(self, name: str, device: Any) -> Tensor:
         """A parameter's values, in the dtype that it has in the model."""
@@ -84,7 +86,7 @@ def shell_of(folder: Path, dtype: torch.dtype) -> Shell | None:
     in_float32 = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     if used != found.keys() or any(part in name for part in in_float32 for name in used):
         return None
-    return Shell(model, files, dtype)
+    return Shell(model, files, dtype, all(stored == dtype for _, _, stored in found.values()))
 
 
 @contextlib.contextmanager
@@ -104,11 +106,11 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register
 
 
-def _found(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """Name -> file and shape of each tensor; empty: not all can be read here."""
+def _found(folder: Path) -> dict[str, tuple[Path, tuple[int, ...], torch.dtype]]:
+    """Name -> file, shape and dtype of each tensor; empty: not all can be read here."""
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    found: dict[str, tuple[Path, tuple[int, ...], torch.dtype]] = {}
     try:
         names = [WHOLE]
         if not (folder / WHOLE).is_file():
@@ -119,7 +121,7 @@ def _found(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
                     tensor = file.get_slice(name)
                     if tensor.get_dtype() not in PLAIN:
                         return {}
-                    found[name] = path, tuple(tensor.get_shape())
+                    found[name] = path, tuple(tensor.get_shape()), PLAIN[tensor.get_dtype()]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError):
         return {}
     return found
