@@ -92,7 +92,7 @@ def test_an_operation_is_added_as_a_folder(toy, tmp_path, capsys):
         ("two", "loop", "time", 1.0), ("two", "peer", "outcome", "absent: nobody has it"),
     ]  # fmt: skip
     assert rows.read(out)[0]["shape"] == {"numbers": 10} and rows.read(out)[0]["op"] == "squares"
-    assert "| loop | 285 |" in shown.out and "Not measured: peer (absent: nobody has it)." in shown.out
+    assert "| loop | 285 |" in shown.out and "Not measured on a card: peer (absent: nobody has it)." in shown.out
     assert main(["show", str(out)]) == 0
     assert capsys.readouterr().out.strip() in shown.out
     assert main(["squares", "--list"]) == 0
@@ -117,7 +117,7 @@ def test_a_method_that_crashes_leaves_a_row_saying_so_and_the_others_are_measure
         ("ten", "torn", "time", 285.0), ("ten", "torn", "outcome", "failed: noise of a library"),
         ("ten", "loop", "time", 285.0),
     ]  # fmt: skip
-    assert "Not measured: raises (failed: ArithmeticError: no square)" in capsys.readouterr().out
+    assert "Not measured on a card: raises (failed: ArithmeticError: no square)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("in_turns", [False, True])
@@ -222,7 +222,7 @@ def test_rows_of_an_operation_that_is_not_here_are_shown_as_they_are():
     ]
     assert report.tables(found) == (
         "**a**: n 4, Card, torch 2, 2030-01-01.\n\n| method | time (both), ms |\n|---|---|\n| ours | 1 |\n\n"
-        "Not measured: p 1.0 (absent: no)."
+        "Not measured on Card: p 1.0 (absent: no)."
     )
 
 

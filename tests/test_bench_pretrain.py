@@ -88,4 +88,4 @@ def test_each_loss_of_ours_has_a_line_against_the_peer():
     peer, place = "200 (199-201) (transformers 5.0)", "a card, torch 9.9, 2030-01-01"
     assert first == f"| 71M, 512 x 256, bf16 | 300 (299-301) | {peer} | 1.50 | {place} |"
     assert second.startswith("| 71M, 512 x 256, bf16, cce_exact_kept | 330 (329-331) |") and " 1.65 " in second
-    assert missing == "Not measured: ours_cce_exact (failed: why)."
+    assert missing == "Not measured on a card: ours_cce_exact (failed: why)."

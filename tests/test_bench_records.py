@@ -113,7 +113,7 @@ Times: median (20th-80th percentile) of 50 repetitions. Card, torch 2, triton 3,
 | forward_kernel | 13.00 (1) |  |
 | others | 13.50 (4.4) |  |
 
-Not measured: peer (absent: peer is not installed).
+Not measured on Card: peer (absent: peer is not installed).
 
 Share of tiles alive, tokens x ids; sorted: ids by their mean logit.
 

@@ -273,8 +273,8 @@ def test_what_is_no_product_and_what_was_not_measured_stand_below():
     table = OPERATION.tables(rows)
     assert f"| a | 1 | 64 x 32 | {FLOOR} | 4 |" in table and "| a | 1 | 64 x 32 | 9 |" in table
     assert table.index("microseconds of a product") < table.index("microseconds of a layer") < table.index("bitblas")
-    assert "a: Not measured: bitblas (absent: it is not installed)." in table
-    assert OPERATION.tables(rows[2:]) == "a: Not measured: bitblas (absent: it is not installed)."
+    assert "a: Not measured on NVIDIA H200: bitblas (absent: it is not installed)." in table
+    assert OPERATION.tables(rows[2:]) == "a: Not measured on NVIDIA H200: bitblas (absent: it is not installed)."
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,16 @@ def circumstances(rows: list[Row]) -> list[str]:
 
 
 def not_measured(methods: dict[str, Cells]) -> str:
-    """A sentence on the methods that gave nothing, by reason."""
+    """A sentence on the methods that gave nothing on a device, by reason."""
     reasons: dict[str, list[str]] = {}
+    device = ""
     for cells in methods.values():
         if ("outcome", "") in cells:
-            reasons.setdefault(cells["outcome", ""]["outcome"], []).append(title(cells))
+            row = cells["outcome", ""]
+            device = row["device"]
+            reasons.setdefault(row["outcome"], []).append(title(cells))
     notes = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
-    return f"Not measured: {'; '.join(notes)}." if notes else ""
+    return f"Not measured on {device}: {'; '.join(notes)}." if notes else ""
 
 
 def title(cells: Cells) -> str:
