@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from paperlm.errors import SpecError
 from paperlm.figures.divergence import Rise
-from paperlm.figures.options import options_class
+from paperlm.figures.options import options_class, options_of
 from paperlm.figures.series_curves import END, curve_samples
 from paperlm.load import parse
+from paperlm.plan.project import Project
 from paperlm.result import Series
 from paperlm.tables.claims import judge
 
@@ -87,6 +89,15 @@ def test_a_shorter_run_has_the_rule_by_shares():
     assert holds(losses) and not holds(losses, Rise(rise=1.5, window="1/125", lasting="1/50"))
     assert holds(losses, Rise(rise=0.5, window="1/125", lasting="43/100"))
     assert not holds(losses, Rise(rise=0.5, window="1/125", lasting="9/20"))
+
+
+@pytest.mark.parametrize("name", ["bitnet_figure4", "bitnet_figure5", "bitnet_figure6"])
+def test_the_figures_of_bitnet_have_the_rule_by_its_numbers_at_scale_paper(name):
+    """A mean of 200 updates, above its smallest by 0.5 nat, for 500, whatever the runs' length."""
+    project = Project({"scale": "paper"})
+    rule = Rise(**options_of(project, name)["diverged"])
+    (updates,) = {cell.jobs[0].steps for cell in project.cells(name)}
+    assert (Fraction(rule.window) * updates, rule.rise, Fraction(rule.lasting) * updates) == (200, 0.5, 500)
 
 
 def test_a_curve_without_points_has_not_diverged():

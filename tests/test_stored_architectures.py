@@ -17,6 +17,10 @@ from torch import nn
 from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
+from paperlm.models.config import PaperLlamaConfig
+from paperlm.models.llama import PaperLlamaForCausalLM
+from paperlm.models.sizes import SIZES
+
 MODELS = {
     "falcon": (transformers.FalconForCausalLM, IDS | {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "bias": True, "attention_dropout": 0.0,
@@ -272,6 +276,25 @@ def test_what_a_weight_has_none_of_is_asked_for_as_of_any_parameter_and_products
             function(weight, 2.0)
     with pytest.raises(RuntimeError, match=r"0\.weight is in a store"):
         torch.concatenate([torch.ones(1), weight])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_of_our_decoder_of_every_size_the_matrices_of_the_blocks_are_stored_and_its_head_is_not(size):
+    shape = SIZES[size]
+    with torch.device("meta"):
+        model = PaperLlamaForCausalLM(
+            PaperLlamaConfig(
+                hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
+                num_hidden_layers=shape.n_layers, num_attention_heads=shape.n_heads,
+            )
+        )  # fmt: skip
+    chosen = chosen_weights(model)
+    assert len(chosen) == 7 * shape.n_layers and all(".layers." in name for name in chosen)
+    of_a_block = 4 * shape.hidden_size**2 + 3 * shape.hidden_size * shape.intermediate_size
+    assert sum(weight.numel() for weight in chosen.values()) == shape.n_layers * of_a_block
+    head = {"lm_head.weight"}
+    assert chosen_weights(model, "all_linear").keys() - chosen.keys() == head
+    assert chosen_weights(model, "all").keys() - chosen.keys() == head | {"model.embed_tokens.weight"}
 
 
 def test_what_would_be_stored_of_a_model_without_values_is_what_is_stored_of_one_with_them():

@@ -58,7 +58,7 @@ PROFILES = {
     "fast": Geometry(8, 11),
     "fix4": Geometry(16, 4),
 }
-"""default: 128 weights a lane; dense: 1,024, smallest; fast: 64 and a table of half the size, decodes fastest;
+"""default: 128 weights a lane; dense: 1,024, smallest; fast: 64 and a table of half the size, decodes fastest of them;
 fix4: exponents in 4 bits without a code, 12 bits a weight and more."""
 
 
