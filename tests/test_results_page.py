@@ -10,7 +10,9 @@ from paperlm.checks import open_project
 from paperlm.errors import RecordError
 from paperlm.figures.base import write_figure
 from paperlm.plan.project import ROOT, Project
+from paperlm.plan.state import State
 from paperlm.plan.workflow import Workflow
+from paperlm.record.record import read_record
 from paperlm.results_page import REFERENCE, grid, page, reference_part, take_reference
 from paperlm.tables.build import write_table
 from paperlm.tables.contents import SHOWN, read_built
@@ -183,6 +185,17 @@ def test_a_reference_that_does_not_say_where_it_was_made_is_refused_and_stays(co
         ):
             ask()
     assert (folder / "mixln_table1.diff.csv").read_text() == "earlier\n"
+
+
+def test_the_commit_of_a_record_that_a_changed_tree_made_is_named_with_that():
+    """Of the committed records some of BitNet's were made before their code was committed."""
+    name = "bitnet_table1"
+    made = json.loads((ROOT / REFERENCE / "gpu/made.json").read_text())[name]
+    project = Project({"scale": "gpu", "run_missing": "no", "seeds": made["seeds"]})
+    stored = filter(None, map(State(project).stored, project.jobs_of(name)))
+    places = [read_record(ROOT / one.path).environment for one in stored]
+    said = {f"{one.commit[:7]}{' with uncommitted changes' if one.modified else ''}" for one in places}
+    assert made["commits"] == sorted(said) and len({bool(one.modified) for one in places}) == 2
 
 
 def test_a_table_that_no_reference_has_is_named_with_the_command_that_makes_it(copy):

@@ -29,6 +29,8 @@ from paperlm.tables.vocabulary import why
 KINDS = ("diff", "claims")
 ORDER = ("fails", "undecided", "holds", "not tested")
 "What failed stands as visibly as what held: first."
+CHANGED = " with uncommitted changes"
+"Behind the commit of records that a changed tree made."
 
 
 def take_reference(project: Project) -> list[str]:
@@ -75,7 +77,7 @@ def _places(project: Project, state: State, name: str) -> dict[str, list[Any]]:
     places = {
         "machines": {one.cpu if one.device == "CPU" else one.device for one in found},
         "dates": {one.date for one in found},
-        "commits": {str(one.commit)[:7] for one in found},
+        "commits": {str(one.commit)[:7] + CHANGED * bool(one.modified) for one in found},
         "torch": {one.packages["torch"] for one in found},
     }
     return {"seeds": project.config.seeds} | {key: sorted(values) for key, values in places.items()}
