@@ -114,9 +114,9 @@ def link_model(entry: ModelEntry, folder: Path, target: Path) -> Any | None:
     """
     import transformers
 
-    from paperlm.models.shell import SHARDED, shell_of
+    from paperlm.models.shell import SHARDED, WHOLE, shell_of
 
-    if not (folder / SHARDED).is_file():
+    if (folder / WHOLE).is_file() or not (folder / SHARDED).is_file():
         return None
     with _readable(entry, folder):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
