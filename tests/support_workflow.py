@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 from support import copy_tracked, job_environment
 from support_jobs import write_kinds, write_paper
+
+from paperlm.plan.project import ROOT
+from paperlm.record.calibration import step_seconds
 
 SMOKE = ("--config", "scale=smoke")
 
@@ -32,6 +37,13 @@ def snakemake(folder: Path, *arguments: str, expect: int = 0, **environment: str
     )
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+@functools.cache
+def slower() -> float:
+    """How many times as long this machine takes as the one of the committed costs; 1 for a faster one."""
+    committed = json.loads((ROOT / "docs/reference/tiny/costs.json").read_text())
+    return max(1.0, step_seconds() / committed["machine"]["step_seconds"])
 
 
 def paperlm_in(folder: Path, *arguments: str, expect: int = 0) -> str:

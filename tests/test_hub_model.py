@@ -10,6 +10,7 @@ import transformers
 import yaml
 from gguf import GGUFWriter, TokenType
 from pydantic import ValidationError
+from support_hub import COMMIT, saved
 from support_probe import file_entry, new_model, register, save
 
 from paperlm.data.items import prepare_any
@@ -20,16 +21,13 @@ from paperlm.data.shards import load_manifest
 from paperlm.data.sources import check_present
 from paperlm.data.texts import TextData
 from paperlm.errors import DataError, JobError
-from paperlm.jobs.base import Inputs, Machine
-from paperlm.jobs.hub_model import HubModel, run
+from paperlm.jobs.hub_model import HubModel
 from paperlm.models import bitnet_checkpoint, llama2c
 from paperlm.models.folder import load_model, load_tokenizer
-from paperlm.models.shell import Shell
 from paperlm.record.record import DataUsed
 
 RAW = yaml.safe_load((HERE / "registry.yaml").read_text(encoding="utf-8"))["models"]
 SMOLLM2 = RAW["smollm2_135m_instruct"]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 IDS = torch.tensor([[5, 9, 2, 77]])
 
 
@@ -49,13 +47,6 @@ def local(tmp_path, monkeypatch):
 
 def prepared(folder, local_data):
     return prepare_model_files(ModelData(model="local:toy"), folder, str(local_data))
-
-
-def saved(tmp_path, manifest, name="local:toy"):
-    target = tmp_path / "made"
-    target.mkdir(exist_ok=True)
-    found = run(HubModel(name=name), Inputs(data=(manifest,), work=tmp_path, model=target), Machine(device="cpu"))
-    return found, target
 
 
 OF_NO_CLASS = [e["architecture"] for e in RAW.values() if "transformers has no class" in e.get("unreadable", "")]
@@ -184,85 +175,6 @@ def test_a_hub_model_is_taken_from_a_mirror_and_pickles_and_code_stay_there(tmp_
     (source / "model.safetensors").unlink()
     with pytest.raises(DataError, match="someone/bert has no weights as safetensors"):
         prepare_model_files(ModelData(model="hub:someone/bert"), tmp_path / "other")
-
-
-@pytest.fixture
-def sharded(tmp_path, monkeypatch):
-    """Puts a model in several files of weights in a mirror, as a hub has a large one; returns the manifest of the data
-    rule. `change`: what to do to the folder in the mirror."""
-
-    def make(model, architecture="LlamaForCausalLM", change=lambda folder: None):
-        source = save(tmp_path / "mirror/someone/large", model)
-        (source / "model.safetensors").unlink()
-        model.save_pretrained(source, max_shard_size="20KB")
-        change(source)
-        hub = {"name": "someone/large", "revision": COMMIT}
-        register(monkeypatch, **{"someone/large": {"source": "hub", "architecture": architecture, "hub": hub}})
-        monkeypatch.setenv("PAPERLM_HUB_MIRROR", str(tmp_path / "mirror"))
-        return prepare_model_files(ModelData(model="hub:someone/large"), tmp_path / "data")
-
-    return make
-
-
-def test_a_model_in_several_files_comes_out_as_it_went_in_and_none_of_them_is_read(tmp_path, sharded, monkeypatch):
-    model = new_model().bfloat16()
-    model.generation_config.max_length = 77
-    manifest = sharded(model)
-    with monkeypatch.context() as patch:
-        patch.setattr(Shell, "read", lambda *_: pytest.fail("read"))
-        patch.setattr(transformers.LlamaForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("read"))
-        found, target = saved(tmp_path, manifest, "hub:someone/large")
-    assert found.metrics == {"parameters": sum(p.numel() for p in model.parameters()), "blocks": 3}
-    files = sorted(target.glob("*.safetensors"))
-    assert len(files) > 3 and all(path.samefile(manifest.parent / path.name) for path in files)
-    loaded = load_model(target)
-    assert loaded.dtype == torch.bfloat16 and loaded.generation_config.max_length == 77
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in loaded.state_dict().items())
-    assert load_tokenizer(target)("the")["input_ids"] == load_tokenizer(manifest.parent)("the")["input_ids"]
-
-
-def of_float32(folder):
-    """The configuration says float32 of weights in bfloat16."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
-
-
-def with_buffers_of_long_ago(folder):
-    """As the second Llama's files were published: transformers computes these."""
-    index = folder / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    content["weight_map"]["model.layers.0.self_attn.rotary_emb.inv_freq"] = "more.safetensors"
-    index.write_text(json.dumps(content))
-    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    safetensors.torch.save_file(more, folder / "more.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize(("change", "dtype"), [(of_float32, "float32"), (with_buffers_of_long_ago, "bfloat16")])
-def test_several_files_that_are_not_the_model_as_it_is_are_read(tmp_path, sharded, change, dtype):
-    model = new_model().bfloat16()
-    _, target = saved(tmp_path, sharded(model, change=change), "hub:someone/large")
-    assert [path.name for path in target.glob("*.safetensors")] == ["model.safetensors"]
-    loaded = load_model(target)
-    assert loaded.dtype == getattr(torch, dtype)
-    assert all(torch.equal(value.bfloat16(), model.state_dict()[name]) for name, value in loaded.state_dict().items())
-
-
-def test_several_files_of_another_architecture_or_without_a_weight_are_refused(tmp_path, sharded):
-    with pytest.raises(JobError, match="the files hold a LlamaForCausalLM"):
-        saved(tmp_path, sharded(new_model(), "MistralForCausalLM"), "hub:someone/large")
-
-    def drop(folder):
-        index = folder / "model.safetensors.index.json"
-        content = json.loads(index.read_text())
-        content["weight_map"] = {k: v for k, v in content["weight_map"].items() if k != "model.norm.weight"}
-        index.write_text(json.dumps(content))
-        for path in folder.glob("*.safetensors"):
-            weights = safetensors.torch.load_file(path)
-            if weights.pop("model.norm.weight", None) is not None:
-                safetensors.torch.save_file(weights, path, metadata={"format": "pt"})
-
-    with pytest.raises(JobError, match=r"weights do not fit LlamaForCausalLM: model\.norm\.weight"):
-        saved(tmp_path, sharded(new_model(), change=drop), "hub:someone/large")
 
 
 def test_without_a_network_the_hub_is_named_with_the_way_around_it(tmp_path, monkeypatch):

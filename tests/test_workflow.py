@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from support import copy_tracked
-from support_workflow import SMOKE, paperlm_in, snakemake, toy_clone
+from support_workflow import SMOKE, paperlm_in, slower, snakemake, toy_clone
 
 from paperlm.plan.exhibit import ClaimSpec
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.state import State
 from paperlm.plan.workflow import Workflow
-from paperlm.record.calibration import step_seconds
 
 TABLE = "paper_tables/mixln_table1.csv"
 
@@ -43,18 +42,11 @@ def steps(out: str) -> Counter:
 # -- before any job ----
 
 
-@pytest.fixture(scope="module")
-def slower() -> float:
-    """How many times as long this machine takes as the one of the committed costs; 1 for a faster one."""
-    committed = json.loads((ROOT / "docs/reference/tiny/costs.json").read_text())
-    return max(1.0, step_seconds() / committed["machine"]["step_seconds"])
-
-
 @pytest.mark.parametrize("scale", ["smoke", "tiny", "paper"])
-def test_a_dry_run_of_everything_takes_less_than_ten_seconds_and_plans_every_job_once(clone, scale, slower):
+def test_a_dry_run_of_everything_takes_less_than_ten_seconds_and_plans_every_job_once(clone, scale):
     started = time.monotonic()
     out = snakemake(clone, "-n", "--config", f"scale={scale}", "run_missing=yes")
-    assert (time.monotonic() - started) / slower < 10
+    assert (time.monotonic() - started) / slower() < 10
     # Records of models that are not in the repository are committed, so that nothing of them is made.
     jobs = State(Project({"scale": scale, "run_missing": "yes"}, clone)).todo()
     kinds = Counter(job.kind for job in jobs.values())
