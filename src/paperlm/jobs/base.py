@@ -209,13 +209,9 @@ class Job(Frozen):
 
     @functools.cached_property
     def _fields(self) -> dict[str, Any]:
-        defaults = type(self).model_fields
+        defaults = _defaults(type(self))
         values = json.loads(self.model_dump_json(exclude=set(self.parents())))
-        return {
-            key: value
-            for key, value in values.items()
-            if defaults[key].is_required() or getattr(self, key) != defaults[key].get_default(call_default_factory=True)
-        }
+        return {k: value for k, value in values.items() if k not in defaults or getattr(self, k) != defaults[k]}
 
     def canonical(self) -> dict[str, Any]:
         """The job as JSON, parents nested: what a record holds and `job_from` reads."""
@@ -245,6 +241,13 @@ class Job(Frozen):
         if parent is not None and self.snapshot("of") is None:
             yield parent
             yield from parent.worked_on()
+
+
+@functools.cache
+def _defaults(kind: type[Job]) -> Mapping[str, Any]:
+    """Field of a kind -> its default, to compare with; a field that has to be given is not there."""
+    fields = kind.model_fields.items()
+    return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
 
 
 def packed_bytes() -> dict[str, int]:

@@ -117,6 +117,10 @@ class ScaleChanges(Frozen):
     "claim id -> why this scale cannot judge it"
 
 
+UNCHANGED = ScaleChanges()
+"What a paper changes at a scale of which it says nothing."
+
+
 class Deviation(Frozen):
     """Something done differently from the paper or its code, and why; printed under the exhibits it touches."""
 

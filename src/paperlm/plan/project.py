@@ -20,7 +20,7 @@ from paperlm.jobs.hub_model import HubModel
 from paperlm.kept import kept
 from paperlm.load import load, parse, read_yaml
 from paperlm.plan.exhibit import DivergedRule, FigureSpec, JobCells, Part, Setting
-from paperlm.plan.paper import Deviation, PaperSpec, ScaleChanges
+from paperlm.plan.paper import UNCHANGED, Deviation, PaperSpec, ScaleChanges
 from paperlm.plan.resolve import Context, Resolver
 from paperlm.plan.scale import ScaleSpec, SeedNoise
 from paperlm.plan.table import TableSpec
@@ -206,7 +206,7 @@ class Project:
 
     def changes(self, paper: PaperSpec) -> ScaleChanges:
         """What a paper changes at this scale."""
-        return paper.scales.get(self.scale.scale, ScaleChanges())
+        return paper.scales.get(self.scale.scale, UNCHANGED)
 
     def diverged_rule(self, name: str) -> DivergedRule | None:
         """When a number of a table counts as diverged at this scale; None if the table has no such rule."""

@@ -17,10 +17,11 @@ from typing import Any
 from paperlm.errors import SpecError
 from paperlm.jobs import Job, kind_of
 from paperlm.jobs.base import parent_kinds
+from paperlm.kept import kept
 from paperlm.load import parse
 from paperlm.models.sizes import ALL_SIZES
 from paperlm.plan.exhibit import Part, Setting, Settings
-from paperlm.plan.paper import PaperSpec, ScaleChanges
+from paperlm.plan.paper import UNCHANGED, PaperSpec, ScaleChanges
 from paperlm.plan.scale import Changes, ScaleSpec
 
 SHAPE = ("hidden_size", "intermediate_size", "n_heads", "n_layers")
@@ -84,7 +85,7 @@ class Resolver:
 
     @functools.cached_property
     def _own(self) -> ScaleChanges:
-        return self.paper.scales.get(self.scale.scale, ScaleChanges())
+        return self.paper.scales.get(self.scale.scale, UNCHANGED)
 
     def trained_size(self, size: str) -> str:
         """The model size that is trained where a size is asked for."""
@@ -161,6 +162,7 @@ class Resolver:
         found = found | own | changes
         return {key: setting for key, setting in found.items() if key in fields}
 
+    @kept
     def changes(self, name: str, size: str) -> Settings:
         """What the scale changes of a job, with the scale as source."""
         kind = self.paper.jobs[name].kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,12 +153,14 @@ def _joined(parts: object) -> str:
 SUFFIX = {"K": 1e3, "M": 1e6, "B": 1e9, "%": 1e-2, "x": 1.0}
 
 
+@functools.lru_cache(10_000)  # claims ask for each cell again and again
 def number(printed: str) -> float | None:
     """Value of a printed cell: 26.07, 1e-3, 1.1B, 20K, 25%, 11.9x; None for anything else."""
     match = re.fullmatch(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)([KMB%x]?)", printed.strip())
     return float(match[1]) * SUFFIX.get(match[2], 1.0) if match else None
 
 
+@functools.lru_cache(10_000)
 def half_a_digit(printed: str) -> float:
     """Half a unit of the last printed digit: two numbers closer than this print alike."""
     match = re.fullmatch(r"[-+]?\d+(?:\.(\d+))?(?:e([-+]?\d+))?([KMB%x]?)", printed.strip())
