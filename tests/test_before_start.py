@@ -10,7 +10,7 @@ import time
 import pytest
 from support import copy_tracked
 from support_declarations import refused, write
-from support_workflow import snakemake
+from support_workflow import slower, snakemake
 
 from paperlm.checks import open_project
 from paperlm.errors import SpecError
@@ -137,10 +137,10 @@ def test_a_metric_of_a_kind_that_does_not_say_what_it_measures_is_not_checked(to
     assert "toy_table1" in open_project({"scale": "smoke"}, root).tables
 
 
-def test_opening_a_project_with_all_its_checks_takes_less_than_two_seconds_of_a_processor():
+def test_opening_a_project_with_all_its_checks_takes_less_than_two_seconds_of_the_reference_machine():
     started = time.process_time()
     open_project({"scale": "paper"})
-    assert time.process_time() - started < 2
+    assert (time.process_time() - started) / slower() < 2
 
 
 # -- targets of Snakemake ----
