@@ -100,6 +100,16 @@ def test_an_operation_is_added_as_a_folder(toy, tmp_path, capsys):
     assert "10 numbers (all)" in listed and "[absent: nobody has it]" in listed
 
 
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_the_row_of_an_absent_method_names_the_card_that_a_later_process_tells(toy, tmp_path, in_turns):
+    toy(in_turns=in_turns)
+    out = tmp_path / "rows.jsonl"
+    assert main(["squares", "--device", "cpu", "--methods", "peer,loop", "--cases", "ten", "--out", str(out)]) == 0
+    assert {(row["name"], row["device"]) for row in rows.read(out)} == {("peer", "a card"), ("loop", "a card")}
+    assert main(["squares", "--device", "cpu", "--methods", "peer", "--cases", "ten", "--out", str(out)]) == 0
+    assert rows.read(out)[-1]["device"] == "cpu"  # no process was started
+
+
 def test_a_folder_without_an_operation_says_what_it_lacks(toy):
     toy("squares_broken", text='"""Nothing."""\n')
     with pytest.raises(ValueError, match=r"squares_broken/__init__.py: no operation; end it in OPERATION = "):

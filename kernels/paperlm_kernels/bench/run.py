@@ -109,6 +109,7 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
     present = [task for task, reason in zip(wanted, reasons, strict=True) if reason is None]
     spare: dict[int, Worker] = {}
     started: list[Worker] = []
+    absent: list[tuple[Task, str]] = []
     device = wanted[0].device if wanted else ""
     shared: dict[str, dict] = {}
 
@@ -130,12 +131,17 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
         everything.extend(found)
         collect(task, found)
 
+    def without() -> None:
+        while absent:
+            task, reason = absent.pop(0)
+            finished(task, [operation.outcome(task, device, f"absent: {reason}")])
+
     try:
         for group in _groups(operation, zip(wanted, reasons, strict=True)):
             workers = []
             for task, reason in group:
                 if reason is not None:
-                    finished(task, [operation.outcome(task, device, f"absent: {reason}")])
+                    absent.append((task, reason))
                 else:
                     workers.append(worker(task))
                     workers[-1].go("begin", device)
@@ -143,6 +149,9 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
             for made in workers:
                 device = made.rows[-1]["device"] if made.rows else device
                 finished(made.task, made.rows)
+            if device != wanted[0].device:  # a process has told the card's name
+                without()
+        without()
     finally:
         for made in (*started, *spare.values()):
             made.close()
