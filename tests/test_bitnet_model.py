@@ -185,6 +185,15 @@ def test_float32_products_are_those_of_whole_numbers_rounded_where_they_are_scal
     assert torch.equal(projection(x_q, codes, step), whole.float() * step * alpha)
 
 
+def test_float16_products_are_scaled_before_they_leave_its_range():
+    layer = QuantizedLinear(1024, 8, quantization_of("b158").weight)
+    with torch.no_grad():
+        layer.weight.fill_(0.02)
+    quantize = QuantizedInput(quantization_of("b158").qkv, 1024, "qkv")
+    x = torch.ones(3, 1024)
+    assert torch.allclose(layer.half()(*quantize(x.half())).float(), torch.full((3, 8), 20.48), rtol=2e-3)
+
+
 @pytest.mark.parametrize("preset", ["b158", "a48_int4"])
 def test_a_models_loss_does_not_depend_on_how_many_sequences_are_taken_at_once(preset):
     model, ids = bitnet(preset), tokens(6, 20)

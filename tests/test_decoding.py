@@ -73,6 +73,16 @@ def test_generated_tokens_are_those_of_transformers_generate():
         decoder.generate(prompt, 9)
 
 
+def test_no_tokens_and_more_positions_than_the_model_has_are_refused():
+    model = bitnet("a48_int4", **SHAPE)
+    most = model.config.max_position_embeddings
+    decoder = PackedDecoder.of(model, batch=1, capacity=most)
+    with pytest.raises(SpecError, match="0 tokens to generate; give 1 or more"):
+        decoder.generate(tokens()[:1, :5], 0)
+    with pytest.raises(SpecError, match=f"caches for {most + 1} positions; the model was made for {most}"):
+        PackedDecoder.of(model, batch=1, capacity=most + 1)
+
+
 def test_from_a_quantized_cache_each_token_is_the_likeliest_and_most_rows_are_those_of_transformers():
     """A code next to a tie moves a row's tokens, and which ones depends on the machine's order of sums."""
     model = bitnet("a48_int4", kv_cache={"kv_bits": 4}, **SHAPE)

@@ -264,6 +264,24 @@ def test_each_sequence_attends_to_its_own_length_and_an_empty_one_gives_zeros(sp
 
 
 @everywhere
+@pytest.mark.parametrize("bits,head_dim", [(4, 16), (3, 32), (3, 20)])
+def test_positions_beyond_the_capacity_which_a_gpu_does_not_look_at_add_nothing(spot, bits, head_dim):
+    cache, _, _ = filled(spot, 8, head_dim, heads=2, bits=bits)
+    q = normal(1, 2, head_dim, seed=7, device=spot.device)
+    full = cache.decode(q, backend=spot.backend)
+    cache.lengths += 4  # what is left there by `append` of four more
+    assert torch.equal(cache.decode(q, backend=spot.backend), full)
+
+
+def test_attention_under_autocast_is_in_float32_all_the_same():
+    cache, _, _ = filled(SPOTS[0], 40, 64, heads=2)
+    q = normal(1, 2, 64, seed=7)
+    right = cache.decode(q, backend="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(cache.decode(q, backend="reference"), right)
+
+
+@everywhere
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_a_query_in_four_bits_is_quantized_by_the_caches_mapping(spot, mapping):
     for bits in (3, 4):

@@ -218,3 +218,27 @@ def test_bytes_that_are_no_packed_weights_are_refused_at_the_first_use(copy, cha
     weights(copy, change)
     with pytest.raises(SpecError, match=message):
         load_model(copy)(tokens())
+
+
+def test_weights_that_are_loaded_into_a_model_that_ran_are_looked_through_again():
+    model, ids = pack(bitnet("a48_int4")), tokens()
+    model(ids)
+    state = model.state_dict()
+    for name, value in ((f"{FIRST}.weight", 0xFF), (f"{FIRST}.weight_scale", float("nan"))):
+        model.load_state_dict(state | {name: torch.full_like(state[name], value)})
+        with pytest.raises(SpecError, match="packed weights"):
+            model(ids)
+
+
+def test_a_weight_that_is_no_number_is_not_packed():
+    model = bitnet("a48_int4")
+    with torch.no_grad():
+        model.get_submodule(FIRST).weight[0, 0] = torch.nan
+    with pytest.raises(SpecError, match="with the scale nan"):
+        pack(model)
+
+
+def test_a_packed_model_that_has_not_run_compiles_in_one_piece(packed):
+    model, ids = load_model(packed), tokens()
+    assert not model.get_submodule(FIRST).checked
+    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(ids).logits, model(ids).logits)

@@ -1,6 +1,9 @@
 """Quantizers against the formulas of their papers, written out here a second time in float64 with numpy."""
 
 import math
+import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from paperlm_kernels.rmsnorm_quantize.reference import keep_largest, quantize_ro
 from paperlm_kernels.ternary_linear import quantize_weight
 from support_quantizers import EPS, ORACLES
 
+import paperlm.quantizers
 from paperlm.errors import SpecError
 from paperlm.quantizers import build_quantizer, quantizers
 from paperlm.quantizers.presets import PRESETS, preset_name
@@ -319,3 +323,25 @@ def test_the_quantized_cache_has_the_papers_defaults_and_refuses_other_bits():
 def test_an_option_that_a_quantizer_needs_is_asked_for():
     with pytest.raises(SpecError, match="quantizer 'kv_symmetric' needs bits"):
         build_quantizer("kv_symmetric", "heads", "here")
+
+
+@pytest.mark.parametrize(
+    ("limits", "zero", "says"),
+    [
+        ("(-200, 200)", "0.0", "codes from -200 to 200; they have to fit into 8 bits"),
+        ("(0, 15)", "7.5", "7.5 for the code of zero"),
+    ],
+)
+def test_a_quantizer_that_products_of_int8_codes_cannot_have_is_refused(limits, zero, says, tmp_path, monkeypatch):
+    text = (Path(paperlm.quantizers.__path__[0]) / "int4_absmax.py").read_text()
+    text = text.replace('"int4_absmax"', '"mine"').replace("(-8, 7)", limits)
+    assert text.count(limits) == 1
+    text += f"    zero: ClassVar[float] = {zero}\n"
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.setattr(paperlm.quantizers, "__path__", [*paperlm.quantizers.__path__, str(tmp_path)])
+    quantizers.cache_clear()
+    with pytest.raises(SpecError, match=f"quantization.o: quantizer 'mine' has {re.escape(says)}"):
+        quantization_of({"o": "mine"})
+    monkeypatch.undo()
+    quantizers.cache_clear()
+    sys.modules.pop("paperlm.quantizers.mine")

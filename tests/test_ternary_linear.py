@@ -293,6 +293,27 @@ def test_only_the_rows_behind_an_open_gate_are_computed_and_the_others_are_zero(
     assert torch.equal(sparse, torch.where(gate > 0, dense, 0))
 
 
+@everywhere
+@pytest.mark.parametrize("given", [False, True])
+def test_what_stands_in_the_padding_of_the_codes_meets_weights_of_zero(spot, given):
+    packed = pack_ternary(ternary(64, 300)).to(spot.device)
+    codes, scale = (part.to(spot.device) for part in activations(5, 384, seed=3))
+    rowsum = codes.sum(-1, dtype=torch.int32) if given else None
+    alpha = torch.tensor(1.0, device=spot.device)
+    y = ternary_linear(codes, scale, rowsum, packed, alpha, out_dtype=torch.float32, backend=spot.backend)
+    exact = codes[:, :300].cpu().long() @ ternary(64, 300).long().T
+    assert torch.equal(y.cpu(), exact.float() * scale.cpu()[:, None])
+
+
+def test_autocast_does_not_round_the_integers():
+    codes = torch.randint(60, 128, (4, 2048), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    packed, scale = pack_ternary(ternary(64, 2048)), torch.ones(4)
+    right = ternary_linear(codes, scale, None, packed, torch.tensor(1.0), out_dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ternary_linear(codes, scale, None, packed, torch.tensor(1.0), out_dtype=torch.float32)
+    assert torch.equal(y, right) and torch.equal(y, (codes.long() @ ternary(64, 2048).long().T).float())
+
+
 def test_lists_that_do_not_fit_the_tokens_are_refused():
     _, codes, scale, alpha, packed = case(SPOTS[0], 3, 150, 300)
     places, counts = places_above_zero(torch.ones(3, 150))

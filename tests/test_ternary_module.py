@@ -120,3 +120,11 @@ def test_a_quantizer_that_there_is_not_is_refused_when_the_layer_is_made():
         TernaryLinear.from_linear(latent(4, 8), activation="int8_absmx")
     with pytest.raises(ValueError, match="no whole number of them"):
         TernaryLinear.from_linear(latent(4, 9), keep=0.5)
+
+
+def test_a_layer_made_without_memory_is_filled_by_loading():
+    layer, x = TernaryLinear.from_linear(latent(32, 64)), normal(3, 64, seed=1)
+    empty = TernaryLinear.from_linear(latent(32, 64, seed=5)).to("meta").to_empty(device="cpu")
+    empty.load_state_dict(layer.state_dict())
+    assert torch.equal(empty(x), layer(x)) and empty.alpha.dtype == torch.float32
+    assert layer.half().alpha.dtype == torch.float32

@@ -140,6 +140,15 @@ def test_packed_weights_of_another_layout_shape_or_content_are_refused():
         load(broken, packed.metadata)
 
 
+def test_packed_weights_that_do_not_lie_row_behind_row_are_refused_and_loading_lays_them_so():
+    wide = pack_ternary(ternary(128, 256))
+    with pytest.raises(ValueError, match=r"give data\.contiguous"):
+        PackedTernary(wide.data[:, :32], 128, 128)
+    turned = wide.data.T.contiguous().T
+    loaded = PackedTernary.load(turned, wide.metadata)
+    assert torch.equal(loaded.data, wide.data) and loaded.data.is_contiguous() and not turned.is_contiguous()
+
+
 @pytest.mark.parametrize("codes", [torch.tensor([[0, 2]]), torch.tensor([[0.5, 1.0]]), torch.tensor([[float("nan")]])])
 def test_a_weight_that_is_not_ternary_is_not_packed(codes):
     with pytest.raises(ValueError, match="quantize_weight"):

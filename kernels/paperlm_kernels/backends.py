@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 
 import torch
@@ -47,3 +48,9 @@ def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
     if backend == "triton":
         raise ValueError(f"backend 'triton' cannot run: {why}; use backend='reference'")
     return "reference"
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """Autocast off, on devices that have it."""
+    # torch.amp.is_autocast_available would say it, but breaks the graph of torch.compile up to 2.11
+    return torch.autocast(device_type, enabled=False) if device_type in ("cpu", "cuda") else nullcontext()

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paperlm_kernels.backends import without_autocast
 from paperlm_kernels.cross_entropy import options as checks
 from paperlm_kernels.cross_entropy.dense import dense_core, dense_nll
 from paperlm_kernels.cross_entropy.parallel import check_slice, vocabulary_size
 from paperlm_kernels.cross_entropy.reference import linear_cross_entropy_core as reference_core
-from paperlm_kernels.cross_entropy.reference import without_autocast
 
 DEBUG = "PAPERLM_KERNELS_DEBUG"
 KEPT_SHARE = 0.05

@@ -24,13 +24,13 @@ of the uncompiled one whatever the compiler makes of masks, and is compiled once
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paperlm_kernels.backends import without_autocast
 from paperlm_kernels.cross_entropy.order import mean_logit_order
 from paperlm_kernels.cross_entropy.parallel import combine, reduce_hidden_gradient
 from paperlm_kernels.once import differentiable_once
@@ -86,12 +86,6 @@ def linear_cross_entropy_core(
     sort = vocab_order == "mean_logit" if order is None else False
     settings = Settings(softcap, logit_scale, filter_eps, filter_grads, accumulate, sort, process_group, vocab_start)
     return _LinearCrossEntropy.apply(hidden, weight, bias, target, order, settings)
-
-
-def without_autocast(device_type: str) -> AbstractContextManager:
-    """Autocast off, on devices that have it."""
-    # torch.amp.is_autocast_available would say it, but breaks the graph of torch.compile up to 2.11
-    return torch.autocast(device_type, enabled=False) if device_type in ("cpu", "cuda") else nullcontext()
 
 
 def chunk_sizes(device: torch.device) -> tuple[int, int]:

@@ -280,7 +280,7 @@ def decode_kernel(
         gdc_launch_dependents()
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
-    length = tl.load(lengths + b)
+    length = tl.minimum(tl.load(lengths + b), capacity)  # `append` does not look whether there was room
     begin, end = share_of_program(length, splits, TOKENS)
     d, inside = numbers(D, THREE, BLOCK)
     x = query(q + tl.program_id(0).to(tl.int64) * D, d, inside, q_levels, q_zero, 15.0, QUANTIZE, SYMMETRIC)

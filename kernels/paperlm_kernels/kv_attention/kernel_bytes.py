@@ -64,7 +64,7 @@ def decode_bytes_kernel(
         gdc_launch_dependents()
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
-    length = tl.load(lengths + b)
+    length = tl.minimum(tl.load(lengths + b), capacity)  # `append` does not look whether there was room
     begin, end = share_of_program(length, splits, TOKENS)
     mine = q + tl.program_id(0).to(tl.int64) * D
     d_low, in_low = numbers_of(D, D // 4, 4, LOW)

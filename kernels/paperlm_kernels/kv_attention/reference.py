@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paperlm_kernels.backends import without_autocast
 from paperlm_kernels.kv_attention.layout import KVLayout, dequantize_heads, pack_heads, quantize_heads, unpack_heads
 
 
@@ -49,8 +50,9 @@ def decode_reference(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, s
     """Attention of q (B, heads, D) over the first lengths (B,) positions, in float32; zeros where there is none."""
     groups = q.shape[1] // keys.shape[1]
     keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
-    scores = (keys @ q.float()[..., None])[..., 0] * scale
-    hidden = torch.arange(keys.shape[2], device=q.device) >= lengths[:, None, None]
-    shares = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
-    out = (shares[..., None, :] @ values)[..., 0, :]
+    with without_autocast(q.device.type):
+        scores = (keys @ q.float()[..., None])[..., 0] * scale
+        hidden = torch.arange(keys.shape[2], device=q.device) >= lengths[:, None, None]
+        shares = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+        out = (shares[..., None, :] @ values)[..., 0, :]
     return torch.where(lengths[:, None, None] > 0, out, 0.0)

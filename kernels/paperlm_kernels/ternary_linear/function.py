@@ -57,7 +57,7 @@ def ternary_linear(
 
         y = linear_op(_whole(flat, K), *vectors[:2], packed.data, vectors[2], N, out_dtype)
     else:
-        y = ternary_linear_reference(flat[:, :K], *vectors[:2], packed, vectors[2], out_dtype)
+        y = ternary_linear_reference(flat, *vectors[:2], packed, vectors[2], out_dtype)
     return y.view(*lead, N)
 
 
@@ -87,7 +87,7 @@ def ternary_gated(
 
         z = gated_op(_whole(flat, K), *vectors[:2], packed.data, vectors[2], N, out_dtype)
     else:
-        z = ternary_gated_reference(flat[:, :K], *vectors[:2], packed, vectors[2], out_dtype)
+        z = ternary_gated_reference(flat, *vectors[:2], packed, vectors[2], out_dtype)
     return z.view(*lead, N // 2)
 
 
@@ -117,7 +117,7 @@ def sparse_rows_linear(
 
         y = rows_op(_whole(flat, K), *vectors[:2], packed.data, vectors[2], N, out_dtype, *lists)
     else:
-        y = ternary_linear_reference(flat[:, :K], *vectors[:2], packed, vectors[2], out_dtype)
+        y = ternary_linear_reference(flat, *vectors[:2], packed, vectors[2], out_dtype)
         y = torch.where(_listed(*lists, N), y, 0)
     return y.view(*lead, N)
 
@@ -149,7 +149,7 @@ def sparse_columns_linear(
 
         y = columns_op(flat, *vectors[:2], packed.data, vectors[2], N, out_dtype, *lists)
     else:
-        x = torch.where(_listed(*lists, flat.shape[1]), flat, 0)[:, :K]
+        x = torch.where(_listed(*lists, flat.shape[1]), flat, 0)
         y = ternary_linear_reference(x, *vectors[:2], transposed_codes(packed), vectors[2], out_dtype)
     return y.view(*lead, N)
 

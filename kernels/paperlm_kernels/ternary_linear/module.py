@@ -84,7 +84,8 @@ class TernaryLinear(nn.Module):
         """`model.half()` and the like leave the scales in float32, where they are exact."""
         alpha = self.alpha
         super()._apply(fn, recurse)
-        self.alpha = alpha.to(self.weight.device)
+        if self.alpha.dtype != torch.float32:
+            self.alpha = alpha.to(self.weight.device)
         return self
 
     def extra_repr(self) -> str:

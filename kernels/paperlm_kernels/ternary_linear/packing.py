@@ -42,7 +42,8 @@ def padded(size: int, multiple: int = CHUNK) -> int:
 class PackedTernary:
     """A packed matrix: `data` uint8 (padded out_features, padded in_features / 4), without its scales.
 
-    Raises TypeError for other data than uint8, ValueError for a shape or layout that does not belong together.
+    Raises TypeError for other data than uint8, ValueError for a shape or layout that does not belong together and for
+    data that is not contiguous, whose rows the kernels would not find.
     """
 
     data: Tensor
@@ -67,6 +68,8 @@ class PackedTernary:
                 f"packed weights of shape {tuple(self.data.shape)} for a matrix of {self.out_features} x "
                 f"{self.in_features}, which {LAYOUT} keeps as {right}; give the sizes that they were packed with"
             )
+        if not self.data.is_contiguous():
+            raise ValueError("packed weights that do not lie row behind row: give data.contiguous()")
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -87,10 +90,10 @@ class PackedTernary:
             data.contiguous(), int(metadata["out_features"]), int(metadata["in_features"]), str(metadata["layout"]),
             int(metadata["layout_version"]),
         )  # fmt: skip
-        if bool((data & (data >> 1) & _ZERO).any()):
+        if bool((packed.data & (packed.data >> 1) & _ZERO).any()):
             raise ValueError(f"packed weights hold the code 3, which {LAYOUT} does not have: they are damaged, or of "
                              "another layout; pack them anew with pack_ternary")  # fmt: skip
-        codes = _codes(data)
+        codes = _codes(packed.data)
         if bool((codes[packed.out_features :] != 1).any() or (codes[:, packed.in_features :] != 1).any()):
             raise ValueError(
                 f"the padding beyond {packed.out_features} x {packed.in_features} is not zero: the weights are of "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paperlm_kernels.backends import without_autocast
 from paperlm_kernels.ternary_linear.packing import PackedTernary, pack_ternary, unpack_ternary
 
 EXACT_WIDTH = 2**16
@@ -13,18 +14,20 @@ AT_ONCE = 2**24
 
 
 def accumulate(codes: Tensor, packed: PackedTernary) -> Tensor:
-    """sum_k (t + 1) x, exactly, as int32 (M, N); codes int8 (M, K).
+    """sum_k (t + 1) x, exactly, as int32 (M, N); codes int8 (M, K), or padded: behind K weights are 0.
 
     By a float product, for which there is a library on every CPU. It is exact in any order of its sums, and where
     operands are rounded to TF32 or bfloat16, which have every integer up to 256.
     """
     dtype = torch.float32 if packed.in_features < EXACT_WIDTH else torch.float64
-    x = codes.to(dtype)
-    step = max(1, AT_ONCE // packed.in_features)
+    K = packed.in_features
+    x, behind = codes[:, :K].to(dtype), codes[:, K:].sum(1, keepdim=True, dtype=torch.int32)
+    step = max(1, AT_ONCE // K)
     parts = []
     for start in range(0, packed.out_features, step):
         t = unpack_ternary(packed, slice(start, start + step)).to(dtype)
-        parts.append((x @ (t + 1).T).to(torch.int32))
+        with without_autocast(x.device.type):  # the product rounded to bfloat16 would be no integer any more
+            parts.append((x @ (t + 1).T).to(torch.int32) + behind)
     return torch.cat(parts, 1)
 
 

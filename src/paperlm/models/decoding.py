@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from paperlm_kernels.kv_attention import QuantizedKV
 from paperlm_kernels.kv_attention.reference import rotated
 from paperlm_kernels.rmsnorm_quantize import Quantized, rmsnorm_quantize
+from paperlm_kernels.rmsnorm_quantize.modes import MODES
 from paperlm_kernels.ternary_linear import (
     PackedTernary,
     fused_alpha,
@@ -146,14 +147,15 @@ class PackedDecoder:
     """Greedy decoding of `batch` sequences of up to `capacity` positions, which advance together.
 
     `ids` (B,) are the tokens that are read next, `position` (B,) where they stand: buffers that a CUDA graph finds
-    again. Raises SpecError for a model that is not wired as BitNet's: Pre-LN, ternary weights, every input quantized.
+    again. Raises SpecError for a model that is not wired as BitNet's (Pre-LN, ternary weights, every input quantized by
+    a quantizer that the kernels have), and for more positions than it was made for.
     """
 
     def __init__(
         self, config: PaperLlamaConfig, weights: Weights, *, batch: int, capacity: int, dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:  # fmt: skip
-        _check(config)
+        _check(config, capacity)
         device, eps, scheme = torch.device(device), config.rms_norm_eps, config.quantizers()
         self.dtype, self.heads, self.capacity, self.eps = dtype, config.num_attention_heads, capacity, eps
         self.head_dim, self.act = config.hidden_size // self.heads, ACTIVATIONS[config.hidden_act]
@@ -251,6 +253,8 @@ class PackedDecoder:
 
         Raises SpecError where there is no room for them.
         """
+        if count < 1:
+            raise SpecError(f"{count} tokens to generate; give 1 or more")
         if prompt.shape[0] != len(self.ids) or prompt.shape[1] < 1:
             raise SpecError(f"a prompt of shape {tuple(prompt.shape)}; this decoder reads ({len(self.ids)}, 1 or more)")
         if prompt.shape[1] + count - 1 > self.capacity:
@@ -281,13 +285,19 @@ def captured(decoder: PackedDecoder) -> Callable[[], None]:
     return graph.replay
 
 
-def _check(config: PaperLlamaConfig) -> None:
-    scheme = config.quantizers()
+def _check(config: PaperLlamaConfig, capacity: int) -> None:
+    scheme, most = config.quantizers(), config.max_position_embeddings
+    if capacity > most:
+        raise SpecError(f"caches for {capacity} positions; the model was made for {most} (max_position_embeddings)")
     if scheme is None or scheme.weight is None or scheme.weight.name != "ternary_absmean":
         raise SpecError("quantization: a packed decoder is for weights of the quantizer ternary_absmean")
     for place in ("qkv", "o", "gate_up", "down"):
         if getattr(scheme, place) is None:
             raise SpecError(f"quantization.{place}: nothing quantizes this input; use the model itself")
+        if (name := getattr(scheme, place).quantizer.name) not in MODES:
+            raise SpecError(
+                f"quantization.{place}: the kernels have {', '.join(MODES)}, and no {name!r}; use the model itself"
+            )
     if config.kv_cache is not None and kv_cache_of(config.kv_cache).described["first_bits"] > 4:
         raise SpecError("kv_cache.first_bits: packed caches have 3 or 4 bits at position 0; use the model itself")
     if (config.norm or {"name": "pre_ln"})["name"] != "pre_ln":

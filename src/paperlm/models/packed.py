@@ -1,4 +1,5 @@
-"""Models whose ternary weights lie in two bits each, for use after training. Their numbers are the latent model's.
+"""Models whose ternary weights lie in two bits each, for use after training. Their numbers are the latent model's: in
+float32 to the last bit; in 16 bits they are rounded once less (paperlm.models.quantized).
 
 The layout is that of paperlm_kernels.ternary_linear, whose kernels compute the products on a GPU; elsewhere its
 reference does. Scales stay in float32 whatever dtype the model has.
@@ -36,15 +37,17 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor, codes: Tensor, step: Tensor) -> Tensor:
         """x (..., in) is what codes and step, as QuantizedInput gives them, stand for -> (..., out) in its dtype.
 
-        Raises SpecError at the first call for bytes that are no packed weights of this shape.
+        Raises SpecError at the first call behind loading for bytes that are no packed weights of this shape; not within
+        torch.compile, which cannot look at them.
         """
-        packed = self._packed()
+        packed = self.look()
         dtype = compute_dtype(x)
         return ternary_linear(codes.char(), step[..., 0].float(), None, packed, self.weight_scale, out_dtype=dtype)
 
-    def _packed(self) -> PackedTernary:
+    def look(self) -> PackedTernary:
+        """The weights, looked through the first time. Raises SpecError."""
         metadata = PACKED | {"out_features": self.out_features, "in_features": self.in_features}
-        if self.checked:
+        if self.checked or torch.compiler.is_compiling():
             return PackedTernary(self.weight, self.out_features, self.in_features)
         try:
             packed = PackedTernary.load(self.weight, metadata)
@@ -56,6 +59,10 @@ class PackedLinear(nn.Module):
             )
         self.checked = True
         return packed
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.checked = False
+        super()._load_from_state_dict(*args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
         scale = self.weight_scale
@@ -88,7 +95,8 @@ def pack(model: Any) -> Any:
     """The model with packed weights, in evaluation mode; what is no projection is copied.
 
     `model.save_pretrained` of it writes a folder that loads as any other, in about an eighth of the room in bfloat16.
-    Raises SpecError for a model without quantizers of weights and inputs, or one that is packed already.
+    Raises SpecError for a model without quantizers of weights and inputs, one that is packed already, and weights that
+    are not finite.
     """
     config = copy.deepcopy(model.config)
     if config.packed_weights is not None:
@@ -103,4 +111,8 @@ def pack(model: Any) -> Any:
             state[f"{name}.weight_scale"] = scale
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
-    return type(model).from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).to(model.device).eval()
+    made = type(model).from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).to(model.device).eval()
+    for module in made.modules():
+        if isinstance(module, PackedLinear):
+            module.look()
+    return made

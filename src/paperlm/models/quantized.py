@@ -3,18 +3,19 @@
     y = (codes t^T) * step * alpha        codes, step: of the input, by token;  t, alpha: of the weight, by matrix
 
 The product is one of whole numbers, exact in float32 in any order of its sums: training, evaluation and packed weights
-(paperlm.models.packed) agree to the last bit. In bfloat16 the factors are exact, and the product is rounded once more.
+(paperlm.models.packed) agree to the last bit. In bfloat16 the factors are exact, and the product of the latent weights
+is rounded once more, before it is scaled; packed weights have it whole.
 Gradients are those of the plain product of the dequantized factors, x_q W_q^T, and pass the quantizers, their clipping
 and TopK's mask as if these were not there (BitNet a4.8, Section 2.2).
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from paperlm_kernels.backends import without_autocast
 from paperlm_kernels.rmsnorm_quantize import rmsnorm_training_input
 from torch import Tensor, nn
 
@@ -88,18 +89,8 @@ class QuantizedLinear(nn.Linear):
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype that products of x are in: autocast's, where it is on."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if _has_autocast(device) and torch.is_autocast_enabled(device) else x.dtype
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Nothing is cast inside, on any device."""
-    device = x.device.type
-    return torch.autocast(device, enabled=False) if _has_autocast(device) else nullcontext()
-
-
-def _has_autocast(device: str) -> bool:
-    # torch.amp.is_autocast_available would say it, but breaks the graph of torch.compile up to 2.11
-    return device != "meta"
+    # torch.amp.is_autocast_available would say the first, but breaks the graph of torch.compile up to 2.11
+    return torch.get_autocast_dtype(device) if device != "meta" and torch.is_autocast_enabled(device) else x.dtype
 
 
 def quantized_input(scheme: Quantization | None, place: str, width: int) -> QuantizedInput | None:
@@ -160,13 +151,15 @@ class _QuantizedProduct(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, codes: Tensor | None, step: Tensor | None, quantizer: Quantizer
     ) -> Tensor:
         dtype = compute_dtype(x)
-        with without_autocast(x):
+        with without_autocast(x.device.type):
             whole, alpha = quantizer.codes_and_step(weight)
             whole, x = whole.to(dtype), x.to(dtype)
             ctx.save_for_backward(x, whole, alpha)
+            # float16 ends at 65,504, which 516 codes of 127 are beyond before they are scaled
+            wide = torch.float32 if dtype == torch.float16 else dtype
             if codes is None:
-                return in_dtype(F.linear(x, whole) * alpha, dtype)
-            return in_dtype(F.linear(codes.to(dtype), whole) * step * alpha, dtype)
+                return in_dtype(F.linear(x.to(wide), whole.to(wide)) * alpha, dtype)
+            return in_dtype(F.linear(codes.to(wide), whole.to(wide)) * step * alpha, dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:

@@ -54,9 +54,16 @@ def build_quantizer(description: object, role: Role, where: str) -> Quantizer:
     if missing:
         raise SpecError(f"{where}: quantizer {name!r} needs {', '.join(missing)}")
     try:
-        return known[name](**options)
+        made = known[name](**options)
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
+    if role != "heads" and made.zero:
+        raise SpecError(f"{where}: quantizer {name!r} has {made.zero} for the code of zero, which products of whole "
+                        "numbers cannot have; only quantizers of heads may")  # fmt: skip
+    if role != "heads" and (made.limits[0] < -128 or made.limits[1] > 127):
+        raise SpecError(f"{where}: quantizer {name!r} has codes from {made.limits[0]} to {made.limits[1]}; they have "
+                        "to fit into 8 bits, -128 to 127")  # fmt: skip
+    return made
 
 
 def plain(quantizer: Quantizer | None) -> dict[str, Any] | None:
