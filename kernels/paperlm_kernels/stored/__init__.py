@@ -25,6 +25,7 @@ from paperlm_kernels.stored.layers import (
     StoredConv1D,
     StoredEmbedding,
     StoredLinear,
+    named_plain_tensors,
     plain_tensors,
     stored_weights,
 )
@@ -36,6 +37,6 @@ from paperlm_kernels.stored.weight import StoredWeight
 __all__ = [
     "POLICIES", "Conversion", "Int8Store", "LomoSgd", "Nf4Store", "PackedStore", "RawStore", "RowBlocks",
     "StoredConv1D", "StoredEmbedding", "StoredLinear", "StoredWeight", "WeightBytes", "WeightStore", "chosen_weights",
-    "convert", "model_hash", "plain_tensors", "read_packed", "save_packed", "sgd_update", "stored_weights",
-    "weight_bytes", "weight_hashes",
+    "convert", "model_hash", "named_plain_tensors", "plain_tensors", "read_packed", "save_packed", "sgd_update",
+    "stored_weights", "weight_bytes", "weight_hashes",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 
 from paperlm_kernels.stored.layers import StoredConv1D, StoredEmbedding, StoredLayer, StoredLinear, stored_weights
 from paperlm_kernels.stored.stores import RowBlocks, StoreFactory
-from paperlm_kernels.stored.subclasses import further_attributes, why_left
+from paperlm_kernels.stored.subclasses import changed_by_hand, further_attributes, why_left
 from paperlm_kernels.stored.weight import StoredWeight
 
 POLICIES = {
@@ -42,17 +42,17 @@ class Conversion:
     """parameters of two and more dimensions that stay plain, and their sizes: what the policy leaves, and what is no
     layer's, such as the experts of Mixtral, which are one parameter of three dimensions"""
     left: dict[str, str] = field(hash=False)
-    "layers of subclasses of nn.Linear that stay plain, and why"
+    "layers that the policy names and that stay plain, and why"
 
     @property
     def bits_per_weight(self) -> float:
         """Stored bits of a value, tables included."""
-        return 8 * self.bytes_after / self.weights
+        return 8 * self.bytes_after / max(1, self.weights)
 
     @property
     def plain_share(self) -> float:
         """The part of the model's values that `plain` has, 0 to 1."""
-        return sum(map(math.prod, self.plain.values())) / self.parameters
+        return sum(map(math.prod, self.plain.values())) / max(1, self.parameters)
 
     def __str__(self) -> str:
         """A line of what is stored, one of what is not, and one of layers that might have been."""
@@ -213,7 +213,10 @@ def _chosen(
     for module, known in names.items():
         if not _is_wanted(module, known, policy, leave):
             continue
-        why = why_left(module) if isinstance(module, nn.Linear) and type(module) is not nn.Linear else None
+        if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+            why = why_left(module)
+        else:
+            why = changed_by_hand(module)
         if why is None:
             chosen.append(module)
         else:
@@ -244,6 +247,11 @@ def _check(
     name = names[module][0] or "the model"
     if name == "the model":
         raise ValueError("the model is a single layer, which has no place to be replaced in: nn.Sequential(model)")
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks) or hasattr(module, "_hf_hook"):
+        raise ValueError(f"{name} has hooks, which would be lost: remove them, or register them after convert()")
+    if module.weight._backward_hooks or module.weight._post_accumulate_grad_hooks:
+        raise ValueError(f"{name}.weight has hooks, which would be lost: remove them (an optimizer's: its close())")
     for owner, role in owners[module.weight]:
         if owner not in chosen or role != "weight":
             other = f"{names[owner][0]}.{role}".lstrip(".")
@@ -253,8 +261,6 @@ def _check(
             )
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
         raise ValueError(f"{name}: max_norm and scale_grad_by_freq of an embedding are not supported; use 'all_linear'")
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or hasattr(module, "_hf_hook"):
-        raise ValueError(f"{name} has hooks, which would be lost: remove them, or register them after convert()")
 
 
 def _all_of(policy: str, owner: nn.Module) -> str:

@@ -64,7 +64,7 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.weight, ctx.transposed, ctx.shape = weight, transposed, x.shape
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None)
-        values = weight.read(dtype)
+        values, ctx.version = weight.read(dtype), weight.version
         if not transposed:
             y = F.linear(x, values, bias)
         else:
@@ -77,10 +77,16 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        wants_weight = wants_weight and _is_asked_for(ctx, 1)
         # first, since it recomputes a checkpointed block, which decodes weights of its own
         (x,) = ctx.saved_tensors
         weight, flat = ctx.weight, g.reshape(-1, g.shape[-1])
         gx = gw = gb = None
+        if wants_x and ctx.version != weight.version:
+            raise RuntimeError(
+                "a stored weight has changed since the forward pass whose gradients are asked for: call backward() "
+                "before LomoSgd.step() and before loading weights, and make the forward pass anew behind them"
+            )
         if wants_x:
             values = weight.read_again(g.dtype, wants_weight)
             gx = (flat @ (values.t() if ctx.transposed else values)).view(ctx.shape)
@@ -104,6 +110,8 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        if not _is_asked_for(ctx, 1):
+            return None, None, None, None
         (ids,) = ctx.saved_tensors
         flat, rows = ids.reshape(-1), g.reshape(-1, g.shape[-1])
         if ctx.padding_idx is not None:
@@ -111,3 +119,10 @@ class _Embedding(torch.autograd.Function):
             flat, rows = flat[real], rows[real]
         ctx.weight.receive_rows(flat, rows)
         return None, torch.empty_like(ctx.weight.handle), None, None
+
+
+def _is_asked_for(ctx: Any, place: int) -> bool:
+    """Whether this backward pass is for the leaf behind an input too: `torch.autograd.grad(loss, x)` is for x alone,
+    and the gradient that a weight was left would be there at the next update."""
+    leaf = ctx.next_functions[place][0]
+    return leaf is not None and torch._C._will_engine_execute_node(leaf)

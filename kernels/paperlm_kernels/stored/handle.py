@@ -23,9 +23,13 @@ SUMS = (
     "norm max min amax amin equal allclose isclose lerp"
 )
 CASTS = "to float half double bfloat16 type_as numpy tolist"
-READS_VALUES = frozenset(f"{PRODUCTS} {VIEWS} {SUMS} {CASTS}".split())
-"""What is refused, by name. Not every function: code that asks a weight for its dtype, device or gradient (as T5 and
-Falcon do) goes on working."""
+WRITES = (
+    "copy zero fill clamp clip normal uniform trunc_normal foreach_copy foreach_lerp foreach_add foreach_sub "
+    "foreach_mul foreach_div foreach_addcdiv"
+)
+READS_VALUES = frozenset(f"{PRODUCTS} {VIEWS} {SUMS} {CASTS} {WRITES}".split())
+"""What is refused, by name: reading values, and writing them, which would change nothing. Not every function: code that
+asks a weight for its dtype, device or gradient (as T5 and Falcon do) goes on working."""
 
 
 class Handle(nn.Parameter):
@@ -40,6 +44,9 @@ class Handle(nn.Parameter):
         self = super().__new__(cls, data, requires_grad)
         self.layer = layer
         return self
+
+    def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
+        return type(self), (self.data, self.requires_grad, self.layer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         if id(self) not in memo:

@@ -6,7 +6,7 @@ names of the plain layers, and loads into either. Code that computes with `layer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from paperlm_kernels.stored.functions import stored_embedding, stored_linear
 from paperlm_kernels.stored.weight import StoredWeight
+
+not_compiled = torch.compiler.disable
+"Stores decode in code that torch.compile cannot trace, NumPy's on a CPU: it breaks its graph at their layers."
 
 
 class StoredLayer(nn.Module):
@@ -33,6 +36,15 @@ class StoredLayer(nn.Module):
         self.stored.handle = self.weight
         return self
 
+    def _weight(self) -> StoredWeight:
+        """The stored weight. Raises RuntimeError where `weight` is no longer the parameter that stands for it."""
+        if self.weight is not self.stored.handle or self.weight.numel():
+            raise RuntimeError(
+                "the parameter `weight` of a stored layer was replaced or filled, and its values are in a store: load "
+                "others with load_state_dict, or leave the layer plain, convert(model, ..., leave=[its name])"
+            )
+        return self.stored
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = self.stored.store.read()
@@ -50,7 +62,12 @@ class StoredLayer(nn.Module):
         # the parent class would copy the values into the empty parameter
         others = {key: value for key, value in state_dict.items() if key != f"{prefix}weight"}
         others[f"{prefix}weight"] = self.weight.detach()
-        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        with torch._C.DisableTorchFunctionSubclass():
+            super()._load_from_state_dict(
+                others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+        if self.weight is not self.stored.handle:  # assign=True: the bias is the other one now, the store takes values
+            self.weight = self.stored.handle
         values = state_dict.get(f"{prefix}weight")
         if values is None:
             missing_keys.append(f"{prefix}weight")
@@ -60,7 +77,7 @@ class StoredLayer(nn.Module):
                 f"{tuple(self.stored.store.shape)}"
             )
         else:
-            self.stored.forget()
+            self.stored.changed()
             self.stored.store.write(values.to(self.stored.store.dtype))
 
     def extra_repr(self) -> str:
@@ -77,9 +94,10 @@ class StoredLinear(StoredLayer):
         super().__init__(weight, bias)
         self.out_features, self.in_features = weight.store.shape
 
+    @not_compiled
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
-        return stored_linear(x, self.stored, self.bias)
+        return stored_linear(x, self._weight(), self.bias)
 
 
 class StoredConv1D(StoredLayer):
@@ -89,9 +107,10 @@ class StoredConv1D(StoredLayer):
         super().__init__(weight, bias)
         self.nx, self.nf = weight.store.shape
 
+    @not_compiled
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
-        return stored_linear(x, self.stored, self.bias, transposed=True)
+        return stored_linear(x, self._weight(), self.bias, transposed=True)
 
 
 class StoredEmbedding(StoredLayer):
@@ -103,9 +122,10 @@ class StoredEmbedding(StoredLayer):
         self.num_embeddings, self.embedding_dim = weight.store.shape
         self.padding_idx = padding_idx
 
+    @not_compiled
     def forward(self, ids: Tensor) -> Tensor:
         """ids (...), whole numbers -> (..., width). Raises IndexError for a row that there is not."""
-        return stored_embedding(ids, self.stored, self.padding_idx)
+        return stored_embedding(ids, self._weight(), self.padding_idx)
 
 
 def stored_weights(model: nn.Module) -> dict[str, StoredWeight]:
@@ -117,10 +137,16 @@ def stored_weights(model: nn.Module) -> dict[str, StoredWeight]:
     return dict(found.values())
 
 
-def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter's values by name, each once, those of stored weights decoded: all of them at once."""
+def named_plain_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter's name and values, each once, those of stored weights decoded when their turn comes."""
     stored = {id(weight.handle): weight for weight in stored_weights(model).values()}
-    with torch.no_grad():
-        return {
-            name: stored[id(p)].store.read() if id(p) in stored else p.detach() for name, p in model.named_parameters()
-        }
+    for name, p in model.named_parameters():
+        with torch.no_grad():
+            values = stored[id(p)].store.read() if id(p) in stored else p.detach()
+        yield name, values
+        del values  # or it would lie there beside the next one
+
+
+def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Those of `named_plain_tensors`, all of them at once."""
+    return dict(named_plain_tensors(model))

@@ -30,10 +30,16 @@ def sgd_update(weight: Tensor, gradient: Tensor, lr: float, *, backend: str = "a
     """weight <- weight - lr * gradient in place, in float32 and rounded once to the weight's dtype.
 
     Product and difference are rounded apart, never fused, so that every device gives the same bits. weight is
-    contiguous; ValueError otherwise. backend: "triton", "reference" or "auto", which is Triton on a GPU, in one kernel.
+    contiguous, and the gradient of its shape and on its device; ValueError otherwise. backend: "triton", "reference" or
+    "auto", which is Triton on a GPU, in one kernel.
     """
     if not weight.is_contiguous():
         raise ValueError("the weight is a view with gaps or turned axes; give weight.contiguous()")
+    if gradient.shape != weight.shape or gradient.device != weight.device:
+        raise ValueError(
+            f"a gradient of shape {tuple(gradient.shape)} on {gradient.device} for a weight of {tuple(weight.shape)} "
+            f"on {weight.device}; give one of its own"
+        )
     if chosen_backend(backend, weight, weight.dtype) == "triton":
         from paperlm_kernels.stored.kernel import run_sgd
 
@@ -54,7 +60,8 @@ class LomoSgd(torch.optim.Optimizer):
     lr: the rate, or a function of the steps that were made; torch's schedulers set it as well. One backward pass a
     step: the weights have changed when it is over, so gradients cannot be accumulated over several, nor clipped by
     their common norm. fused=False keeps all gradients until `step()`, ordinary SGD with the same arithmetic: the
-    baseline, whose results are the same to the last bit.
+    baseline, whose results are the same to the last bit. Gradients of stored weights are with the weights, not in
+    `.grad`: what reads that, as torch.nn.utils.clip_grad_norm_ does, cuts those of plain parameters alone.
 
     With activation checkpointing use its form without re-entrance (use_reentrant=False).
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paperlm_kernels.stored.layers import plain_tensors, stored_weights
+from paperlm_kernels.stored.layers import named_plain_tensors, stored_weights
 from paperlm_kernels.stored.lomo import AHEAD
 from paperlm_kernels.stored.stores import PackedStore, RawStore, runs_ahead
 
@@ -73,7 +73,11 @@ def weight_bytes(model: nn.Module) -> WeightBytes:
 def weight_hashes(model: nn.Module) -> dict[str, str]:
     """Parameter -> sha256 of its dtype, sizes and bytes; of a stored weight those of its values, so that the same
     weights have the same hash in any store without loss."""
-    return {name: _hash(tensor) for name, tensor in plain_tensors(model).items()}
+    found = {}
+    for name, tensor in named_plain_tensors(model):
+        found[name] = _hash(tensor)
+        del tensor  # or it would lie there beside the next one
+    return found
 
 
 def model_hash(model: nn.Module) -> str:

@@ -29,6 +29,16 @@ SLACK = 4
 "Roundings to a result, at most, by which it may differ: a sum of a product and a bias that is rounded twice, and more."
 
 
+def changed_by_hand(module: nn.Module) -> str | None:
+    """Why a layer is not what its class says; None for one that is."""
+    if "weight" not in module._parameters:
+        return "its weight is computed, no parameter: torch.nn.utils.remove_weight_norm or prune.remove makes it one"
+    # a hook of accelerate, which stands in the same place, is refused by convert()
+    if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
+        return "its forward was replaced"
+    return None
+
+
 def why_left(module: nn.Linear) -> str | None:
     """Why a layer of a subclass of nn.Linear is not stored; None for one that a StoredLinear can replace.
 
@@ -50,9 +60,8 @@ def why_left(module: nn.Linear) -> str | None:
     own = sorted({n for base in bases for n in vars(base)} - REPLACED)
     if own:
         return f"its class defines {', '.join(own)}"
-    # a hook of accelerate, which stands in the same place, is refused by convert()
-    if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
-        return "its forward was replaced"
+    if why := changed_by_hand(module):
+        return why
     # in float32 too, where the roundings of bfloat16 do not hide those of a layer that quantizes its inputs
     for dtype in dict.fromkeys((torch.float32, module.weight.dtype)):
         for training in (True, False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,17 @@ class StoredWeight:
         "whether an optimizer waits for gradients"
         self.at_once = False
         "whether it updates the weight as soon as the gradient is whole, and can use what the backward pass decoded"
+        self.version = 0
+        "how often the values have changed"
+        self._pass = -1
+        "the backward pass that gradients came from last"
         self._recomputed: Tensor | None = None
         self._decoded: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or what is pickled, has no optimizer that waits, and no gradient."""
+        none = {"gradient": None, "rows": [], "waits": False, "at_once": False, "_pass": -1}
+        return self.__dict__ | none | {"_recomputed": None, "_decoded": None}
 
     # -- the weight --
 
@@ -71,6 +81,10 @@ class StoredWeight:
                 "a stored weight got a gradient that no optimizer takes: make LomoSgd(model, lr) before the backward "
                 "pass, or freeze the weights with model.requires_grad_(False)"
             )
+        now = torch._C._current_graph_task_id()
+        if now != self._pass and self.handle.grad is None:  # dropped by model.zero_grad(), or its pass did not end
+            self.gradient, self.rows = None, []
+        self._pass = now
 
     def drop_gradient(self) -> None:
         """Forget what was received, and what was decoded for it."""
@@ -80,6 +94,12 @@ class StoredWeight:
     def forget(self) -> None:
         """Drop what was decoded, for instance since the store has other values now."""
         self._recomputed = self._decoded = None
+
+    def changed(self) -> None:
+        """The store has other values now: what was decoded is dropped, and backward passes of forward ones before this
+        are refused."""
+        self.version += 1
+        self.forget()
 
     def update(self, change: Callable[[Tensor, Tensor], None]) -> None:
         """Store what change(weight, gradient) makes of the weight in place, and drop the gradient. Where only rows have
@@ -95,10 +115,12 @@ class StoredWeight:
         if gradient is None:
             # rows come from an embedding, whose store is one of blocks
             self.store.change_rows(rows[0], lambda weight, part: change(weight, rows[1][part]))
+            self.version += 1
             return
         weight = self.store.take(decoded)
         change(weight, gradient)
         self.store.write_later(weight)
+        self.version += 1
 
     def _summed_rows(self) -> tuple[Tensor, Tensor] | None:
         """Rows that have a gradient, ascending and each once, and its sum, summed in float32 in the order of the uses:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paperlm_kernels.stored import plain_tensors, stored_weights
+from paperlm_kernels.stored import named_plain_tensors, stored_weights
 from safetensors.torch import load_file, save_file
 
 from paperlm.errors import CheckpointError, PaperLMError
@@ -54,7 +54,8 @@ def save(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: 
 def write(folder: Path, job: Job, model: torch.nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
     """Weights, optimizer and progress of a training as files of an empty folder, which `read` reads."""
     names = {id(p): n for n, p in model.named_parameters()}
-    tensors = {n: tensor.contiguous() for n, tensor in plain_tensors(model).items()}
+    # two stored weights at most are decoded on the device at a time
+    tensors = {n: tensor.cpu().contiguous() for n, tensor in named_plain_tensors(model)}
     moments = {
         f"{names[id(p)]}:{key}": value.contiguous()
         for p, entry in optimizer.state.items()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from paperlm_kernels.stored import LomoSgd, stored_weights
+from paperlm_kernels.stored import LomoSgd, named_plain_tensors, stored_weights
 
 from paperlm.data.items import read_items
 from paperlm.data.tokenizer import TextTokenizer
@@ -157,7 +157,10 @@ def train(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
 def leave(job: TextToSQL, model: Any, folder: Path) -> None:
     """Write the model with plain weights, whatever stores they lie in, and its tokenizer into `folder`."""
     plain = type(model)(model.config).bfloat16()
-    plain.load_state_dict(model.state_dict())
+    own = dict(plain.named_parameters())
+    for name, tensor in named_plain_tensors(model):  # two of them decoded at most
+        own.pop(name).detach().copy_(tensor)
+    assert not own, sorted(own)
     save_model(folder, plain, transformers_tokenizer(job.tokenizer, job.source_length))
 
 
