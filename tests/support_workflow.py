@@ -33,7 +33,12 @@ def snakemake(folder: Path, *arguments: str, expect: int = 0, **environment: str
     """Output of a Snakemake call in `folder`."""
     command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=clone_environment(folder, **environment), timeout=300
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=clone_environment(folder, **environment),
+        timeout=300 * slower(),
     )
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -50,7 +55,7 @@ def paperlm_in(folder: Path, *arguments: str, expect: int = 0) -> str:
     """Output of `python -m paperlm ...` of a clone."""
     command = [sys.executable, "-m", "paperlm", *arguments]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=clone_environment(folder), timeout=300
+        command, cwd=folder, capture_output=True, text=True, env=clone_environment(folder), timeout=300 * slower()
     )
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support import copy_tracked, job_environment
 from support_documents import DOCUMENTS, blocks, commands, generated, headings, prose, read, words
+from support_workflow import slower
 
 from paperlm.data.registry import registry
 from paperlm.documents import check_documents, write_documents
@@ -104,7 +105,7 @@ def _run(folder: Path, command: list[str], cwd: Path | None = None) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=400 * slower(),
     )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr

@@ -41,6 +41,7 @@ class Case:
 
 
 SMALL: dict[str, Any] = {
+    "vocab_size": 32000,  # T5's pieces, which the text is in
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_layers": 2, "num_heads": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "attention_types": [[["global", "local"], 1]],
 }  # fmt: skip
