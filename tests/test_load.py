@@ -1,6 +1,7 @@
 """Many jobs at once: a plan of thousands, a table of hundreds of records.
 
-Times are of the processor, so that other work on the machine does not count.
+Times are of the processor, so that other work on the machine does not count, in seconds of the machine of the
+committed costs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support import copy_declarations, copy_tracked
-from support_workflow import clone_environment
+from support_workflow import clone_environment, slower
 
 from paperlm.plan.project import ROOT, Project
 from paperlm.plan.workflow import Workflow
@@ -48,7 +49,7 @@ def test_a_dry_run_of_two_thousand_jobs_takes_less_than_ten_seconds_and_two_giga
     jobs = len(Workflow(Project({"scale": "tiny", "seeds": [0, 1, 2, 3, 4]}, clone)).state.todo())
     planned = int(re.search(r"(\d+) jobs to make", said)[1])
     assert planned >= jobs > 2000, "what is measured is planned as well"
-    assert seconds < 10 and memory < 2
+    assert seconds / slower() < 10 and memory < 2
 
 
 def with_seeds(root: Path, seeds: int) -> tuple[Project, list[Path]]:
@@ -75,4 +76,4 @@ def test_a_table_of_five_hundred_records_is_built_in_less_than_twenty_seconds(tm
     assert len(records) >= 500
     started = time.process_time()
     write_table(project, TABLE, records, tmp_path / "out/table.csv")
-    assert time.process_time() - started < 20
+    assert (time.process_time() - started) / slower() < 20
