@@ -151,9 +151,7 @@ class Packed:
             target = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         else:
             self._fits(out)
-            target = (
-                out.detach() if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-            )
+            target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         self._decode_into(target, check, backend)
         if out is None:
             return target
@@ -247,7 +245,7 @@ class Packed:
         self._updates, self._template, self._raw, self._nonfinite = 0, other._template, other._raw, other._nonfinite
 
     def _fits(self, t: Tensor) -> None:
-        if (t.shape, t.dtype, t.device) != (self.shape, self.dtype, self.device):
+        if t.shape != self.header.shape or t.dtype != self.dtype or t.device != self.device:
             raise ValueError(
                 f"a tensor {tuple(t.shape)} of {t.dtype} on {t.device}, where {tuple(self.shape)} of {self.dtype} on "
                 f"{self.device} is packed; give one like it, or use pack"
@@ -257,7 +255,7 @@ class Packed:
         if self.header.numel == 0:
             return
         if self.header.codec == Codec.RAW:
-            target.copy_(self.sections[Section.PLANE].view(self.dtype).view(self.shape))
+            target.detach().copy_(self.sections[Section.PLANE].view(self.dtype).view(self.shape))
         elif chosen_backend(backend, target, torch.int32) == "triton":
             from paperlm_kernels.neuzip.launch import run_decode
 
@@ -267,7 +265,7 @@ class Packed:
             on_cpu = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
             reference.decode(self.header, arrays, self.book, bits_of(on_cpu))
             if on_cpu is not target:
-                target.copy_(on_cpu)
+                target.detach().copy_(on_cpu)
 
 
 @functools.lru_cache(1024)
