@@ -19,8 +19,8 @@ COUNTS = {
     "halves": 2 ** np.clip(40 - np.arange(256), 0, None),  # as steep as counts get, and as large
     "zeros most": np.where(np.arange(256) == 0, 10**9, GAUSSIAN),
     "random": np.random.default_rng(0).integers(0, 2**30, 256),
-    # palettes from an exponent to one so far above: tables of 16, 32 and 256 exponents at both of their ends
-    **{f"over {span}": np.isin(np.arange(256), [*range(100, 114), 100 + span]) * 9 + 1 for span in (14, 15, 30, 31)},
+    # palettes from an exponent to one so far above: the farthest that has a table of 32 exponents, and one farther
+    **{f"over {span}": np.isin(np.arange(256), [*range(100, 114), 100 + span]) * 9 + 1 for span in (30, 31)},
 }
 
 
@@ -53,11 +53,9 @@ def pairs_of(book):
 
 
 def looked_up(pairs, book):
-    """What the kernels find for every two exponents: of 16 or 32 neighbours, the last stands for all that have no
-    index."""
+    """What the kernels find for every two exponents: of 32 neighbours, the last stands for all that have no index."""
     lowest, highest = int(book.palette.min()), int(book.palette.max())
-    width = next((n for n in (16, 32) if highest - lowest < n - 1), 256)
-    lowest = lowest if width < 256 else 0
+    width, lowest = (32, lowest) if highest - lowest < 31 else (256, 0)
     place = np.arange(256) - lowest
     place = np.where((place >= 0) & (place < width), place, width - 1)
     return pairs[(place[:, None] * width + place[None, :]).reshape(-1)]

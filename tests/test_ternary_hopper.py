@@ -31,6 +31,7 @@ def test_tiles_fit_the_matrix_units_and_no_program_is_without_a_step(tokens, row
 def test_a_sum_is_shared_where_rows_are_too_few_to_keep_a_card_busy():
     assert hopper.stream_tiles_of(16, 4096, 2752, 132).splits == 4
     assert hopper.stream_tiles_of(16, 4096, 1024, 132).splits == 3
+    assert hopper.stream_tiles_of(16, 3200, 2176, 132).splits == 6
     assert hopper.stream_tiles_of(64, 4096, 2752, 132).splits == 2
     assert hopper.stream_tiles_of(64, 4096, 1024, 132).splits == 1
     assert hopper.stream_tiles_of(16, 6144, 512, 132).splits == 1, "short rows for two thirds of the card"

@@ -244,7 +244,7 @@ def codebook_kernel(
     tl.store(scratch + 512 + rank, length | one << 7 | two << 23)
     tl.debug_barrier()
     lowest, width = window_of(stored, PALETTE)
-    for part in range(tl.cdiv(width * width, PART)):  # one, of nearly all codebooks
+    for part in range(width * width // PART):  # one, of nearly all codebooks
         store_pairs(index, packing, pairs, part, lowest, width, PART)
 
 

@@ -187,27 +187,33 @@ def scan_kernel(most, directory, patch_directory, totals, blocks, STREAMS: tl.co
 
 @triton.jit
 def store_bytes(stream8, word, bits, first, end):
-    """The bytes first to end - 1 of a word of each lane, where its neighbours own the others."""
-    for b in tl.static_range(4):
-        tl.store(stream8 + word * 4 + b, (bits >> (8 * b)).to(tl.uint8), mask=(first <= b) & (b < end))
+    """The bytes first to end - 1 of 64 bits of each lane, where its neighbours own the others."""
+    for b in tl.static_range(8):
+        tl.store(stream8 + word * 8 + b, (bits >> (8 * b)).to(tl.uint8), mask=(first <= b) & (b < end))
 
 
 @triton.jit
-def put_octet(stream, word, window, filled, w0, w1, w2, w3, pairs, lowest, width):
-    """Eight weights of each lane behind its window's bits; whole words go to its stream."""
-    for half in tl.static_range(2):
-        entry0 = entry_of(w0 if half == 0 else w2, pairs, lowest, width)
-        entry1 = entry_of(w1 if half == 0 else w3, pairs, lowest, width)
-        length = (entry0 >> 16) & 31
-        code = (entry0 & 0xFFFF) | (entry1 & 0xFFFF) << length
-        window = window | code.to(tl.uint64) << filled.to(tl.uint64)
-        filled += length + ((entry1 >> 16) & 31)
-        full = filled >= 32
-        tl.store(stream + word, window.to(tl.int32), mask=full)
-        window = tl.where(full, window >> 32, window)
-        filled = filled & 31
-        word += full.to(tl.int32)
-    return word, window, filled
+def put_octet(stream, word, window, filled, apart, w0, w1, w2, w3, pairs, lowest, width):
+    """Eight weights of each lane behind its window's bits; 64 bits go to its stream once they are all there. Memory
+    takes one access of a lane's after the other, however long each is.
+
+    apart: the first word, 0, has another block's bits in its lower half, so that its upper half alone is stored."""
+    e0, e1 = entry_of(w0, pairs, lowest, width), entry_of(w1, pairs, lowest, width)
+    e2, e3 = entry_of(w2, pairs, lowest, width), entry_of(w3, pairs, lowest, width)
+    length0, length2 = (e0 >> 16) & 31, (e2 >> 16) & 31
+    low = (e0 & 0xFFFF) | (e1 & 0xFFFF) << length0
+    high = (e2 & 0xFFFF) | (e3 & 0xFFFF) << length2
+    short = length0 + ((e1 >> 16) & 31)
+    code = low.to(tl.uint64) | high.to(tl.uint64) << short.to(tl.uint64)
+    window = window | code << filled.to(tl.uint64)
+    after = filled + short + length2 + ((e3 >> 16) & 31)  # below 128
+    full = after >= 64
+    shared = apart & (word == 0)
+    tl.store(stream + word, window.to(tl.int64, bitcast=True), mask=full & (shared == 0))
+    upper = stream.to(tl.pointer_type(tl.int32)) + 1 + word * 2
+    tl.store(upper, (window >> 32).to(tl.int32), mask=full & shared)
+    window = tl.where(full, (code >> 1) >> (63 - filled).to(tl.uint64), window)  # by 64, bits would not be shifted
+    return word + full.to(tl.int32), window, after & 63
 
 
 @triton.jit
@@ -216,21 +222,24 @@ def write_block(
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
     ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Streams. A lane writes whole words, the first one too, of which its neighbours own the lowest bytes;
-    they write theirs after all of that. The last block writes the guard of zeros behind the payload."""
+    """Streams. A lane writes whole words of 64 bits, the first one too, of which its neighbours own the lowest bytes;
+    they write theirs after all of that. A block begins and ends on 32 bits, and writes none of another's. The last
+    block writes the guard of zeros behind the payload."""
     lane = tl.arange(0, LANES)
     pad = padding(stored)
     lowest, width = window_of(stored, PALETTE)
     size = tl.load(units + block.to(tl.int64) * LANES + lane).to(tl.int32)
     begin = tl.load(directory + block).to(tl.int64)
-    stream, stream8 = payload + begin, payload.to(tl.pointer_type(tl.uint8)) + begin * 4
+    stream = payload.to(tl.pointer_type(tl.int64)) + (begin >> 1)
+    odd = (begin & 1).to(tl.int32)
+    apart = (lane * 0 + odd) != 0
     if block == blocks - 1:
         behind = tl.arange(0, 256)
         tl.store(payload + tl.load(directory + block + 1).to(tl.int64) + behind, behind * 0, mask=behind < GUARD)
-    start = (tl.cumsum(size, 0) - size) * UNIT
-    head = start >> 5
+    start = (tl.cumsum(size, 0) - size) * UNIT + odd * 32
+    head = start >> 6
     word = head
-    filled = (start & 31).to(tl.uint32)
+    filled = (start & 63).to(tl.uint32)
     window = tl.zeros([LANES], dtype=tl.uint64)
     mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
     n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, ALIGNED, pad)
@@ -240,7 +249,7 @@ def write_block(
         octet = t * LANES + lane
         w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
         n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, ALIGNED, pad)
-        word, window, filled = put_octet(stream, word, window, filled, w0, w1, w2, w3, pairs, lowest, width)
+        word, window, filled = put_octet(stream, word, window, filled, apart, w0, w1, w2, w3, pairs, lowest, width)
     if count % 8 != 0:
         octet = last * LANES + lane
         w0, w1, w2, w3 = load_last(mine, octet, count)
@@ -249,18 +258,19 @@ def write_block(
         w2, w3 = tl.where(begun, w2, n2), tl.where(begun, w3, n3)
         w0, w1, w2, w3, _ = as_stored(w0, w1, w2, w3, scales, octet, count, LANES, K, LOG_NORM)
         w0, w1, w2, w3 = padded_octet(w0, w1, w2, w3, octet, count, pad)
-        word, window, filled = put_octet(stream, word, window, filled, w0, w1, w2, w3, pairs, lowest, width)
+        word, window, filled = put_octet(stream, word, window, filled, apart, w0, w1, w2, w3, pairs, lowest, width)
         empty = lane * 0 + pad
         for _ in range(last + 1, OCTETS):
             word, window, filled = put_octet(
-                stream, word, window, filled, empty, empty, empty, empty, pairs, lowest, width
+                stream, word, window, filled, apart, empty, empty, empty, empty, pairs, lowest, width
             )
-    first = tl.where(word == head, (start & 31) >> 3, 0)
-    # a block ends on a word: what its last lane leaves of one is zeros
+    first = tl.where(word == head, (start & 63) >> 3, 0)
+    # a block ends on 32 bits: what its last lane leaves of them is zeros
     left = filled.to(tl.int32)
-    end = tl.where((lane == LANES - 1) & (left > 0), 4, (left + (UNIT - 1)) // UNIT * (UNIT // 8))
+    own_end = (left + (UNIT - 1)) // UNIT * (UNIT // 8)
+    end = tl.where(lane == LANES - 1, (left + 31) // 32 * 4, own_end)
     tl.debug_barrier()
-    store_bytes(stream8, word, window.to(tl.uint32), first, end)
+    store_bytes(stream.to(tl.pointer_type(tl.uint8)), word, window, first, end)
 
 
 @triton.jit

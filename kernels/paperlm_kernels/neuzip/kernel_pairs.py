@@ -1,9 +1,7 @@
 """Triton kernels that look up what two neighbouring exponents become.
 
 By index of each and then by pair, that is three loads from tables; a table by pair of exponents is one. Of 256 x 256
-it would be too large to stay near a multiprocessor. Those of Gaussian weights are 15 neighbouring exponents, whose
-table takes 1 KiB: the fewer lines of the cache the lanes of a warp read, the sooner they have all. Nearly all others
-lie in 31.
+it would be too large to stay near a multiprocessor; nearly all palettes lie in 31 neighbouring exponents.
 """
 
 import triton
@@ -13,19 +11,18 @@ import triton.language as tl
 @triton.jit
 def window_of(stored, PALETTE: tl.constexpr):
     """Of a stored codebook, where a window of exponents begins that has all of the palette but for its last place, and
-    how wide it is: 16, 32, or all 256 from 0 on. An exponent outside becomes the last place, which is none of the
-    palette, as it is itself; so a table of pairs within the window is one of all pairs."""
+    how wide it is: 32, or all 256 from 0 on. An exponent outside becomes the last place, which is none of the palette,
+    as it is itself; so a table of pairs within the window is one of all pairs."""
     place = tl.arange(0, 16)
     palette = tl.load(stored + place, mask=place < PALETTE, other=0).to(tl.int32)
     lowest = tl.min(tl.where(place < PALETTE, palette, 255), 0)
-    span = tl.max(palette, 0) - lowest
-    return tl.where(span < 31, lowest, 0), tl.where(span < 15, 16, tl.where(span < 31, 32, 256))
+    near = tl.max(palette, 0) - lowest < 31
+    return tl.where(near, lowest, 0), tl.where(near, 32, 256)
 
 
 @triton.jit
 def store_pairs(index, codes, pairs, part, lowest, width, PART: tl.constexpr):
-    """A part of the table of `window_of`: what two exponents become (`Codebook.packing`). Behind a table that is
-    shorter than the part, what nobody reads."""
+    """A part of the table of `window_of`: what two exponents become (`Codebook.packing`)."""
     place = part * PART + tl.arange(0, PART)
     first, second = place // width, place % width
     beyond = (width < 256) & (first == width - 1)

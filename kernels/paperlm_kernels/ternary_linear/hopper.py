@@ -41,29 +41,48 @@ def stream_tiles_of(M: int, N: int, width: int, programs: int) -> StreamTiles:
     multiprocessors without work, with half of the rows.
 
     Up to 64 tokens are one tile, and what takes time is the way of the weights. A program has 64 rows, the fewest that
-    the matrix units take. Where that leaves half of the multiprocessors or more without one, programs share the sums:
-    up to four of 16 tokens, with about three steps each; of more tokens, whose sums are longer than the weights of a
-    few steps, two, with 4,096 columns each. Where it leaves fewer without one, two of 16 tokens share long rows, which
-    was not measured. Microseconds by programs a tile, in a sweep on an H100 whose rows were not kept: 16 tokens times
-    4096 x 11008 take 8.5 by four and 9.5 by six, times 4096 x 4096 4.7 by two and 4.5 by three, times 6144 x 2048, of
-    96 tiles and 4 steps, 3.4 by one and 4.3 by two; 64 tokens times 4096 x 11008 13.1 by two and 15.9 by four, times
-    4096 x 4096 8.1 by one and 8.7 by two.
+    the matrix units take. Where that leaves half of the multiprocessors or more without one, programs share the sums.
+    Of more than 16 tokens, whose sums are longer than the weights of a few steps, two, with 4,096 columns each; of 16,
+    see `_shared`. Where it leaves fewer without one, two of 16 tokens share long rows, which was not measured. In a
+    sweep on an H100 whose rows were not kept, 64 tokens times 4096 x 11008 took 13.1 us by two programs a tile and 15.9
+    by four, times 4096 x 4096 8.1 by one and 8.7 by two, and 16 tokens times 6144 x 2048, of 96 tiles and 4 steps, 3.4
+    by one and 4.3 by two.
     """
     chunks = width // 32
     if M > 64:
         few = triton.cdiv(M, 64) * triton.cdiv(N, 128) <= programs
         return StreamTiles(64, 64, 2, 4) if few else StreamTiles(64, 128, 2, 3)
-    tokens = max(16, triton.next_power_of_2(M))
+    tokens, tiles = max(16, triton.next_power_of_2(M)), triton.cdiv(N, 64)
+    if tokens == 16 and 2 * tiles <= programs:
+        return _shared(chunks, tiles, programs)
     step = min(4, 128 // tokens)
-    steps, tiles = triton.cdiv(chunks, step), triton.cdiv(N, 64)
+    steps = triton.cdiv(chunks, step)
     whole = StreamTiles(tokens, 64, step, 4)
     if tiles > programs:
         return whole
-    if tokens > 16:
-        splits = min(2, chunks // 32)
-    else:
-        splits = min(4, triton.cdiv(steps, 3)) if 2 * tiles <= programs else min(2, steps // 8)
-    return dataclasses.replace(whole, splits=triton.cdiv(steps, triton.cdiv(steps, max(1, splits))))
+    return _split(whole, min(2, chunks // 32 if tokens > 16 else steps // 8), steps)
+
+
+def _split(tiles: StreamTiles, splits: int, steps: int) -> StreamTiles:
+    """Shared by so many programs, or by fewer that have as many steps each."""
+    return dataclasses.replace(tiles, splits=triton.cdiv(steps, triton.cdiv(steps, max(1, splits))))
+
+
+def _shared(chunks: int, tiles: int, programs: int) -> StreamTiles:
+    """Tiles of 16 tokens for few rows, of so many chunks.
+
+    About 12 chunks a program. But the next product's programs read their weights early, so that it and this one should
+    find room together: four programs of 4 chunks a step and three steps on a multiprocessor, whose registers hold no
+    more, or six of 2 and four. In a sweep on an H200 whose rows were not kept (with room for five of the latter), 16
+    tokens times 3200 x 8640 took 5.8 us by six programs of 2 chunks, 6.1 by five, 6.4 by five of 4 chunks, and 6.6 by
+    four with four steps, which have no room beside themselves; times 4096 x 11008 7.7 by four of 4 chunks with three
+    steps and 8.1 with four, times 4096 x 4096 4.5 by three.
+    """
+    wanted = min(8, triton.cdiv(chunks, 12))
+    slow, quick = StreamTiles(16, 64, 4, 3), StreamTiles(16, 64, 2, 4)
+    if 2 * tiles * wanted > 4 * programs and 2 * tiles * wanted <= 6 * programs:
+        return _split(quick, wanted, triton.cdiv(chunks, quick.chunks))
+    return _split(slow, min(wanted, 4 * programs // (2 * tiles)), triton.cdiv(chunks, slow.chunks))
 
 
 def most_splits(tiles: StreamTiles) -> int:
@@ -81,7 +100,7 @@ def constants_of(tiles: StreamTiles, gated: bool = False, eight: bool = True) ->
         raise ValueError(f"{tiles.splits} programs share a tile of {tiles}; at most {most_splits(tiles)} can")
     return {
         "BM": tiles.tokens, "BN": tiles.rows, "C": tiles.chunks, "STAGES": tiles.stages, "GROUP": tiles.group,
-        "PARTS": most_splits(tiles) if tiles.splits > 1 else 0,
+        "PARTS": tiles.splits,
         "HALF": 0 if not gated else 8 if tiles.rows == 64 else 64, "EIGHT": eight,
     }  # fmt: skip
 
@@ -132,7 +151,7 @@ def run_stream(
         )
         w_desc = TensorDescriptor.from_tensor(data.view(torch.int8), box, stream.swizzled(columns))
         stream.stream_kernel[(m_tiles * n_tiles, tiles.splits)](
-            x_desc, w_desc, *vectors, parts, M, N, triton.cdiv(K // 128, tiles.chunks), tiles.splits, m_tiles,
+            x_desc, w_desc, *vectors, parts, M, N, triton.cdiv(K // 128, tiles.chunks), m_tiles,
             n_tiles, int(settled(data)), **constants, num_warps=tiles.warps, launch_pdl=True,
         )  # fmt: skip
 

@@ -56,9 +56,9 @@ def copy_weights(w_desc, buffer, bar, n0, N, step, C: gl.constexpr, BYTES: gl.co
             tma.async_copy_global_to_shared(w_desc, [row, step * 32 * C], bar, part, pred=pred)
 
 
-@gluon.jit(do_not_specialize=["M", "steps", "splits", "m_tiles", "n_tiles", "early"])
+@gluon.jit(do_not_specialize=["M", "steps", "m_tiles", "n_tiles", "early"])
 def stream_kernel(
-    x_desc, w_desc, scale, rowsum, alpha, y, parts, M, N, steps, splits, m_tiles, n_tiles, early,
+    x_desc, w_desc, scale, rowsum, alpha, y, parts, M, N, steps, m_tiles, n_tiles, early,
     BM: gl.constexpr, BN: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     PARTS: gl.constexpr, HALF: gl.constexpr, EIGHT: gl.constexpr,
 ):  # fmt: skip
@@ -68,7 +68,7 @@ def stream_kernel(
     another kernel may write; but weights are read before if `early`, which says that they were written long ago. Then
     it lets the next kernel start, so that what one reads early was written before the two in front of it.
 
-    PARTS: up to so many programs, `splits`, share a tile, see `sum_of_parts`. HALF: y is (M, N / 2), up * relu(gate)^2.
+    PARTS: so many programs share a tile, if not one: `sum_of_parts`. HALF: y is (M, N / 2), up * relu(gate)^2.
     EIGHT: N is a multiple of 8, so that eight rows are stored at once; Triton itself looks for multiples of 16 alone.
     """
     if EIGHT:
@@ -83,8 +83,8 @@ def stream_kernel(
     n0 = (rest // high) * BN
     first = 0
     last = steps
-    if PARTS > 0:
-        share = (steps + splits - 1) // splits
+    if PARTS > 1:
+        share = (steps + PARTS - 1) // PARTS
         first = gl.program_id(1) * share
         last = gl.minimum(first + share, steps)
     count = last - first
@@ -130,12 +130,12 @@ def stream_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.invalidate(bars.index(i))
     store = True
-    if PARTS > 0:
+    if PARTS > 1:
         own = gl.program_id(1)
-        at = parts + tile.to(gl.int64) * (splits - 1) * (BN * BM) + (inner[:, None] * BM + token[None, :])
-        store = own == splits - 1
+        at = parts + tile.to(gl.int64) * (PARTS - 1) * (BN * BM) + (inner[:, None] * BM + token[None, :])
+        store = own == PARTS - 1
         if store:
-            acc = sum_of_parts(acc, at, splits - 1, PARTS - 1, BN * BM)
+            acc = sum_of_parts(acc, at, PARTS - 1, BN * BM)
         else:
             gl.store(at + own * (BN * BM), 2 * acc + 1)
     if store:
@@ -149,7 +149,7 @@ def stream_kernel(
 
 
 @gluon.jit
-def sum_of_parts(acc, at, others, MOST: gl.constexpr, SIZE: gl.constexpr):
+def sum_of_parts(acc, at, OTHERS: gl.constexpr, SIZE: gl.constexpr):
     """acc + the sums of so many other programs, which store 2 sum + 1 at `at` + i SIZE, where 0 is before and after.
 
     So a number says itself that it is there: it should be added one way to L2 and back after it was stored, where a
@@ -162,15 +162,13 @@ def sum_of_parts(acc, at, others, MOST: gl.constexpr, SIZE: gl.constexpr):
     while absent != 0:
         total = acc
         missing = gl.zeros_like(acc)
-        for i in gl.static_range(MOST):
-            there = gl.full(acc.shape, i < others, gl.int1, acc.type.layout)
-            part = gl.load(at + i * SIZE, mask=there, other=1, volatile=True)
+        for i in gl.static_range(OTHERS):
+            part = gl.load(at + i * SIZE, volatile=True)
             missing = missing | (part ^ 1)
             total += part >> 1
         absent = gl.max(gl.max(missing & 1, 1), 0)
-    for i in gl.static_range(MOST):
-        there = gl.full(acc.shape, i < others, gl.int1, acc.type.layout)
-        gl.store(at + i * SIZE, gl.zeros_like(acc), mask=there)
+    for i in gl.static_range(OTHERS):
+        gl.store(at + i * SIZE, gl.zeros_like(acc))
     return total
 
 
