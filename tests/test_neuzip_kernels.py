@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -87,6 +89,28 @@ def test_encoding_gives_the_definitions_bytes(spot, k, norm, count):
         options = {"mant_bits": k, "block_norm": norm, "profile": profile, "raw": "never"}
         right = pack(t, backend="reference", **options)
         assert pack(t.to(spot.device), backend=spot.backend, **options).to_bytes() == right.to_bytes()
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the interpreter alone can be told an order")
+@pytest.mark.parametrize("profile", ["fast", "default"])
+def test_blocks_in_another_order_write_the_same_bytes_for_none_writes_those_of_another_triton(profile, monkeypatch):
+    """A card runs them at once. The interpreter, which takes one after the other, is made to begin with the last."""
+    from triton.runtime import interpreter
+
+    builder, turned = interpreter.interpreter_builder, []
+    forth = builder.set_grid_idx
+
+    def back(x, y, z):
+        turned.append(x)
+        forth(builder.grid_dim[0] - 1 - x, y, z)
+
+    t = odd_weights(5 * PROFILES[profile].block + 3001, finite=False)
+    right = pack(t, profile=profile, raw="never", backend="reference")
+    begins = right.sections[Section.BLOCK_DIR][:-1] % 2
+    assert 0 < begins.sum() < len(begins), "blocks begin at the first and at the second half of 64 bits"
+    monkeypatch.setattr(builder, "set_grid_idx", back)
+    assert pack(t, profile=profile, raw="never", backend="triton").to_bytes() == right.to_bytes()
+    assert max(turned) >= 5
 
 
 @compiled_or_interpreted
