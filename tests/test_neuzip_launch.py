@@ -1,0 +1,87 @@
+"""What a kernel that unpacks is given, without a card: a kernel that only says what it was started with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from paperlm_kernels.neuzip import launch, pack
+from paperlm_kernels.neuzip.launcher import Launcher
+from support_neuzip import gaussian
+
+
+class Told:
+    """In place of a kernel of Triton's. Each start is a grid, and of each argument what the kernel would have."""
+
+    def __init__(self, kernel):
+        self.arg_names, self.starts, self.forms = kernel.arg_names, [], []
+
+    def __getitem__(self, grid):
+        def compile_and_start(*given, num_warps, **constants):
+            places = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in given]
+            self.forms.append(constants)
+            self.starts.append((grid[0], dict(zip(self.arg_names, [*places, *constants.values()], strict=True))))
+            return Compiled(self)
+
+        return compile_and_start
+
+
+class Compiled:
+    """A form of it."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def start(*given):
+            self.kernel.starts.append((grid[0], dict(zip(self.kernel.arg_names, given, strict=True))))
+
+        return start
+
+
+@pytest.fixture(params=["fast", "fix4"])
+def told(request, monkeypatch):
+    """Packed weights and what their kernel is told."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    packed = pack(gaussian(40_000), profile=request.param, raw="never", backend="reference")
+    name, warps = ("_FIX4", launch.WIDTH // 32) if request.param == "fix4" else ("_STREAMS", 4)
+    kernel = Told(getattr(launch, name).kernel)
+    monkeypatch.setattr(launch, name, Launcher(kernel, warps))
+    return packed, kernel
+
+
+def test_each_call_gives_what_the_first_gave_but_for_where_the_weights_go(told):
+    packed, kernel = told
+    outs = [torch.empty(40_000, dtype=torch.bfloat16) for _ in range(4)]
+    for out in outs:
+        packed.unpack(out, backend="triton")
+    assert len(kernel.forms) == 1 and len(kernel.starts) == 4, "compiled, looked for, and started twice without"
+    for out, (grid, given) in zip(outs, kernel.starts, strict=True):
+        assert (grid, given) == (kernel.starts[0][0], kernel.starts[0][1] | {"out": out.data_ptr()})
+
+
+def test_another_place_in_16_bytes_or_no_check_is_another_form(told):
+    packed, kernel = told
+    room = torch.empty(40_008, dtype=torch.bfloat16)
+    begin = -room.data_ptr() % 16 // 2
+    for shift, check in [(0, True), (1, True), (0, False), (1, False)] * 3:
+        packed.unpack(room[begin + shift :][:40_000], check=check, backend="triton")
+    forms = [(given["ALIGNED"], given.get("CHECK")) for _, given in kernel.starts]
+    checked = "CHECK" in kernel.arg_names
+    assert forms == [(True, checked or None), (False, checked or None), (True, False if checked else None),
+                     (False, False if checked else None)] * 3  # fmt: skip
+    assert len(kernel.forms) == (4 if checked else 2)
+    assert [given["out"] for _, given in kernel.starts] == [room[begin + s :].data_ptr() for s in (0, 1)] * 6
+
+
+def test_weights_that_were_packed_anew_are_read_where_they_are(told):
+    packed, kernel = told
+    out = torch.empty(40_000, dtype=torch.bfloat16)
+    for _ in range(3):
+        packed.unpack(out, backend="triton")
+    packed.update_(gaussian(40_000, seed=1), backend="reference")
+    packed.unpack(out, backend="triton")
+    before, after = kernel.starts[0][1], kernel.starts[-1][1]
+    assert after["payload"] != before["payload"] and after["out"] == before["out"]
