@@ -94,7 +94,8 @@ def test_encoding_gives_the_definitions_bytes(spot, k, norm, count):
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the interpreter alone can be told an order")
 @pytest.mark.parametrize("profile", ["fast", "default"])
 def test_blocks_in_another_order_write_the_same_bytes_for_none_writes_those_of_another_triton(profile, monkeypatch):
-    """A card runs them at once. The interpreter, which takes one after the other, is made to begin with the last."""
+    """A card runs them at once. The interpreter, which takes one after the other, is made to begin with the last: what
+    is written behind a block's end would stay. What is written before its begin stays in the other tests."""
     from triton.runtime import interpreter
 
     builder, turned = interpreter.interpreter_builder, []

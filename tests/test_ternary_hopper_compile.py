@@ -97,7 +97,8 @@ def test_three_programs_of_many_tokens_find_room_on_a_multiprocessor(gated, tmp_
     assert 3 * 32 * tiles.warps * given <= 65536 and 3 * (kernel.metadata.shared + 1024) <= 228 * 1024
 
 
-@pytest.mark.parametrize("rows,columns", [(3200, 8640), (4096, 11008), (4096, 4096), (3200, 3200), (2048, 5460)])
+@pytest.mark.parametrize("rows,columns", [(3200, 8640), (4096, 11008), (4096, 4096), (3200, 3200), (2048, 5460),
+                                          (3072, 11008), (3584, 9728), (2048, 14336), (1024, 8192)])  # fmt: skip
 def test_all_programs_of_a_product_of_few_rows_find_room_beside_those_of_the_one_in_front(rows, columns, tmp_path):
     """They read their weights early. 3200 x 8640 by programs of which half had to wait took a tenth longer."""
     tiles = hopper.stream_tiles_of(16, rows, -(-columns // 128) * 32, 132)

@@ -16,7 +16,7 @@ from paperlm_kernels.overlap import is_hopper
 GRAIN = 1 << 16
 "Sums that programs share are given to CUDA graphs in so many numbers, 256 KiB."
 AT_ONCE = 32 * GRAIN
-"So many are asked of the device at once, 8 MiB: enough for four graphs or more."
+"So many are asked of the device at once, 8 MiB: enough for three graphs or more."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +73,14 @@ def _shared(chunks: int, tiles: int, programs: int) -> StreamTiles:
 
     About 12 chunks a program. But the next product's programs read their weights early, so that it and this one should
     find room together: four programs of 4 chunks a step and three steps on a multiprocessor, whose registers hold no
-    more, or six of 2 and four. In a sweep on an H200 whose rows were not kept (with room for five of the latter), 16
-    tokens times 3200 x 8640 took 5.8 us by six programs of 2 chunks, 6.1 by five, 6.4 by five of 4 chunks, and 6.6 by
-    four with four steps, which have no room beside themselves; times 4096 x 11008 7.7 by four of 4 chunks with three
-    steps and 8.1 with four, times 4096 x 4096 4.5 by three.
+    more, or six of 2 and four, if up to six share a tile. In a sweep on an H200 whose rows were not kept (with room for
+    five of the latter), 16 tokens times 3200 x 8640 took 5.8 us by six programs of 2 chunks, 6.1 by five, 6.4 by five
+    of 4 chunks, and 6.6 by four with four steps, which have no room beside themselves; times 4096 x 11008 7.7 by four
+    of 4 chunks with three steps and 8.1 with four, times 4096 x 4096 4.5 by three.
     """
     wanted = min(8, triton.cdiv(chunks, 12))
     slow, quick = StreamTiles(16, 64, 4, 3), StreamTiles(16, 64, 2, 4)
-    if 2 * tiles * wanted > 4 * programs and 2 * tiles * wanted <= 6 * programs:
+    if wanted <= 6 and 4 * programs < 2 * tiles * wanted <= 6 * programs:
         return _split(quick, wanted, triton.cdiv(chunks, quick.chunks))
     return _split(slow, min(wanted, 4 * programs // (2 * tiles)), triton.cdiv(chunks, slow.chunks))
 
@@ -195,7 +195,7 @@ def _parts(numbers: int, device: torch.device) -> Tensor:
     """Zeros, int32, for what programs that share tiles hand to each other; the kernel leaves them as it found them.
 
     Made anew for each launch, so that no launch can spoil another's. In a CUDA graph, where each would be a kernel more
-    in front of a product, there are some for each graph and stream (about 1 MiB), and each replay begins with making
+    in front of a product, there are some for each graph and stream (1 to 2 MiB), and each replay begins with making
     them zeros. They lie outside of the graph's memory, which has to be free when the capture ends.
     """
     capture = capture_of(device)
