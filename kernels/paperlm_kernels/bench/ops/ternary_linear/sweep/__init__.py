@@ -39,8 +39,8 @@ from paperlm_kernels.ternary_linear.launch import GEMV_TOKENS, FewTiles, Tiles, 
 
 SHARED = 220 * 1024
 "Bytes of shared memory that a program of an H200 may have, less what it needs for itself."
-READ_AHEAD = 40 * 1024
-"Bytes of shared memory, the least for few tokens: with 16, none with less came within a twentieth of the best."
+READ_AHEAD = 32 * 1024
+"Bytes of shared memory, the least for few tokens: so many have the best with 16 tokens times 3200 x 8640."
 SUMS = 128
 "Registers of a thread that its sums may take."
 APART = multiprocessing.get_context("forkserver")
@@ -105,8 +105,10 @@ def all_candidates(case: Case, programs: int) -> list[AnyTiles]:
 
 
 def form_of(tiles: AnyTiles, case: Case) -> tuple[AnyTiles, bool]:
-    """What Triton compiles once: tiles, split or not, and whether the rows are a multiple of 16."""
-    return dataclasses.replace(tiles, splits=min(2, tiles.splits or 1)), case.rows % 16 == 0
+    """What Triton compiles once: tiles, split or not (for Hopper, and in how many parts), and whether the rows are a
+    multiple of 16."""
+    split = tiles.splits if isinstance(tiles, StreamTiles) else min(2, tiles.splits or 1)
+    return dataclasses.replace(tiles, splits=split), case.rows % 16 == 0
 
 
 def cases_of(names: list[str]) -> list[Case]:
