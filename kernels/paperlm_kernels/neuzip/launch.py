@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from paperlm_kernels.neuzip import decode_errors, kernel_decode
 from paperlm_kernels.neuzip.geometry import OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
-from paperlm_kernels.neuzip.launcher import Launcher, addresses, on_device
+from paperlm_kernels.neuzip.launcher import Launcher, Start, addresses, on_device
 
 if TYPE_CHECKING:
     from paperlm_kernels.neuzip.record import Packed
@@ -72,7 +71,7 @@ class Decoding:
         self.constants |= {"K": header.mant_bits, "LOG_NORM": log_of(header.block_norm)}
         self.tensors = tuple(every)
         self.places = addresses(self.tensors)
-        self._starts: dict[tuple[bool, bool], tuple[Callable[..., None], tuple]] = {}
+        self._starts: dict[tuple[bool, bool], Start] = {}
 
     def fits(self, packed: Packed) -> bool:
         """Whether the tensor has the sections that it had."""
