@@ -210,3 +210,21 @@ def test_hashing_decodes_one_weight_after_the_other(monkeypatch):
     monkeypatch.setattr(PackedStore, "read", counted)
     model_hash(model)
     assert counts == [1] * 4
+
+
+@pytest.mark.parametrize("policy", ["paper", "all"])
+@pytest.mark.parametrize("store", [RawStore, PackedStore])
+def test_a_model_that_was_converted_within_inference_mode_trains_as_any_other(store, policy):
+    hashes = []
+    for mode in (False, True):
+        model = nn.Sequential(nn.Embedding(16, 64).bfloat16(), *layers())
+        with torch.no_grad():
+            model[0].weight.copy_(normal(16, 64, seed=1))
+        with torch.inference_mode(mode):
+            convert(model, store, policy)
+        optimizer = LomoSgd(model, lr=0.5)
+        for _ in range(2):
+            loss(model, torch.arange(8)).backward()
+            optimizer.step()
+        hashes.append(model_hash(model))
+    assert hashes[0] == hashes[1]

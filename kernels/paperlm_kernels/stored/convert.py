@@ -67,6 +67,7 @@ class Conversion:
         return "\n".join(lines)
 
 
+@torch.inference_mode(False)  # within inference_mode, parameters and stores could never be trained
 def convert(
     model: nn.Module,
     store_factory: StoreFactory,
