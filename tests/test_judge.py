@@ -147,6 +147,37 @@ def test_only_what_a_claim_hangs_on_is_named_as_what_would_decide_it():
     assert {key for _, key in found.open_cells} == {"a", "b"}
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(M['a'] < M['b'] and M['zz'] < 1) or (M['yy'] < 1 and M['a'] < M['b'])",
+        "not ((M['a'] >= M['b'] or M['zz'] >= 1) and (M['yy'] >= 1 or M['a'] >= M['b']))",
+    ],
+)
+def test_what_a_claim_hangs_on_is_found_where_no_single_answer_would_settle_it(expression):
+    """Alternatives of two parts each: with all else true or all else false no part makes a difference."""
+    found = verdict(expression, {**OPEN, **SOLID})
+    assert found.verdict == "not tested" and {key for _, key in found.missing} == {"yy", "zz"}
+    assert {key for _, key in found.open_cells} == {"a", "b"} and abs(found.margin) == pytest.approx(0.1)
+
+
+def test_a_row_that_is_compared_with_itself_asks_for_no_seeds_and_takes_no_level_from_the_others():
+    cells = {"a": cell(1.0, deviation=0.1), "b": cell(1.3, deviation=0.1)}
+    alone, looped = (verdict(text, cells) for text in (LESS, "all(M['a'] <= M[o] for o in ['a', 'b'])"))
+    assert (looped.verdict, looped.comparisons) == ("holds", 1) and looped.detectable == alone.detectable
+    assert verdict("M['a'] < M['a']", cells).verdict == "fails"
+    assert verdict("M['a'] <= M['a'] or M['a'] < M['b']", {}).verdict == "not tested"
+    # Pareto-optimal: no other row is as good in both and better in one
+    rows = {(r, k): cell(v, deviation=d) for r, x, y in (("p", 1.0, 2.0), ("q", 2.0, 1.0), ("o", 2.0, 2.5))
+            for k, v, d in (("Mem", x, 0.0), ("PPL", y, 0.01))}  # fmt: skip
+    optimal = (
+        "all(M[o,'Mem'] > M[r,'Mem'] or M[o,'PPL'] > M[r,'PPL'] or (M[o,'Mem'] >= M[r,'Mem'] and "
+        "M[o,'PPL'] >= M[r,'PPL']) for o in ['p', 'q', 'o'])"
+    )
+    found = verdict(optimal, rows, for_each={"r": ["p", "q", "o"]})
+    assert [part.verdict for part in found.parts] == ["holds", "holds", "fails"]
+
+
 def test_an_undecided_gap_names_the_seeds_that_would_decide_it_if_it_stayed():
     found = verdict(LESS, {"a": cell(0.0, deviation=1.0), "b": cell(1.0, deviation=1.0)})
     seeds = set(found.open_cells.values())

@@ -80,6 +80,8 @@ class Judge:
         if isinstance(leaf, Tested):
             return self._tested(leaf)
         assert isinstance(leaf, Comparison)
+        if leaf.same:
+            return Decision(leaf.relation in ("<=", "=="), 0.0, 0.0)
         return self._over_outcomes(leaf)
 
     def _outcome(self, leaf: Outcome) -> Decision:

@@ -61,7 +61,13 @@ class Formula:
 
     def leaves(self) -> Iterator[Leaf]:
         """Its comparisons and outcomes."""
-        raise NotImplementedError
+        for part in self.within:
+            yield from part.leaves()
+
+    @property
+    def within(self) -> tuple[Formula, ...]:
+        """The formulas that it joins or denies, directly."""
+        return ()
 
     @property
     def cells(self) -> frozenset[Key]:
@@ -95,6 +101,11 @@ class Comparison(Leaf):
     def drawn(self) -> bool:
         """Whether a side of it jumps."""
         return self.left.drawn or self.right.drawn
+
+    @property
+    def same(self) -> bool:
+        """Whether its sides were written alike, as where a loop meets the row that it is about: no number decides it."""
+        return self.left == self.right
 
     def gap(self, numbers: Numbers) -> Any:
         """Left less right."""
@@ -149,9 +160,6 @@ class Const(Formula):
     def decide(self, judge: Callable[[Leaf], bool | None]) -> bool | None:
         return self.truth
 
-    def leaves(self) -> Iterator[Leaf]:
-        yield from ()
-
 
 @dataclass(frozen=True)
 class Not(Formula):
@@ -166,8 +174,9 @@ class Not(Formula):
         truth = self.of.decide(judge)
         return None if truth is None else not truth
 
-    def leaves(self) -> Iterator[Leaf]:
-        yield from self.of.leaves()
+    @property
+    def within(self) -> tuple[Formula, ...]:
+        return (self.of,)
 
 
 @dataclass(frozen=True)
@@ -188,9 +197,9 @@ class Join(Formula):
             return self.settled
         return None if None in truths else not self.settled
 
-    def leaves(self) -> Iterator[Leaf]:
-        for part in self.parts:
-            yield from part.leaves()
+    @property
+    def within(self) -> tuple[Formula, ...]:
+        return self.parts
 
 
 def every(parts: list[Formula]) -> Formula:

@@ -80,7 +80,8 @@ def judge(
 
 def _judged(formula: Formula, cells: Cells, seed: str, part: str = "") -> Verdict:
     leaves = list(dict.fromkeys(formula.leaves()))
-    judge_ = Judge(cells, ALPHA / max(1, len(leaves)), seed)
+    share = sum(not (isinstance(leaf, Comparison) and leaf.same) for leaf in leaves)
+    judge_ = Judge(cells, ALPHA / max(1, share), seed)
     truth = formula.decide(judge_)
     for leaf in leaves:
         judge_(leaf)
@@ -99,7 +100,7 @@ def _judged(formula: Formula, cells: Cells, seed: str, part: str = "") -> Verdic
         verdict,
         part,
         reason,
-        comparisons=len(leaves),
+        comparisons=share,
         margin=decision.gap if decision else None,
         detectable=decision.detectable if decision else None,
         hardest=hardest.text if hardest else "",
@@ -115,23 +116,18 @@ def name_of(key: Key) -> str:
 
 
 def _unsettled(formula: Formula, decisions: Mapping[Leaf, Decision]) -> dict[Leaf, Decision]:
-    """Open leaves on which the formula hangs: it would be settled, or another one, if they were answered."""
-    answers = {leaf: decision.truth for leaf, decision in decisions.items()}
-    found = {}
-    for leaf, decision in decisions.items():
-        if decision.truth is None and _hangs_on(formula, answers, leaf):
-            found[leaf] = decision
-    return found
+    """Open leaves on which an open formula hangs: it would be settled, or another one, if they were answered."""
+    return {leaf: decisions[leaf] for leaf in dict.fromkeys(_open_leaves(formula, decisions))}
 
 
-def _hangs_on(formula: Formula, answers: Mapping[Leaf, bool | None], leaf: Leaf) -> bool:
-    """Whether, with some answers to the other open ones, this one makes the difference: and/or are monotone, so that
-    it is enough to try the others all true and all false."""
-    for others in (True, False):
-        settled = {other: others if truth is None else truth for other, truth in answers.items()}
-        if len({formula.decide({**settled, leaf: mine}.get) for mine in (True, False)}) > 1:
-            return True
-    return False
+def _open_leaves(formula: Formula, decisions: Mapping[Leaf, Decision]) -> Iterator[Leaf]:
+    """Those in its open parts, and in the open parts of these: what is behind a settled one makes no difference."""
+    if formula.decide(lambda leaf: decisions[leaf].truth) is not None:
+        return
+    if isinstance(formula, Leaf):
+        yield formula
+    for part in formula.within:
+        yield from _open_leaves(part, decisions)
 
 
 def _hardest(
@@ -143,7 +139,7 @@ def _hardest(
     compared = {leaf: d for leaf, d in decisions.items() if isinstance(leaf, Comparison) and d.gap is not None}
     by_sharpness = lambda item: item[1].sharpness  # noqa: E731
     if truth is None:
-        hanging = {leaf: d for leaf, d in compared.items() if d.truth is None and _hangs_on(formula, answers, leaf)}
+        hanging = {leaf: d for leaf, d in _unsettled(formula, decisions).items() if leaf in compared}
         return min(hanging.items(), key=by_sharpness, default=(None, None))
     decided = {leaf: d for leaf, d in compared.items() if d.truth is not None}
     carrying = {leaf: d for leaf, d in decided.items() if formula.decide({**answers, leaf: None}.get) is None}
