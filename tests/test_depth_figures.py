@@ -70,7 +70,7 @@ def test_a_curve_is_read_at_a_fifth_of_its_axis_and_at_its_end():
 
 
 def test_one_seed_has_the_measurements_own_error_in_the_units_of_the_statistic_or_decides_nothing():
-    one = {"a": [{"x": 2.0}], "b": [{"x": 5.0}]}
+    one = {"a": {0: {"x": 2.0}}, "b": {0: {"x": 5.0}}}
     with_error = depth_samples(one, {"a": 0.5, "b": 1.5})
     assert [with_error[r, "x"].deviation for r in "ab"] == [0.5, 1.5]
     assert with_error["a", "x"].measured
@@ -80,21 +80,22 @@ def test_one_seed_has_the_measurements_own_error_in_the_units_of_the_statistic_o
 
 
 def test_several_seeds_have_the_deviation_between_them_and_at_least_the_measurements_own_error():
-    seeds = {"a": [{"x": 2.0}, {"x": 4.0}, {"x": 3.0}]}
+    seeds = {"a": {5: {"x": 2.0}, 2: {"x": 4.0}, 7: {"x": 3.0}}}
     sample = depth_samples(seeds)["a", "x"]
-    assert (sample.values, sample.deviation) == ((2.0, 4.0, 3.0), 0.0) and sample.measured
+    assert (sample.values, sample.seeds, sample.deviation) == ((2.0, 4.0, 3.0), (5, 2, 7), 0.0) and sample.measured
     assert depth_samples(seeds, {"a": 9.0})["a", "x"].deviation == 9.0
 
 
 def test_a_gap_of_several_seeds_near_zero_is_open():
-    drops = depth_samples({"Mix": [{"x": 0.5}, {"x": 0.3}, {"x": 0.1}], "Pre": [{"x": 0.0}] * 3})
+    mixed, pre = ({seed: {"x": x} for seed, x in enumerate(values)} for values in ((0.5, 0.3, 0.1), (0.0,) * 3))
+    drops = depth_samples({"Mix": mixed, "Pre": pre})
     assert verdict("M['Mix','x'] > M['Pre','x']", drops).verdict == "undecided"
 
 
 @pytest.mark.parametrize(("gap", "word"), [(0.1, "holds"), (0.03, "undecided"), (-0.1, "fails")])
 def test_a_gap_of_drops_is_decided_by_the_error_of_the_accuracy(gap, word):
     """A standard error of 0.02 of each accuracy, near zero, where a relative noise would decide everything."""
-    samples = depth_samples({"Mix": [{"x": gap}], "Pre": [{"x": 0.0}]}, {"Mix": 0.02, "Pre": 0.02})
+    samples = depth_samples({"Mix": {0: {"x": gap}}, "Pre": {0: {"x": 0.0}}}, {"Mix": 0.02, "Pre": 0.02})
     assert verdict("M['Mix','x'] > M['Pre','x']", samples).verdict == word
 
 

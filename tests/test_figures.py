@@ -23,13 +23,14 @@ from support_tables import edited, record_of
 from paperlm.checks import open_project
 from paperlm.errors import SpecError
 from paperlm.figures import figure_kinds
-from paperlm.figures.base import LINES, NOTES, labels_of
+from paperlm.figures.base import LINES, NOTES, drawing_of, labels_of
 from paperlm.figures.series_curves import sampling
 from paperlm.figures.style import METHODS, legend_below, row_styles
 from paperlm.norms import norm_methods
 from paperlm.plan.project import Project
 from paperlm.record.record import read_record, write_record
 from paperlm.result import UNIGRAM, Series
+from paperlm.tables.results import seed_of
 
 plt.switch_backend("Agg")
 SCALE = "tiny"
@@ -251,6 +252,20 @@ def test_a_figure_of_jobs_has_numbers_of_every_row_and_its_claims_read_what_it_c
         excepted = [*tiny.changes(tiny.figure(name)[0]).except_, *elsewhere]
         untested = {c for c, row in judged.items() if row["verdict"] == "not tested"} - set(excepted)
         assert not untested, judged
+
+
+@pytest.mark.parametrize("name", OF_JOBS)
+def test_a_figures_numbers_and_what_claims_read_of_it_are_called_by_their_seeds(tmp_path, name):
+    """Not by their places: of two rows, one may have other seeds."""
+    project = Project({"scale": SCALE, "seeds": [3, 7]})
+    drawing = drawing_of(project, name, records_of(project, name, tmp_path / "records"))
+    plt.close(drawing.figure)
+    seeds = {cell.row: {seed_of(job.canonical()) for job in cell.jobs} for cell in project.cells(name)}
+    if "seed" in drawing.numbers:
+        assert all(set(of["seed"]) <= seeds[row] for row, of in drawing.numbers.groupby("row"))
+    for (row, _), sample in drawing.samples.items():
+        if len(set(sample.values)) > 1 and len(sample.values) == len(seeds.get(row, ())):
+            assert set(sample.seeds) == seeds[row]
 
 
 @pytest.mark.parametrize("name", OF_JOBS)

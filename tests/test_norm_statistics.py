@@ -166,7 +166,7 @@ def test_what_is_said_of_removed_blocks_is_read_off_the_right_blocks():
 
 
 def test_the_error_of_the_blocks_says_nothing_of_statistics_in_another_unit():
-    samples = depth_samples({"a": [removal_statistics([3.0, 1.0, 2.0])]}, {"a": 0.7})
+    samples = depth_samples({"a": {0: removal_statistics([3.0, 1.0, 2.0])}}, {"a": 0.7})
     assert samples["a", FIRST].deviation == 0.7 and samples["a", FIRST].measured
     assert not samples["a", UNEVENNESS].measured and not samples["a", AT_MOST_ONE].measured
 

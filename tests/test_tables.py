@@ -8,14 +8,16 @@ import re
 import statistics
 
 import pytest
-from support_tables import BATCHES, edited, pretrained, write_records
+from support_tables import BATCHES, edited, pretrained, record_of, write_records
 
 from paperlm.errors import RecordError
 from paperlm.plan.project import ROOT, Project
 from paperlm.record.record import read_record, write_record
 from paperlm.tables.build import sibling, table_contents, write_table
 from paperlm.tables.contents import format_value
+from paperlm.tables.jobs import cell_samples
 from paperlm.tables.published import number, read_published
+from paperlm.tables.results import collect
 from paperlm.tables.settings import FORMS
 from paperlm.tables.verdicts import Reading, claim_rows, fragile_in_print, holds_in_print
 
@@ -124,6 +126,32 @@ def test_the_seed_noise_of_bitnet_on_a_card_is_that_of_the_runs_that_vary_most_t
         of_seeds.setdefault(path.stem.split("-s")[0], []).append(read_record(path).metrics["ppl_true"])
     assert len(of_seeds) == 4 and {len(seeds) for seeds in of_seeds.values()} == {3}
     assert noise.value > max(statistics.stdev(seeds) / statistics.fmean(seeds) for seeds in of_seeds.values())
+
+
+@pytest.mark.parametrize(
+    ("table", "cell", "deviation"),
+    [
+        ("neuzip_table3a", ("Vanilla", "Llama-3 8B PPL"), lambda share: share * 1.4 * math.exp(4.2)),
+        ("neuzip_table1", ("LOMO", "Llama-3 8B Loss"), lambda share: share),
+        ("neuzip_table1", ("LOMO", "Llama-3 8B Peak"), lambda share: 0.0),
+        ("bitnet_switch", ("700M, a4.8", "At the end"), lambda share: math.hypot(0.1, share * math.exp(3.0))),
+        ("bitnet_switch", ("700M, a4.8", "Loss at the End"), lambda share: math.hypot(0.1, share)),
+    ],
+)
+def test_seed_noise_is_in_the_unit_of_each_number(tmp_path, table, cell, deviation):
+    """A share of a token's perplexity: so many nats of its loss, of a word's perplexity as often as it has tokens, and
+    of bytes that follow from shapes nothing."""
+    project = Project({"scale": "gpu", "seeds": [0]})
+    values = {"loss": 3.0, "loss_true": 3.0, "perplexity": math.exp(3.0), "word_perplexity": math.exp(3.0 * 1.4)}
+    paths = []
+    for job in project.jobs_of(table):
+        errors = {"perplexity": 0.1, "loss": 0.1} if job.kind == "text_perplexity" else {}
+        least = {metric: least for metric, (least, _) in job.bounds().items()}
+        metrics = {m: least.get(m, values.get(m, 1.0)) for m in job.metrics()}
+        paths.append(tmp_path / f"{job.job_id}.json")
+        write_record(paths[-1], record_of(job, metrics, standard_errors=errors))
+    found = cell_samples(project, project.table(table)[1], collect(project, table, paths))
+    assert found[cell].deviation == pytest.approx(deviation(project.seed_noise(table).value))
 
 
 # -- a whole table ----

@@ -98,7 +98,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     headline(figure, project, name, results)
     figure.tight_layout()
     also = options["also"]
-    statistics = {row: [statistics_of(curve, also) for curve in seeds] for row, seeds in curves.items()}
+    statistics = {
+        row: {seed_of(record.job): statistics_of(values(record, options), also) for record in seeds}
+        for row, seeds in found.items()
+    }
     samples = depth_samples(statistics, errors)
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))

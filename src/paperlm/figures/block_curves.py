@@ -92,8 +92,10 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].set_axis_off()
     headline(figure, project, name, results)
     wanted = Counter(row for row, _ in results.cells)
-    whole = {row: [c for c in seeds.values() if len(c) == wanted[row]] for row, seeds in curves.items()}
-    statistics = {row: [curve_statistics(curve) for curve in found] for row, found in whole.items() if found}
+    whole = {row: {s: c for s, c in seeds.items() if len(c) == wanted[row]} for row, seeds in curves.items()}
+    statistics = {
+        row: {seed: curve_statistics(curve) for seed, curve in found.items()} for row, found in whole.items() if found
+    }
     untested = "" if curves else "no model has been measured"
     samples = depth_samples(statistics)
     return Drawing(figure, frame, samples, untested, labels=labels_of(project, name, records))

@@ -86,9 +86,9 @@ def statistics_of(values: Sequence[float], also: Also = "") -> dict[str, float]:
 
 
 def depth_samples(
-    rows: Mapping[str, Sequence[Mapping[str, float]]], errors: Mapping[str, float] | None = None
+    rows: Mapping[str, Mapping[int, Mapping[str, float]]], errors: Mapping[str, float] | None = None
 ) -> dict[Key, CellSamples]:
-    """(row, statistic) -> its value for each seed that has it.
+    """(row, statistic) -> its value for each seed that has it, of row -> seed -> statistic -> value.
 
     A run varies by the deviation between seeds, and by at least the standard error that the measurement has of itself
     (`errors`, of a row; in the number's own unit, for it may be near 0). One seed without such an error decides
@@ -96,11 +96,13 @@ def depth_samples(
     """
     samples = {}
     for row, seeds in rows.items():
-        for statistic in dict.fromkeys(name for found in seeds for name in found):
-            values = tuple(found[statistic] for found in seeds if statistic in found)
+        for statistic in dict.fromkeys(name for found in seeds.values() for name in found):
+            values = {seed: found[statistic] for seed, found in seeds.items() if statistic in found}
             error = None if errors is None or statistic in OTHER_UNITS else errors[row]
             known = len(values) > 1 or error is not None
-            samples[row, statistic] = CellSamples(values, deviation=error or 0.0, measured=known)
+            samples[row, statistic] = CellSamples(
+                tuple(values.values()), seeds=tuple(values), deviation=error or 0.0, measured=known
+            )
     return samples
 
 

@@ -77,7 +77,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             axis.set_axis_off()
     headline(figure, project, name, results)
     statistics = {
-        row: [statistics_of(neighbours(record), options["also"]) for record in seeds] for row, seeds in found.items()
+        row: {seed_of(record.job): statistics_of(neighbours(record), options["also"]) for record in seeds}
+        for row, seeds in found.items()
     }
     untested = "" if found else "no model has been measured"
     return Drawing(figure, frame, depth_samples(statistics), untested, labels=labels_of(project, name, records))

@@ -18,7 +18,7 @@ from paperlm.plan.project import Project
 from paperlm.quantizers.scheme import INPUTS
 from paperlm.record.record import Record
 from paperlm.tables.claims import CellSamples
-from paperlm.tables.results import collect
+from paperlm.tables.results import collect, seed_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,9 +69,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     columns = ["tensor", "block", "left", "right", "count", "density"]
     rows = [
-        [row, seed, *values]
+        [row, seed_of(record.job), *values]
         for row, seeds in found.items()
-        for seed, record in enumerate(seeds)
+        for record in seeds
         for values in record.series["histogram"].rows
         if values[0] in panels.values()
     ]
@@ -162,4 +162,5 @@ def _sample(seeds: tuple[Record, ...], metric: str) -> CellSamples:
     errors = [record.standard_errors[metric] for record in seeds if metric in record.standard_errors]
     known = len(errors) == len(seeds)
     deviation = statistics.fmean(errors) if known else 0.0
-    return CellSamples(values, deviation=deviation, measured=known or len(values) > 1)
+    numbers = tuple(seed_of(record.job) for record in seeds)
+    return CellSamples(values, seeds=numbers, deviation=deviation, measured=known or len(values) > 1)

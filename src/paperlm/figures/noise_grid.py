@@ -13,7 +13,7 @@ from paperlm.figures.options import Columns, FigureOptions
 from paperlm.plan.project import Project
 from paperlm.record.record import Record
 from paperlm.tables.claims import CellSamples
-from paperlm.tables.results import collect
+from paperlm.tables.results import collect, seed_of
 
 COLUMNS = ("absolute", "relative", "loss", "perplexity")
 
@@ -38,9 +38,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     results = collect(project, name, records)
     found = {row: cell.usable for (row, _), cell in results.cells.items() if cell.usable}
     rows = [
-        [row, seed, *values]
+        [row, seed_of(record.job), *values]
         for row, seeds in found.items()
-        for seed, record in enumerate(seeds)
+        for record in seeds
         for values in record.series["grid"].rows
     ]
     width = 3.6 * max(1, len(found)) + 0.6
@@ -58,7 +58,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         axes[0][0].set_axis_off()
     headline(figure, project, name, results)
     samples = {
-        (row, statistic): CellSamples(values, measured=len(values) > 1)
+        (row, statistic): CellSamples(values, seeds=tuple(seed_of(r.job) for r in seeds), measured=len(values) > 1)
         for row, seeds in found.items()
         for statistic, values in _statistics(seeds).items()
     }

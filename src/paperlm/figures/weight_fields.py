@@ -12,7 +12,7 @@ from paperlm.figures.style import palette
 from paperlm.jobs.weight_entropy import FIELDS
 from paperlm.plan.project import Project
 from paperlm.tables.claims import CellSamples
-from paperlm.tables.results import collect
+from paperlm.tables.results import collect, seed_of
 
 CALLED = {
     "sign": "Sign", "exponent": "Exponent", "mantissa": "Mantissa", "joint": "Joint", "ratio_sum": "Ratio of the Sum",
@@ -56,16 +56,16 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
             axis.set(title=f"{field}, {bits:.3f} bits", xlabel="value" if row == list(found)[-1] else "")
             axis.set_ylabel(f"{textwrap.fill(row, 24)}\nshare" if axis is line[0] else "")
             axis.grid(visible=False, axis="x")
-        rows += [
-            [row, seed, *values] for seed, record in enumerate(seeds) for values in record.series["histogram"].rows
-        ]
+        rows += [[row, seed_of(record.job), *values] for record in seeds for values in record.series["histogram"].rows]
     if not found:
         axes[0][1].text(0.5, 0.5, "no model has been measured yet", ha="center", va="center")
         for axis in axes.flat:
             axis.set_axis_off()
     headline(figure, project, name, results)
     samples = {
-        (row, label): CellSamples(tuple(float(r.metrics[metric]) for r in seeds), deviation=0.0)
+        (row, label): CellSamples(
+            tuple(float(r.metrics[metric]) for r in seeds), seeds=tuple(seed_of(r.job) for r in seeds)
+        )
         for row, seeds in found.items()
         for metric, label in CALLED.items()
     }

@@ -63,16 +63,20 @@ def _check_comparisons(name: str, table: JobsTable, published: PublishedTable) -
             raise SpecError(f"tables.{name}.columns.{label}: is printed itself; leave compared_with out")
 
 
-PERPLEXITIES = ("perplexity", "ppl_true")
-"Metrics that seeds of training change by the measured share."
+PERPLEXITIES = ("perplexity", "ppl_true", "word_perplexity")
+"Metrics that seeds of training change by the measured share, of a word by that of each of its tokens."
+LOSSES = ("loss", "loss_true")
+"Logarithms of a perplexity, which a share of it changes by so many nats."
 TIMED = ("iterations_per_second",)
 "Metrics that vary as a clock's readings do, about which seeds of training say nothing."
+COUNTED = ("peak_bytes",)
+"Metrics that follow from shapes."
 
 
 def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Key, CellSamples]:
     """Judge's view of the finished cells: a run varies by at least the measurement's own standard error, or else the
-    measured seed noise; by both, if it is a perplexity and the paper has a seed noise of its own. A speed without an
-    error of its own varies in a way that is not known. Seeds are pooled over the cells of a metric."""
+    measured seed noise; by both, if it is a perplexity or its logarithm and the paper has a seed noise of its own. A
+    speed without an error of its own varies in a way that is not known. Seeds are pooled over the cells of a metric."""
     samples, noise = {}, project.seed_noise(results.exhibit).value
     own = project.changes(project.exhibit(results.exhibit)[0]).seed_noise
     for key, result in results.cells.items():
@@ -83,14 +87,25 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
         if (error := result.standard_error(metric)) is not None:
             # In the number's own unit: a reward or a gain may be near 0.
             scores = result.scores(metric)
-            if own and metric in PERPLEXITIES and math.isfinite(mean := result.mean(metric)):
-                error = math.hypot(error, own.value * mean)
+            if own and metric in (*PERPLEXITIES, *LOSSES):
+                error = math.hypot(error, _between_seeds(result, metric, own.value))
             samples[key] = CellSamples(values, diverged, seeds, error, pool=metric, scores=scores)
             continue
-        mean = result.mean(metric)
-        deviation = noise * abs(mean) if math.isfinite(mean) else 0.0
+        deviation = 0.0 if metric in COUNTED else _between_seeds(result, metric, noise)
         samples[key] = CellSamples(values, diverged, seeds, deviation, pool=metric, measured=metric not in TIMED)
     return samples
+
+
+def _between_seeds(result: CellResult, metric: str, noise: float) -> float:
+    """Standard deviation of one run's number, where that of a token's perplexity is so large a share of it."""
+    if not math.isfinite(mean := result.mean(metric)):
+        return 0.0
+    if metric in LOSSES:
+        return noise * abs(result.factor)
+    tokens = 1.0
+    if metric == "word_perplexity":  # to the power of the tokens of a word
+        tokens = statistics.fmean(math.log(r.metrics[metric]) / r.metrics["loss"] for r in result.usable)
+    return noise * tokens * abs(mean)
 
 
 def published_cells(table: JobsTable, published: PublishedTable) -> dict[Key, PrintedCell]:

@@ -104,7 +104,7 @@ class Comparison(Leaf):
 
     @property
     def same(self) -> bool:
-        """Whether its sides were written alike, as where a loop meets the row that it is about: no number decides it."""
+        """Whether its sides were written alike, as where a loop meets the row that it is about: no number matters."""
         return self.left == self.right
 
     def gap(self, numbers: Numbers) -> Any:
