@@ -67,6 +67,10 @@ def test_a_layer_with_a_norm_of_its_own_is_refused_for_it_would_be_dropped_unsee
     layer.norm = nn.RMSNorm(96, elementwise_affine=False)
     with pytest.raises(ValueError, match="NormedLinear has norm beside"):
         TernaryLinear.from_linear(latent(8, 96), layer)
+    frozen = latent(8, 96)
+    frozen.register_buffer("norm_weight", torch.ones(96))
+    with pytest.raises(ValueError, match="Linear has norm_weight beside"):
+        TernaryLinear.from_linear(frozen)
 
 
 def test_it_is_kept_in_safetensors_in_two_bits_a_weight_and_loaded_as_it_was(tmp_path):

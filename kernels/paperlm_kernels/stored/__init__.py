@@ -11,8 +11,9 @@
 
     convert(model, partial(PackedStore, mant_bits=3, block_norm=512))   # after training, rounded: about 7 bits
 
-A layer's weight is decoded when the layer runs and dropped behind it. Training is that of plain weights bit for bit:
-`convert(model, RawStore)` runs the same operators on the same values. Checkpoints are `model.state_dict()`, the plain
+A layer's weight is decoded when the layer runs and dropped behind it. Training is that of plain weights bit for bit
+where a run repeats itself so (on a GPU, with PyTorch's deterministic kernels): `convert(model, RawStore)` runs the same
+operators on the same values. Checkpoints are `model.state_dict()`, the plain
 values under the plain names, or `save_packed`, the containers. With `load_state_dict` either goes into a plain model.
 
 Hao, Cao, Mou: NeuZip: Memory-Efficient Training and Inference with Dynamic Compression of Neural Networks, arXiv

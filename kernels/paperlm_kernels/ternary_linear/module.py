@@ -51,13 +51,12 @@ class TernaryLinear(nn.Module):
         scale; their outputs follow each other. Options are those of the class.
 
         A subclass that quantizes in its `forward` is taken for its weight and bias. Raises ValueError for biases in
-        some, and for a layer that has more than these two: a norm of its own would be dropped unseen. (One without
-        weights of its own cannot be seen: keep it in front as well.)
+        some, and for a layer that has more than these two: a norm of its own would be dropped unseen. (One that is
+        written into `forward`, without a tensor of its own, cannot be seen: keep it in front as well.)
         """
         for linear in linears:
-            if more := sorted(n for n, _ in linear.named_parameters() if n not in ("weight", "bias")) or sorted(
-                n for n, _ in linear.named_children()
-            ):
+            tensors = {name for name, _ in (*linear.named_parameters(), *linear.named_buffers())}
+            if more := sorted(tensors - {"weight", "bias"}) or sorted(name for name, _ in linear.named_children()):
                 raise ValueError(
                     f"{type(linear).__name__} has {', '.join(more)} beside weight and bias, which a packed layer would "
                     "drop: put its norm in front, nn.Sequential(layer.norm, TernaryLinear.from_linear(plain)), with "
