@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -305,6 +306,15 @@ def test_the_first_position_is_finer_than_the_others_in_three_bits(spot):
     assert errors[4][0] < 0.4 * errors[3][0] and errors[4][1] == errors[3][1]
 
 
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
+@layouts
+def test_a_row_with_a_value_that_is_not_finite_has_codes_of_0_and_no_step(bits, mapping, wrong):
+    x = normal(2, 8)
+    x[0, 3] = wrong
+    u, step = quantize_heads(x, bits, mapping)
+    assert not u[0].any() and step[0].isnan() and u[1].any() and step[1].isfinite()
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in the interpreter
 @everywhere
 @pytest.mark.parametrize("bits", [3, 4])
@@ -343,6 +353,9 @@ def test_what_is_not_supported_and_what_does_not_fit_is_refused():
             call()
     with pytest.raises(ValueError, match="k_data of shape"):
         QuantizedKV(KVLayout(64, 3), cache.k_data, cache.v_data, cache.k_steps, cache.v_steps, cache.lengths)
+    with pytest.raises(ValueError, match=r"k_steps of shape .* contiguous"):  # kernels would read other rows
+        two = QuantizedKV.empty(1, 2, 64, 4)
+        dataclasses.replace(two, k_steps=torch.zeros(1, 4, 2, dtype=torch.float16).transpose(1, 2))
     with pytest.raises(ValueError, match="k_first of shape"):
         three = QuantizedKV.empty(1, 1, 64, 4, bits=3)
         QuantizedKV(three.layout, three.k_data, three.v_data, three.k_steps, three.v_steps, three.lengths)

@@ -209,12 +209,13 @@ def test_a_section_of_a_later_version_is_passed_over():
         (Section.PATCH_DIR, "<I", 0, 1, E.PatchError), (Section.PATCH_DIR, "<I", 4, 0, E.PatchError),
         (Section.PATCH, "<I", 0, 1500, E.PatchError),  # behind the last weight
         (Section.PATCH, "<I", 0, 8192, E.PatchError), (Section.PATCH, "<I", 4, 0, E.PatchError),
+        (Section.PATCH, "<I", 4, None, E.PatchError),  # a weight twice
     ],
 )  # fmt: skip
 def test_a_section_that_would_lead_a_decoder_astray_is_refused_whatever_is_checked(section, form, at, value, error):
     data = container()
     if value is None:
-        value = data[table(data)[section][1]]
+        (value,) = struct.unpack_from(form, data, table(data)[section][1])
     for check in ("full", "none"):
         with pytest.raises(error):
             from_bytes(of_section(data, section, form, value, at), check)

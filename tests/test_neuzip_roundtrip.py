@@ -171,11 +171,12 @@ def test_an_update_keeps_the_codebook_and_loses_nothing_by_it():
 
 def test_the_codebook_is_made_anew_after_64_updates():
     t = gaussian(2**15)
-    packed, books = pack(t), set()
+    packed, books = pack(t), []
     for _ in range(66):
         packed.update_(t)
-        books.add(id(packed.book))
-    assert len(books) == 2
+        books.append(packed.book)
+    first, second = books[0], books[-1]
+    assert first is not second and [book is first for book in books] == [True] * 64 + [False] * 2
 
 
 def test_an_update_keeps_the_options_also_of_what_was_kept_raw():

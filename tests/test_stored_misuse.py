@@ -81,6 +81,20 @@ def test_a_backward_pass_through_weights_that_have_changed_is_refused_as_of_plai
         kept.backward()
 
 
+def test_a_head_whose_weight_changed_as_an_embedding_refuses_a_backward_pass_of_before():
+    """An embedding's update stores rows alone."""
+    embedding, head = nn.Embedding(16, 64).bfloat16(), nn.Linear(64, 16, bias=False).bfloat16()
+    head.weight = embedding.weight
+    model = nn.ModuleList([embedding, head])
+    convert(model, RawStore, "all")
+    optimizer = LomoSgd(model, lr=0.5)
+    stale = model[1](X.clone().requires_grad_()).float().sum()
+    model[0](torch.arange(8)).float().sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="has changed since the forward pass"):
+        stale.backward()
+
+
 def test_the_models_zero_grad_drops_gradients_that_wait_for_a_step():
     hashes = []
     for dropped in (False, True):

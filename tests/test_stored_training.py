@@ -272,8 +272,9 @@ def test_an_optimizer_names_what_it_cannot_train():
         LomoSgd(model, LR)
     first.close()
     LomoSgd(model, LR).close()
-    with pytest.raises(ValueError, match="0 or above"):
-        LomoSgd(model, -1.0)
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="0 or above"):
+            LomoSgd(model, wrong)
     with pytest.raises(ValueError, match="requires_grad_"):
         LomoSgd(model.requires_grad_(False), LR)
     rounded = build("llama")

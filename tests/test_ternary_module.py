@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from paperlm_kernels import TernaryLinear
+from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
+from paperlm_kernels.ternary_linear import PackedTernary, ternary_linear
 from safetensors.torch import load_file, save_file
 from support_ternary import everywhere, normal
 from torch import nn
@@ -47,6 +49,15 @@ def test_layers_that_share_an_input_become_one_with_a_scale_each():
     assert torch.equal(together, torch.cat([TernaryLinear.from_linear(one)(x) for one in (q, k, v)], -1))
     with pytest.raises(ValueError, match="some have none"):
         TernaryLinear.from_linear(q, latent(8, 96, bias=True))
+
+
+def test_in_16_bits_a_sum_with_a_bias_is_rounded_once():
+    linear, x = latent(8, 96, bias=True).bfloat16(), normal(64, 96, seed=1).bfloat16()
+    layer, q = TernaryLinear.from_linear(linear), rmsnorm_quantize(x, None, "int8_absmax")
+    packed = PackedTernary(layer.weight, 8, 96)
+    product = ternary_linear(q.codes, q.scale, q.rowsum, packed, layer.alpha, out_dtype=torch.float32)
+    once, twice = (product + linear.bias).bfloat16(), product.bfloat16() + linear.bias
+    assert torch.equal(layer(x), once) and not torch.equal(once, twice)
 
 
 class NormedLinear(nn.Linear):

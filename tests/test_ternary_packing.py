@@ -113,7 +113,9 @@ def test_a_weight_is_rounded_to_the_nearest_multiple_of_its_mean_and_clipped():
     assert alpha.dtype == torch.float32 and alpha.ndim == 0
     # half a mean is a tie, and goes to the even side: zero
     assert quantize_weight(torch.tensor([[0.5, -0.5, 1.0, 2.0]]))[0].tolist() == [[0, 0, 1, 1]]
-    assert not quantize_weight(torch.zeros(2, 3))[0].any()
+    for nearly_nothing in (torch.zeros(2, 3), torch.full((2, 3), 1e-6)):  # a mean of 1e-5 at least
+        t, alpha = quantize_weight(nearly_nothing)
+        assert not t.any() and alpha == torch.tensor(1e-5)
 
 
 def test_packed_weights_of_another_layout_shape_or_content_are_refused():
