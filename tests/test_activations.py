@@ -22,7 +22,7 @@ from paperlm.probe.inputs import GATE, PLACES, visited_inputs
 from paperlm.probe.jackknife import standard_errors
 from paperlm.probe.sparsity import COUNTED, columns, count_zeros, gaussian_zeros
 from paperlm.quantizers.presets import PRESETS
-from paperlm.quantizers.scheme import input_quantizer
+from paperlm.quantizers.scheme import input_quantizer, quantization_of
 from paperlm.tables.published import read_published
 
 CPU = Machine(device="cpu", progress=False)
@@ -201,6 +201,11 @@ def test_histograms_are_numpys_of_all_blocks_and_of_the_middle_one(measured, tex
         assert top <= measured.histograms[place, 0].edge <= top * (1 + 2**-6)
 
 
+def test_bins_that_reach_to_the_largest_magnitude_have_every_number(text):
+    found = distributions(bitnet("b158"), lambda: text, bins=16, within=1.0, block=2, tried={}, at="o")
+    assert all(one.counts.sum() == one.numbers for one in found.histograms.values())
+
+
 def test_quantizers_are_tried_on_the_inputs_of_one_place(measured, text):
     seen = entered(bitnet("b158"), text)
     x = np.concatenate([seen[block, "o"] for block in range(3)])
@@ -243,6 +248,9 @@ def test_a_record_of_zeros_has_table_twos_columns_and_errors(tmp_path, tokens):
     assert set(found.metrics) == set(job.metrics()) and found.metrics["out"] == 0.5
     assert found.standard_errors["out"] == found.standard_errors["theory/qkv"] == 0.0
     assert 0 < found.standard_errors["qkv"] < 0.02
+    scheme = quantization_of("a48_int4")
+    for column, described in (("qkv", scheme.qkv), ("out", scheme.o), ("gate", scheme.gate_up)):
+        assert found.metrics[f"theory/{column}"] == gaussian_zeros(described, 24)
     weights = 3 * (4 * 24 * 24 + 3 * 24 * 40)
     assert found.metrics["weights"] == weights
     assert found.metrics["activated"] == pytest.approx((1 - found.metrics["overall"]) * weights)

@@ -132,8 +132,9 @@ def change(folder, alter):
     save_file(state, folder / "model.safetensors")
 
 
-def configure(folder, **keys):
-    (folder / "config.json").write_text(json.dumps(CONFIG | keys))
+def configure(folder, without=None, **keys):
+    described = {key: value for key, value in (CONFIG | keys).items() if key != without}
+    (folder / "config.json").write_text(json.dumps(described))
 
 
 FIRST = "model.layers.0.self_attn.q_proj.weight"
@@ -144,6 +145,7 @@ FIRST = "model.layers.0.self_attn.q_proj.weight"
     [
         (lambda f: configure(f, input_bits=4), "input_bits is 4; 8 is what BitNet b1.58 has"),
         (lambda f: configure(f, weight_bits=2), "weight_bits is 2"),
+        (lambda f: configure(f, without="input_bits"), "input_bits is None; 8 is what BitNet b1.58 has"),
         (lambda f: configure(f, num_key_value_heads=1), "num_key_value_heads: 1 is not implemented"),
         (lambda f: configure(f, hidden_act="gelu"), "hidden_act: 'gelu' is not implemented"),
         (lambda f: configure(f, architectures=["BitNetForCausalLM"]), "hold a BitNetForCausalLM, the registry"),

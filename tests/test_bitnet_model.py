@@ -191,7 +191,11 @@ def test_float16_products_are_scaled_before_they_leave_its_range():
         layer.weight.fill_(0.02)
     quantize = QuantizedInput(quantization_of("b158").qkv, 1024, "qkv")
     x = torch.ones(3, 1024)
-    assert torch.allclose(layer.half()(*quantize(x.half())).float(), torch.full((3, 8), 20.48), rtol=2e-3)
+    with torch.autocast("cpu", torch.float16):
+        found = layer(*quantize(x))
+    assert found.dtype == torch.float16
+    for y in (found, layer.half()(*quantize(x.half()))):
+        assert torch.allclose(y.float(), torch.full((3, 8), 20.48), rtol=2e-3)
 
 
 @pytest.mark.parametrize("preset", ["b158", "a48_int4"])
@@ -323,3 +327,7 @@ def test_a_part_of_a_matrix_is_refused_since_its_mean_is_another():
     projection.weight = torch.nn.Parameter(projection.weight[:4])
     with pytest.raises(SpecError, match=r"8 x 16 of which \(4, 16\) is here.*tensor parallelism"):
         projection(torch.randn(2, 16))
+    sharded = linear()
+    sharded.weight.full_tensor = lambda: sharded.weight  # as of a DTensor, whose shape is the whole one
+    with pytest.raises(SpecError, match="tensor parallelism"):
+        sharded(torch.randn(2, 16))

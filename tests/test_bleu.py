@@ -44,6 +44,14 @@ def test_the_error_is_the_spread_of_bleu_over_sets_that_are_drawn_afresh():
     assert statistics.fmean(errors) == pytest.approx(statistics.stdev(scores), rel=0.3)
 
 
+def test_of_a_few_draws_the_deviation_is_that_of_a_sample(monkeypatch):
+    scores = [10.0, 20.0, 60.0]
+    drawn = iter(scores)
+    monkeypatch.setattr("paperlm.evaluate.bleu.RESAMPLES", len(scores))
+    monkeypatch.setattr("paperlm.evaluate.bleu._of_sums", lambda sums: next(drawn))
+    assert bleu(*texts(5, 0.8, 3))[1] == pytest.approx(statistics.stdev(scores))
+
+
 def test_it_is_the_same_each_time_and_a_single_text_has_none():
     written, true = texts(50, 0.6, 2)
     assert bleu(written, true) == bleu(written, true)

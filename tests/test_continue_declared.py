@@ -68,6 +68,11 @@ def test_its_name_follows_where_it_leaves_and_its_trunk():
     assert branch().data() == trunk().data() and branch().snapshots() == range(AT, STEPS)
 
 
+def test_a_branch_has_the_behaviour_of_its_trunks_loss():
+    assert "linear_cross_entropy" in branch(trunk(loss="cce")).behaviours()
+    assert "linear_cross_entropy" not in branch().behaviours()
+
+
 def test_a_record_of_a_branch_is_of_its_trunks_seed():
     """Its quantizers stand before its trunk among its settings, and have no seed."""
     found = [seed_of(branch(trunk(seed=seed, **A8), quantization="a48_int4").canonical()) for seed in (0, 3)]

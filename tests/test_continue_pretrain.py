@@ -74,6 +74,13 @@ def test_a_constant_rate_is_that_of_the_update_at_which_the_branch_takes_over(wh
     assert held.job_id != branch().job_id and "_constant-" in held.slug()
 
 
+def test_under_a_constant_rate_weight_decay_still_ends_with_the_first_phase(manifest):
+    job = branch(at=4).model_copy(update={"rate": "constant"})
+    task = LanguageModelling(job, manifest, 0, ALONE)
+    begun = [task.begin(update) for update in (4, STEPS // 2 - 1, STEPS // 2, STEPS - 1)]
+    assert [one["weight_decay"] for one in begun] == [0.1, 0.1, 0.0, 0.0] and len({one["lr"] for one in begun}) == 1
+
+
 def test_without_the_optimizers_state_it_would_not_be(whole, manifest, tmp_path):
     """The weights alone, under a fresh Adam: what a fine-tuning would do."""
     _, folder = whole

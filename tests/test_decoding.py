@@ -73,12 +73,15 @@ def test_generated_tokens_are_those_of_transformers_generate():
         decoder.generate(prompt, 9)
 
 
-def test_no_tokens_and_more_positions_than_the_model_has_are_refused():
+def test_no_tokens_no_prompt_and_more_positions_than_the_model_has_are_refused():
     model = bitnet("a48_int4", **SHAPE)
     most = model.config.max_position_embeddings
     decoder = PackedDecoder.of(model, batch=1, capacity=most)
     with pytest.raises(SpecError, match="0 tokens to generate; give 1 or more"):
         decoder.generate(tokens()[:1, :5], 0)
+    for prompt, shape in ((tokens()[:1, :0], r"\(1, 0\)"), (tokens()[:2, :5], r"\(2, 5\)")):
+        with pytest.raises(SpecError, match=rf"a prompt of shape {shape}; this decoder reads \(1, 1 or more\)"):
+            decoder.generate(prompt, 3)
     with pytest.raises(SpecError, match=f"caches for {most + 1} positions; the model was made for {most}"):
         PackedDecoder.of(model, batch=1, capacity=most + 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paperlm_kernels.stored import stored_weights
+from paperlm_kernels.stored import PackedStore, stored_weights
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from support import smoke_run
@@ -23,6 +23,7 @@ from paperlm.jobs.base import Machine, Trunk
 from paperlm.jobs.continue_pretrain import ContinuePretrain
 from paperlm.jobs.pretrain import Pretrain
 from paperlm.models.folder import load_model
+from paperlm.train.language_model import of_weights
 
 OF_DESCENT = {
     "adam_betas": None, "adam_eps": None, "weight_decay": 0.0, "grad_clip": 0.0, "loss_group": 4, "global_batch": 4,
@@ -66,6 +67,17 @@ def test_its_bytes_are_those_of_the_stores_and_fewer_than_of_plain_weights(manif
     assert 10.5 < metrics["bits_per_weight"] - tables < 13
     assert metrics["state_bytes"] < raw["state_bytes"] < vanilla["state_bytes"] == 4 * raw["parameters"]
     assert metrics["parameters"] == raw["parameters"]
+
+
+def test_bytes_of_weights_are_those_of_packing_them_afresh_whatever_was_packed_before(manifest):
+    task = task_of(descent(), manifest)
+    stores = [weight.store for weight in stored_weights(task.model).values()]
+    for store in stores:
+        store.write(store.read() / 4)
+    fresh = [PackedStore(store.read()).nbytes for store in stores]
+    assert [store.nbytes for store in stores] != fresh, "with the codebook of other values"
+    of_weights(task.settings, task.model)
+    assert [store.nbytes for store in stores] == fresh
 
 
 def test_its_loss_of_a_word_is_of_the_held_out_words_whatever_its_tokens_are(manifest, packed):

@@ -85,6 +85,13 @@ def test_a_snapshot_that_is_asked_for_after_a_checkpoint_beyond_it_is_still_made
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_snapshot_that_is_asked_for_at_the_update_of_a_checkpoint_is_made_from_it(manifest, tmp_path):
+    job = smoke_run(steps=6)
+    interrupted(job, manifest, tmp_path, 4)
+    assert trained(job, manifest, tmp_path, keep=(4,)).cost.resumed_from == [4]
+    assert (tmp_path / "model/at-4/model.safetensors").is_file()
+
+
 def test_a_checkpoint_of_another_job_is_refused_and_left_alone(manifest, tmp_path):
     interrupted(smoke_run(steps=6), manifest, tmp_path, 2)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}

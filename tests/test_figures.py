@@ -24,6 +24,7 @@ from paperlm.checks import open_project
 from paperlm.errors import SpecError
 from paperlm.figures import figure_kinds
 from paperlm.figures.base import LINES, NOTES, drawing_of, labels_of
+from paperlm.figures.histograms import _sample
 from paperlm.figures.series_curves import sampling
 from paperlm.figures.style import METHODS, legend_below, row_styles
 from paperlm.norms import norm_methods
@@ -358,6 +359,15 @@ def test_the_line_of_the_middle_block_is_named_beside_the_histograms(page):
     (legend,) = page("bitnet_figure2").figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["all blocks", "block 2 alone"]
     assert page("bitnet_figure3").figure.legends == [], "what is quantized has no line"
+
+
+def test_a_statistic_of_a_histogram_varies_as_the_mean_of_its_seeds_errors_says():
+    runs = [
+        SimpleNamespace(metrics={"o/rms": value}, standard_errors={"o/rms": error}, job={"seed": seed})
+        for seed, (value, error) in enumerate(((1.0, 0.1), (2.0, 0.3)))
+    ]
+    found = _sample(tuple(runs), "o/rms")
+    assert (found.values, found.deviation) == ((1.0, 2.0), pytest.approx(0.2))
 
 
 def test_the_band_of_one_run_is_that_of_the_mean_of_its_answers():

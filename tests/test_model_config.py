@@ -55,6 +55,18 @@ def test_a_key_that_is_set_later_is_refused_when_the_model_is_built(key):
         PaperLlamaModel(config)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"quantization": {"o": {"name": "int8_absmax", "keep": 0.3}}}, f"keep 0.3 of {WIDTH} entries"),
+        ({"kv_cache": {"kv_bits": 2}}, "unknown kv_bits '2'"),
+    ],
+)
+def test_quantizers_that_do_not_fit_are_refused_without_a_model(options, says):
+    with pytest.raises(SpecError, match=says):
+        config_of(MIX, **options).check()
+
+
 def test_keys_of_llama_with_the_value_that_the_decoder_has_are_accepted():
     same = {
         "num_key_value_heads": HEADS,

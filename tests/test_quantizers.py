@@ -299,6 +299,10 @@ def test_a_share_that_is_no_whole_number_of_entries_is_refused_with_the_nearest_
     third.check(hidden_size=10, intermediate_size=7)
     with pytest.raises(SpecError, match=r"quantization.o: keep 0.3 of 24 entries is 7.20.*use 0.29166"):
         third.check(hidden_size=24, intermediate_size=7)
+    quantization_of({"down": {"name": "int8_absmax", "keep": 0.3}}).check(hidden_size=24, intermediate_size=10)
+    nothing = quantization_of({"o": {"name": "int8_absmax", "keep": 1e-8}})
+    with pytest.raises(SpecError, match=r"keep 1e-08 of 24 entries is 0.00.*use 0.04166"):
+        nothing.check(hidden_size=24, intermediate_size=7)
 
 
 def test_the_quantized_cache_has_the_papers_defaults_and_refuses_other_bits():
@@ -329,6 +333,8 @@ def test_an_option_that_a_quantizer_needs_is_asked_for():
     ("limits", "zero", "says"),
     [
         ("(-200, 200)", "0.0", "codes from -200 to 200; they have to fit into 8 bits"),
+        ("(-128, 128)", "0.0", "codes from -128 to 128"),
+        ("(-129, 127)", "0.0", "codes from -129 to 127"),
         ("(0, 15)", "7.5", "7.5 for the code of zero"),
     ],
 )

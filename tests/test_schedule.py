@@ -90,6 +90,16 @@ def test_a_run_that_is_all_warm_up_ends_at_the_end_rate():
     assert rate(750, job) == job.end_rate
 
 
+def test_a_warm_up_that_reaches_into_the_second_phase_rises_to_its_peak():
+    job = published(steps=100, warmup_fraction=0.8)
+    assert (job.warmup_steps, job.phase_step) == (80, 50)
+    assert rate(49, job) == pytest.approx(1.5e-3 * 49 / 80) and rate(60, job) == pytest.approx(1e-3 * 60 / 80)
+
+
+def test_the_second_phase_begins_at_the_nearest_update_to_its_share():
+    assert published(steps=100, phase_at=0.29).phase_step == 29, "0.29 times 100 is less than 29 in float64"
+
+
 def test_a_cosine_is_what_it_was():
     job = smoke_run(steps=200, weight_decay=0.3)
     assert [rate_and_decay(u, job) for u in range(200)] == [(learning_rate(u, job), 0.3) for u in range(200)]
@@ -123,6 +133,7 @@ def test_what_follows_from_the_schedule_is_said_with_the_job():
         ({"final_lr_fraction": 0.1}, "what does the rate fall to"),
         ({"end_lr": None}, "what does the rate fall to"),
         ({"steps": 1}, "phase_at 0.5 of 1 steps leaves a phase empty"),
+        ({"steps": 100, "phase_at": 0.9999}, "phase_at 0.9999 of 100 steps leaves a phase empty"),
         ({"warmup_at_least": 100_000}, "warmup_at_least 100000 takes all of the 100000 steps: lower it"),
         (
             {"schedule": "cosine", "second_peak_lr": None, "second_weight_decay": None},

@@ -115,6 +115,7 @@ class Counting(torch.nn.Module):
 def test_the_loss_of_a_window_is_that_of_its_tokens_but_the_first_given_those_before():
     found = mean_losses(Counting(), [[0, 1, 2, 3], [0, 0, 1, 3]], QUIET)
     assert found == pytest.approx([math.log(2), (2 * math.log(6) + math.log(2)) / 3])
+    assert found[1] != float(np.float32(found[1])), "its mean is one of float64"
 
 
 def test_perplexity_under_noise_is_by_bytes_of_the_text(model, text, monkeypatch):
@@ -130,6 +131,12 @@ def test_perplexity_under_noise_is_by_bytes_of_the_text(model, text, monkeypatch
     assert found.series["grid"].rows == [
         [a, None, pytest.approx(loss), pytest.approx(math.exp(loss))] for a in (None, -4)
     ]
+
+
+def test_a_record_with_the_bytes_of_packed_weights_says_by_which_rule_they_are_counted():
+    counting = [StoredPerplexity(of=wide(), store=store, **TEXT) for store in ("packed", "plain")]
+    jobs = [*counting, StoredSpeed(of=wide(), store="packed", batch=2, window=16)]
+    assert ["neuzip_nbytes" in job.behaviours() for job in jobs] == [True, False, False]
 
 
 def test_fewer_bits_of_the_mantissa_take_fewer_bytes(model, text):
@@ -180,6 +187,14 @@ def test_bytes_counted_by_shape_are_those_of_a_whole_model_with_other_random_wei
     # a draw differs by the codes' length, and each of some matrices by up to 63 bytes that fill its last 64
     room = 5 * found.standard_errors["weight_bytes"] + 64 * len(stored_weights(model))
     assert abs(found.metrics["weight_bytes"] - whole.total) <= (room if settings["store"] == "packed" else 0)
+
+
+def test_an_error_of_bytes_grows_as_the_copies_of_a_matrix_do_and_that_of_bits_is_by_weight():
+    one, four = (sizes(LLAMA, store="packed", n_layers=layers) for layers in (1, 4))
+    errors = [found.standard_errors["weight_bytes"] for found in (one, four)]
+    assert errors[1] == pytest.approx(4 * errors[0]) and errors[0] > 0
+    bits = four.standard_errors["bits_per_weight"]
+    assert bits == pytest.approx(8 * errors[1] / four.metrics["stored_weights"])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -310,7 +325,9 @@ def test_a_text_is_cut_into_windows_of_its_own_tokens_alone(monkeypatch):
         return {"input_ids": [-1] * add_special_tokens + list(range(len(text)))}
 
     monkeypatch.setattr("paperlm.models.folder.load_tokenizer", lambda folder: tokenizer)
-    assert windows_of("a job", None, "x" * 11, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    for length in (8, 11):
+        assert windows_of("a job", None, "x" * length, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert windows_of("a job", None, "x" * 4, 4) == [[0, 1, 2, 3]]
     with pytest.raises(JobError, match="a job: the text has 3 tokens, less than a window of 4"):
         windows_of("a job", None, "xxx", 4)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,8 +147,26 @@ def test_no_share_of_right_answers_is_certain_and_far_from_both_ends_its_error_i
     assert error_of_share(1, 1) < 0.5, "of a single item too"
 
 
+def test_space_around_an_answer_makes_it_neither_right_nor_wrong():
+    from paperlm.train.text_to_sql import judged
+
+    class Knowing(torch.nn.Module):
+        def forward(self, labels, **given):
+            return SimpleNamespace(logits=torch.zeros(*labels.shape, 1024))
+
+        def generate(self, **given):
+            return torch.tensor(tokenizer.encode([" SELECT count(*) FROM a"]))
+
+    tokenizer = TextTokenizer("bpe1024")
+    items = [{"question": "how many", "context": "a", "answer": "SELECT count(*) FROM a \n"}]
+    numbers, _ = judged(job("text_to_sql"), Knowing(), tokenizer, items, torch.device("cpu"))
+    assert numbers["exact"] == 1 and numbers["bleu"] == pytest.approx(100)
+
+
 def test_it_learns(data):
-    losses = made(data, steps=40, peak_lr=0.3, batch=6).series["train"].column("loss")
+    found = made(data, steps=40, peak_lr=0.3, batch=6)
+    assert found.cost.micro_batch == 6, "an update is one pass"
+    losses = found.series["train"].column("loss")
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 

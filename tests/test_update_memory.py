@@ -87,6 +87,18 @@ def counted(model, weights):
     return weight_bytes(plain)
 
 
+def test_the_peak_of_a_phase_has_nothing_of_what_was_before_or_of_another_phase():
+    def update(ended):
+        for phase, size in zip(PHASES, (300, 500, 200), strict=True):
+            torch.zeros(size, dtype=torch.uint8)
+            ended(phase)
+
+    with Storages() as memory:
+        torch.zeros(10**6, dtype=torch.uint8)
+        found = peaks(update, memory, CPU)
+    assert [found[f"{phase}/peak_bytes"] for phase in PHASES] == [300, 500, 200]
+
+
 def test_gradients_are_kept_until_the_update_by_descent_and_never_together_by_lomo(model):
     vanilla, lomo = (measured(model, *METHODS[row]) for row in ("Vanilla", "LOMO"))
     found = counted(model, "raw")
