@@ -85,6 +85,17 @@ def test_a_damaged_stream_is_noticed_by_the_product(spot):
         raise_decode_errors(spot.device)
 
 
+@compiled_or_interpreted
+@pytest.mark.parametrize("profile", ["default", "fix4"])
+@pytest.mark.parametrize("mant_bits,block_norm", [(3, None), (0, 512)])
+def test_a_matrix_in_fewer_bits_is_multiplied_by_what_it_unpacks_to(spot, profile, mant_bits, block_norm):
+    packed = pack(
+        weights(9, 1024).to(spot.device), profile=profile, mant_bits=mant_bits, block_norm=block_norm, raw="never"
+    )
+    x = gaussian(2 * 1024, 1, 1.0).view(2, 1024).to(spot.device)
+    assert torch.equal(linear(x, packed, backend=spot.backend), F.linear(x, packed.unpack()))
+
+
 def test_everything_else_is_unpacked_and_multiplied_as_pytorch_does():
     w, x, bias = weights(40, 64), gaussian(5 * 3 * 64, 1).view(5, 3, 64), gaussian(40, 2)
     for options in ({}, {"profile": "fix4"}, {"profile": "fix4", "mant_bits": 3}, {"profile": "fast"}):
