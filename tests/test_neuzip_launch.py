@@ -62,18 +62,19 @@ def test_each_call_gives_what_the_first_gave_but_for_where_the_weights_go(told):
         assert (grid, given) == (kernel.starts[0][0], kernel.starts[0][1] | {"out": out.data_ptr()})
 
 
-def test_another_place_in_16_bytes_or_no_check_is_another_form(told):
+@pytest.mark.parametrize("apart", [1, 2, 4])
+def test_another_place_in_16_bytes_or_no_check_is_another_form(told, apart):
     packed, kernel = told
     room = torch.empty(40_008, dtype=torch.bfloat16)
     begin = -room.data_ptr() % 16 // 2
-    for shift, check in [(0, True), (1, True), (0, False), (1, False)] * 3:
+    for shift, check in [(0, True), (apart, True), (0, False), (apart, False)] * 3:
         packed.unpack(room[begin + shift :][:40_000], check=check, backend="triton")
     forms = [(given["ALIGNED"], given.get("CHECK")) for _, given in kernel.starts]
     checked = "CHECK" in kernel.arg_names
     assert forms == [(True, checked or None), (False, checked or None), (True, False if checked else None),
                      (False, False if checked else None)] * 3  # fmt: skip
     assert len(kernel.forms) == (4 if checked else 2)
-    assert [given["out"] for _, given in kernel.starts] == [room[begin + s :].data_ptr() for s in (0, 1)] * 6
+    assert [given["out"] for _, given in kernel.starts] == [room[begin + s :].data_ptr() for s in (0, apart)] * 6
 
 
 def test_weights_that_were_packed_anew_are_read_where_they_are(told):

@@ -356,6 +356,16 @@ def test_bytes_are_counted_once_and_exactly():
     assert found.in_training(fused=False) == found.total + found.gradients
 
 
+def test_of_updates_that_end_later_the_largest_weights_count(monkeypatch):
+    """As many as may be under way on a device that the host does not wait for."""
+    layers = [nn.Linear(16, rows, bias=False) for rows in (80, 16, 48, 32, 64, 96)]
+    model = nn.Sequential(*layers).bfloat16()
+    convert(model, PackedStore)
+    assert weight_bytes(model).under_way == 0
+    monkeypatch.setattr("paperlm_kernels.stored.report.runs_ahead", lambda device: True)
+    assert weight_bytes(model).under_way == 2 * 16 * (48 + 64 + 80 + 96)
+
+
 def test_the_hash_of_a_model_is_of_every_parameter():
     model = build("gpt_neo")
     convert(model, RawStore)
@@ -386,10 +396,12 @@ def test_rounded_weights_take_fewer_bits_and_compute_what_their_values_compute()
     assert not torch.equal(build("llama", hidden_size=192).eval()(**batch(0)).logits, plain(**batch(0)).logits)
 
 
-def test_a_store_that_is_renewed_has_the_bytes_of_one_made_from_its_values():
+@pytest.mark.parametrize("profile", ["default", "fix4"])
+def test_a_store_that_is_renewed_has_the_bytes_of_one_made_from_its_values(profile):
     torch.manual_seed(1)
-    store = CodedStore(torch.randn(200, 200, dtype=BF16))
+    coded = partial(CodedStore, profile=profile)
+    store = coded(torch.randn(200, 200, dtype=BF16))
     for scale in (0.5, 0.25, 0.01):
         store.write(torch.randn(200, 200, dtype=BF16) * scale)
     store.renew()
-    assert store.packed.to_bytes() == CodedStore(store.read()).packed.to_bytes()
+    assert store.packed.to_bytes() == coded(store.read()).packed.to_bytes()
