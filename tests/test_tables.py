@@ -133,6 +133,7 @@ def test_the_seed_noise_of_bitnet_on_a_card_is_that_of_the_runs_that_vary_most_t
     [
         ("neuzip_table3a", ("Vanilla", "Llama-3 8B PPL"), lambda share: share * 1.4 * math.exp(4.2)),
         ("neuzip_table1", ("LOMO", "Llama-3 8B Loss"), lambda share: share),
+        ("neuzip_table1", ("LOMO", "Llama-3 8B Loss a word"), lambda share: share * 1.4),
         ("neuzip_table1", ("LOMO", "Llama-3 8B Peak"), lambda share: 0.0),
         ("bitnet_switch", ("700M, a4.8", "At the end"), lambda share: math.hypot(0.1, share * math.exp(3.0))),
         ("bitnet_switch", ("700M, a4.8", "Loss at the End"), lambda share: math.hypot(0.1, share)),
@@ -141,8 +142,9 @@ def test_the_seed_noise_of_bitnet_on_a_card_is_that_of_the_runs_that_vary_most_t
 def test_seed_noise_is_in_the_unit_of_each_number(tmp_path, table, cell, deviation):
     """A share of a token's perplexity: so many nats of its loss, of a word's perplexity as often as it has tokens, and
     of bytes that follow from shapes nothing."""
-    project = Project({"scale": "gpu", "seeds": [0]})
-    values = {"loss": 3.0, "loss_true": 3.0, "perplexity": math.exp(3.0), "word_perplexity": math.exp(3.0 * 1.4)}
+    project = Project({"scale": "paper" if "word" in cell[1] else "gpu", "seeds": [0]})
+    values = {"loss": 3.0, "loss_true": 3.0, "perplexity": math.exp(3.0)}
+    values |= {"loss_word": 3.0 * 1.4, "word_perplexity": math.exp(3.0 * 1.4)}
     paths = []
     for job in project.jobs_of(table):
         errors = {"perplexity": 0.1, "loss": 0.1} if job.kind == "text_perplexity" else {}

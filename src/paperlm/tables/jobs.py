@@ -65,8 +65,8 @@ def _check_comparisons(name: str, table: JobsTable, published: PublishedTable) -
 
 PERPLEXITIES = ("perplexity", "ppl_true", "word_perplexity")
 "Metrics that seeds of training change by the measured share, of a word by that of each of its tokens."
-LOSSES = ("loss", "loss_true")
-"Logarithms of a perplexity, which a share of it changes by so many nats."
+LOSSES = ("loss", "loss_true", "loss_word")
+"Logarithms of these, which a share changes by so many nats."
 TIMED = ("iterations_per_second",)
 "Metrics that vary as a clock's readings do, about which seeds of training say nothing."
 COUNTED = ("peak_bytes",)
@@ -100,12 +100,12 @@ def _between_seeds(result: CellResult, metric: str, noise: float) -> float:
     """Standard deviation of one run's number, where that of a token's perplexity is so large a share of it."""
     if not math.isfinite(mean := result.mean(metric)):
         return 0.0
-    if metric in LOSSES:
-        return noise * abs(result.factor)
-    tokens = 1.0
-    if metric == "word_perplexity":  # to the power of the tokens of a word
+    tokens = 1.0  # of a word, where the number is one of words
+    if metric == "word_perplexity":
         tokens = statistics.fmean(math.log(r.metrics[metric]) / r.metrics["loss"] for r in result.usable)
-    return noise * tokens * abs(mean)
+    if metric == "loss_word":
+        tokens = statistics.fmean(r.metrics[metric] / r.metrics["loss_true"] for r in result.usable)
+    return noise * tokens * abs(result.factor if metric in LOSSES else mean)
 
 
 def published_cells(table: JobsTable, published: PublishedTable) -> dict[Key, PrintedCell]:
@@ -180,7 +180,9 @@ def _diff_row(
     if incomparable or not project.scale.comparable:
         return DiffRow(**common, **shown, verdict=NOT_COMPARABLE, reason=incomparable)
     shown["difference"], shown["relative_difference"] = f"{difference:+.3g}", relative(difference, reference)
-    noise = result.noise(metric, project.seed_noise(cell.exhibit).value) * abs(value)
+    seed_noise = project.seed_noise(cell.exhibit)
+    least = 0.0 if metric in COUNTED or not value else _between_seeds(result, metric, seed_noise.value) / abs(value)
+    noise = result.noise(metric, least) * abs(value)
     verdict = "match" if abs(difference) <= half_a_digit(printed) else "differs"
     if verdict == "differs" and abs(difference) <= 2 * noise:
         verdict = "within seeds"
