@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from paperlm_kernels.stored import LomoSgd
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -25,7 +26,7 @@ from paperlm.plan.project import ROOT
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
 from paperlm.train.repeatable import repeatable
-from paperlm.train.text_to_sql import batch
+from paperlm.train.text_to_sql import batch, drawn_on
 
 QUIET = Machine(device="cpu", progress=False)
 
@@ -222,3 +223,15 @@ def test_a_trained_model_that_leaves_nothing_or_has_other_tokens_is_refused(chan
     first = job("text_to_sql", **WIDE | changes)
     with pytest.raises(ValidationError, match=words):
         job("text_to_sql", of=first, **dict.fromkeys(SHAPE))
+
+
+def test_weights_of_a_timed_job_are_drawn_on_its_device_in_bfloat16_with_the_deviations_of_one_that_is_trained():
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=500, d_model=128, d_ff=512, d_kv=32, num_layers=2, num_heads=4)
+    right = dict(transformers.T5ForConditionalGeneration(config).named_parameters())
+    found = dict(drawn_on(torch.device("cpu"), config).named_parameters())
+    assert {name: p.shape for name, p in found.items()} == {name: p.shape for name, p in right.items()}
+    for name, p in found.items():
+        assert p.dtype == torch.bfloat16 and p.requires_grad, name
+        if p.numel() > 4000:  # of fewer a deviation says little
+            assert 0.8 < float(p.detach().float().std() / right[name].detach().std()) < 1.25, name
