@@ -132,7 +132,10 @@ def stream_kernel(
     store = True
     if PARTS > 1:
         own = gl.program_id(1)
-        at = parts + tile.to(gl.int64) * (PARTS - 1) * (BN * BM) + (inner[:, None] * BM + token[None, :])
+        # by 8 x 8, as a warp has them at once: what it loads or stores lies in two lines of the cache and not in eight
+        block = inner[:, None] // 8 + token[None, :] // 8 * (BN // 8)
+        within = block * 64 + inner[:, None] % 8 * 8 + token[None, :] % 8
+        at = parts + tile.to(gl.int64) * (PARTS - 1) * (BN * BM) + within
         store = own == PARTS - 1
         if store:
             acc = sum_of_parts(acc, at, PARTS - 1, BN * BM)
