@@ -270,6 +270,19 @@ def test_a_cell_counts_with_the_seeds_it_has_and_a_claim_with_the_fewest(tmp_pat
     assert rows["MIX-T1-6", "LLaMA-71M"]["true_in_seeds"] == "3 of 3"
 
 
+def test_a_verdict_names_earlier_rules_where_a_cell_that_it_reads_has_them_and_nowhere_else(tmp_path):
+    """A row with one old cell: what is said of its other columns rests on no old record."""
+    project = Project({"scale": "gpu", "seeds": [0]})
+    files = write_records(project, tmp_path, printed)
+    old = next(c for c in project.cells(TABLE) if (c.row, c.column) == ("Pre-LN", "LLaMA-71M")).jobs[0]
+    value = printed("Pre-LN", "LLaMA-71M")
+    write_record(tmp_path / f"{old.job_id}.json", pretrained(old, value, behaviour={"pretrain": 0}))
+    rows = claim_rows(project, TABLE, table_contents(project, TABLE, files))
+    said = {row["part"]: "rests on records of earlier rules: Pre-LN" in row["reason"] for row in rows
+            if row["claim"] == "MIX-T1-6"}  # fmt: skip
+    assert said.pop("LLaMA-71M") and said.pop("") and len(said) > 1 and not any(said.values())
+
+
 def test_the_smoke_scale_judges_nothing(tmp_path):
     project = Project({"scale": "smoke"})
     contents = table_contents(project, TABLE, write_records(project, tmp_path, lambda r, c, s: printed(r, c)))

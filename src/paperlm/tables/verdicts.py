@@ -57,6 +57,11 @@ class Reading:
             self.printed |= {(short, key): cell for key, cell in (found.printed if found else {}).items()}
             self.tables[short] = {key: cell.text for key, cell in (found.printed if found else {}).items()}
 
+    def is_of_earlier_rules(self, key: Key) -> bool:
+        """Whether a cell that a claim reads, of its own exhibit or another, has a record of earlier rules."""
+        contents = self.contents.get(self.exhibits[key[0]])
+        return contents is not None and key[1] in contents.drifted_cells
+
     def paired(self, left: Key, right: Key) -> PairedGap | None:
         """Two cells on the same items; None where a record of them keeps none. Claims on one pair say the same."""
         if (left, right) not in self._paired:
@@ -142,9 +147,8 @@ def _reason(reading: Reading, claim: ClaimSpec, verdict: Verdict, names: Mapping
         said += _rests_on(read, reading.own, of_outcomes)
     elif not of_outcomes:
         said += _diverged(read)
-    drifted = {row for row, _ in reading.own.drifted_cells} & {key[1][0] for key in keys if isinstance(key[1], tuple)}
-    if drifted:
-        said.append(f"rests on records of earlier rules: {', '.join(sorted(drifted))}")
+    if earlier := sorted({key[1][0] for key in keys if reading.is_of_earlier_rules(key)}):
+        said.append(f"rests on records of earlier rules: {', '.join(earlier)}")
     if reading.name in reading.project.figures and not verdict.parts:
         said.append("; ".join(f"{_cell_of(key)}: {statistics.fmean(reading.cells[key].values):.4g}" for key in keys))
     return "; ".join(filter(None, [*said, "" if verdict.part else claim.note]))
