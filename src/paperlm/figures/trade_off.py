@@ -105,7 +105,9 @@ def _name(axis: Axes, points: list[Point]) -> None:
         x, y = at[p]
         width = LETTER * len(p.row)
         places = [
-            (dx, dy) for dy in (3, -LINE - 3, 11, -LINE - 11, 19, -LINE - 19) for dx in (4, -width - 4, -width / 2)
+            (dx, dy)
+            for dy in (3, -LINE - 3, 11, -LINE - 11, 19, -LINE - 19, 27, -LINE - 27)
+            for dx in (4, -width - 4, -width / 2)
         ]
         boxes = [(x + dx, y + dy, x + dx + width, y + dy + LINE) for dx, dy in places]
         inside = [b for b in boxes if panel[0] <= b[0] and b[2] <= panel[2] and panel[1] <= b[1] and b[3] <= panel[3]]
