@@ -29,7 +29,7 @@ from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
 from paperlm_kernels.neuzip.launch import WIDTH  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
 from paperlm_kernels.neuzip.product import REGISTERS, gemv_registers  # noqa: E402
-from support_compile import compile_for, spilled  # noqa: E402
+from support_compile import compile_for, registers, spilled  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
 OCTET = {7: "*i64", 3: "*i32", 1: "*i16", 0: "*u8"}
@@ -68,6 +68,25 @@ def test_decoding_stores_16_bytes_a_lane_and_spills_nothing(architecture, profil
     assert kernel.metadata.shared <= 1024  # of the one sum across lanes
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
+
+
+def test_two_normed_weights_are_rounded_at_once_the_second_into_the_upper_half(tmp_path):
+    """By integers it took 31 instructions more a lane and step, and registers of which 12 programs found room, not 16.
+
+    A word's first weight, which is its lower half, is shifted up to be a float32; the second stands there already.
+    """
+    kernel = compiled(kernel_decode.decode_kernel, 90, 3, 9)
+    ptx = kernel.asm["ptx"]
+    made = {found[1]: found[0].strip() for found in re.finditer(r"^\s*[a-z][\w.]+\s+(%\w+), .*;", ptx, re.M)}
+    pairs = re.findall(r"cvt\.rn\.bf16x2\.f32 %\w+, (%\w+), (%\w+);", ptx)
+    assert len(pairs) == 4  # an octet
+
+    def is_shifted(product):
+        factors = re.fullmatch(r"mul\.f32\s+%\w+, (%\w+), (%\w+);", made[product]).groups()
+        return any(re.fullmatch(r"shl\.b32\s+%\w+, %\w+, 16;", made[factor]) for factor in factors)
+
+    assert [(is_shifted(upper), is_shifted(lower)) for upper, lower in pairs] == [(False, True)] * 4
+    assert 2048 * -(-registers(kernel, tmp_path) // 8) * 8 <= 65536, "so many threads run at once"
 
 
 @both
