@@ -59,6 +59,15 @@ def test_a_packed_model_decodes_to_the_latent_ones_bits():
     assert torch.equal(latent, packed)
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_a_packed_model_with_a_damaged_scale_is_refused(scale):
+    model = pack(bitnet("a48_int4"))
+    model.get_submodule("model.layers.0.attention.o_proj").weight_scale.fill_(scale)
+    model.get_submodule("model.layers.0.attention.o_proj").checked = False  # as when weights were loaded
+    with pytest.raises(SpecError, match="packed weights with the scale"):
+        PackedDecoder.of(model, batch=1, capacity=4)
+
+
 def by_transformers(model, prompt, new):
     return model.generate(prompt, max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)[:, 5:]
 

@@ -221,7 +221,7 @@ def only_pickled(folder):
         (lambda f: (f / "model.safetensors").unlink(), "no model that transformers can read"),
         (lambda f: (f / "config.json").write_text("{"), "no model that transformers can read"),
         (lambda f: change(f, hidden_act="gelu"), "hidden_act"),
-        (lambda f: change(f, hidden_size=48), "no model that transformers can read"),
+        (lambda f: change(f, hidden_size=48), r"do not fit the model: lm_head\.weight is .* and not .*48\)"),
         (lambda f: change(f, num_layers=3), "did you mean 'num_labels'"),
         (lambda f: (f / "config.json").unlink(), "no model folder; make the model first"),
     ],

@@ -38,6 +38,20 @@ def test_figure_six_is_blocked_with_its_reason_and_stands_for_no_other_model(tmp
     assert {(claim["verdict"], claim["reason"]) for claim in claims} == {("not tested", "no model has been measured")}
 
 
+@pytest.mark.parametrize("scale", ["tiny", "gpu"])
+def test_claims_of_figure_six_say_at_every_scale_why_it_is_blocked(tmp_path, scale):
+    project, files = Project({"scale": scale}), []
+    for job in project.jobs_of("neuzip_figure6"):
+        files.append(tmp_path / f"{job.job_id}.json")
+        write_record(files[-1], record_of(job, {}, outcome="blocked", reason=f"{job.of.slug()} is of a pipeline"))
+    assert len(files) == 4
+    write_figure(project, "neuzip_figure6", files, tmp_path / "six.svg")
+    claims = pandas.read_csv(tmp_path / "six.claims.csv")
+    assert set(claims["verdict"]) == {"not tested"}
+    for job in project.jobs_of("neuzip_figure6"):
+        assert all(f"blocked: {job.of.slug()} is of a pipeline" in reason for reason in claims["reason"])
+
+
 def weights() -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(3)
     return {"a": torch.randn(7, 5, generator=g), "b": torch.randn(4, 6, generator=g) * 1e-3}
@@ -154,6 +168,8 @@ def test_memory_against_perplexity_shows_the_rows_that_have_both_and_marks_those
             files.append(tmp_path / f"{job.job_id}.json")
             write_record(files[-1], record_of(job, metrics))
     write_figure(project, "neuzip_figure3", files, tmp_path / "neuzip_figure3.svg")
+    claims, diff = (pandas.read_csv(tmp_path / f"neuzip_figure3.{part}.csv") for part in ("claims", "diff"))
+    assert set(claims["claim"]) == {"NEU-F3-1", "NEU-F3-2"} and set(diff["row"]) >= {"Vanilla", "NeuZip 0-bit"}
     found = pandas.read_csv(tmp_path / "neuzip_figure3.csv")
     rows = {"Vanilla": False, **{f"NeuZip {k}-bit" + " (lossless)" * (k == 7): True for k in BITS}}
     for _, panel in found.groupby("panel"):

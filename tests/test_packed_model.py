@@ -148,7 +148,7 @@ def test_packed_weights_refuse_to_be_trained(packed):
 
 def test_a_packed_model_is_not_initialized_at_random(packed):
     config = load_model(packed).config
-    with pytest.raises(SpecError, match=r"without all of its weight and weight_scale.*made of trained ones"):
+    with pytest.raises(SpecError, match=r"without a weight of that shape or its weight_scale.*made of trained ones"):
         PaperLlamaForCausalLM(config)
 
 
@@ -182,8 +182,14 @@ def layout(folder, name, version):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: weights(f, lambda s: s.pop(f"{FIRST}.weight_scale")), "without all of its weight and weight_scale"),
-        (lambda f: weights(f, lambda s: s.update({f"{FIRST}.weight": s[f"{FIRST}.weight"][:64].clone()})), "no model"),
+        (
+            lambda f: weights(f, lambda s: s.pop(f"{FIRST}.weight_scale")),
+            "24 x 24 without a weight of that shape or its weight_scale",
+        ),
+        (
+            lambda f: weights(f, lambda s: s.update({f"{FIRST}.weight": s[f"{FIRST}.weight"][:64].clone()})),
+            "24 x 24 without a weight of that shape",
+        ),
         (
             lambda f: configuration(f, packed_weights={"layout": "planar-64", "layout_version": 1}),
             "planar-64.*planar-128",
@@ -194,7 +200,10 @@ def layout(folder, name, version):
         ),
         (lambda f: configuration(f, packed_weights=None), "no model that transformers can read|do not fit"),
         (lambda f: configuration(f, quantization=None), "only weights of the quantizer ternary_absmean"),
-        (lambda f: configuration(f, hidden_size=48), "no model that transformers can read"),
+        (
+            lambda f: configuration(f, hidden_size=48),
+            "do not fit the model: model.embed_tokens.weight is .*, 24. and not .*, 48.",
+        ),
     ],
     ids=["no scale", "another shape", "another layout", "another version", "latent", "no quantizers", "another width"],
 )

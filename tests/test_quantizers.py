@@ -313,6 +313,7 @@ def test_the_quantized_cache_has_the_papers_defaults_and_refuses_other_bits():
     assert (cache.q.bits, cache.kv.bits, cache.first.bits) == (4, 3, 4)
     for wrong, says in [
         ({"kv_bits": 2}, "unknown kv_bits '2'"),
+        ({"kv_bits": "4"}, "kv_bits '4' is text; write the number 4"),
         ({"q_bits": 4}, "does not say kv_bits"),
         ({"kv_bits": 4, "maping": "minmax"}, "did you mean 'mapping'?"),
         ({"kv_bits": 4, "mapping": "min_max"}, "did you mean 'minmax'?"),

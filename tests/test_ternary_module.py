@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from paperlm_kernels import TernaryLinear
@@ -82,6 +84,20 @@ def test_a_layer_with_a_norm_of_its_own_is_refused_for_it_would_be_dropped_unsee
     frozen.register_buffer("norm_weight", torch.ones(96))
     with pytest.raises(ValueError, match="Linear has norm_weight beside"):
         TernaryLinear.from_linear(frozen)
+
+
+@pytest.mark.parametrize("part", [lambda w: w[:16], lambda w: w[:, :48]], ids=["rows", "columns"])
+def test_a_shard_of_a_weight_is_refused_for_its_mean_is_not_the_matrixs(part):
+    layer = latent(64, 96)
+    layer.weight = torch.nn.Parameter(part(layer.weight.detach()).clone())
+    with pytest.raises(ValueError, match=r"for 64 x 96: the scale is mean\|W\| of the whole matrix"):
+        TernaryLinear.from_linear(layer)
+
+
+def test_weights_in_anothers_packed_layout_are_to_be_unpacked_first():
+    layer = SimpleNamespace(weight=torch.zeros(16, 96, dtype=torch.uint8), out_features=64, in_features=96)
+    with pytest.raises(ValueError, match="packed already, in a layout of its own: unpack them"):
+        TernaryLinear.from_linear(layer)
 
 
 def test_it_is_kept_in_safetensors_in_two_bits_a_weight_and_loaded_as_it_was(tmp_path):

@@ -140,6 +140,10 @@ def test_the_figure_has_counted_bytes_and_of_a_gpu_the_peak_of_each_phase(tmp_pa
     for what in ("weights, counted", "with gradients at most, counted", *(f"{p}, measured peak" for p in PHASES)):
         assert list(found.loc[f"{what} (MiB)"])[:4] == ["not run", "4", "3", "2"]
     assert found.loc["weight, 16 bits", "NeuZip"] == "while its layer runs"
+    claim = pandas.read_csv(tmp_path / "two.claims.csv").set_index("part").loc["GPT-Neo-XL 2.7B"]
+    assert claim["claim"] == "NEU-F2-1" and "Peak" in claim["expression"]
+    diff = pandas.read_csv(tmp_path / "two.diff.csv")
+    assert set(diff["row"]) == {"Vanilla", "LOMO", "+NeuZip Lossless"} and diff["column"].nunique() == 2
     picture = (tmp_path / "two.svg").read_text()
     assert "peaks are measured" not in picture and "measured peaks: not run" not in picture
 

@@ -51,10 +51,22 @@ class TernaryLinear(nn.Module):
         scale; their outputs follow each other. Options are those of the class.
 
         A subclass that quantizes in its `forward` is taken for its weight and bias. Raises ValueError for biases in
-        some, and for a layer that has more than these two: a norm of its own would be dropped unseen. (One that is
-        written into `forward`, without a tensor of its own, cannot be seen: keep it in front as well.)
+        some, for a weight of another shape than the layer's, and for a layer that has more than weight and bias: a norm
+        of its own would be dropped unseen. (One that is written into `forward`, without a tensor of its own, cannot be
+        seen: keep it in front as well.)
         """
         for linear in linears:
+            if linear.weight.dtype == torch.uint8:
+                raise ValueError(
+                    f"{type(linear).__name__} has weights that are packed already, in a layout of its own: unpack them "
+                    "to -1, 0 and 1, then TernaryLinear(pack_ternary(codes), scale) of them"
+                )
+            if tuple(linear.weight.shape) != (linear.out_features, linear.in_features):
+                raise ValueError(
+                    f"a weight of {' x '.join(map(str, linear.weight.shape))} for {linear.out_features} x "
+                    f"{linear.in_features}: the scale is mean|W| of the whole matrix, which a shard does not have; "
+                    "gather it first"
+                )
             tensors = {name for name, _ in (*linear.named_parameters(), *linear.named_buffers())}
             if more := sorted(tensors - {"weight", "bias"}) or sorted(name for name, _ in linear.named_children()):
                 raise ValueError(

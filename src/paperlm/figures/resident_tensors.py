@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paperlm.figures.base import Drawing
+from paperlm.figures.base import Drawing, exhibit_contents
 from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import palette, title_and_scale
 from paperlm.jobs.stored_speed import PHASES
@@ -63,13 +63,14 @@ class Options(FigureOptions):
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """A table in colours, and bars. It has no statistics: a claim about lifetimes would hold whatever was run, and
-    claims on bytes are the table's."""
+    """A table in colours, and bars. Claims read the cells of their table: one about lifetimes would hold whatever was
+    run."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
     _, spec = project.figure(name)
     options = options_of(project, name)
+    records = list(records)
     results = collect(project, spec.table, records)
     found = bytes_of(results, options)
     # One above the other: beside each other they are wider than a page, which would make their text too small to read.
@@ -84,7 +85,9 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         rows.append([f"{what} (MiB)", *(NOT_RUN if v is None else f"{v / MIB:.6g}" for v in values)])
     numbers = pd.DataFrame(rows, columns=["tensor", *METHODS])
     said = proxies_of(project, spec.table, [c.cell for c in results.column(options["counted"])]) if found else ()
-    return Drawing(figure, numbers, labels=tuple(said))
+    samples = exhibit_contents(project, spec.table, records).samples
+    shown = {(row, options[column]) for row in options["rows"].values() for column in ("counted", "measured")}
+    return Drawing(figure, numbers, {key: s for key, s in samples.items() if key in shown}, labels=tuple(said))
 
 
 def bytes_of(results: Results, options: Mapping[str, Any]) -> dict[tuple[str, str], float]:

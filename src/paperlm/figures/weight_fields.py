@@ -70,5 +70,6 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
         for metric, label in CALLED.items()
     }
     numbers = pd.DataFrame(rows, columns=["row", "seed", "field", "value", "share"])
-    untested = "" if found else "no model has been measured"
+    blocked = "; ".join(dict.fromkeys(f"blocked: {cell.blocked}" for cell in results.cells.values() if cell.blocked))
+    untested = "" if found else blocked or "no model has been measured"
     return Drawing(figure, numbers, samples, untested, labels=labels_of(project, name, records))

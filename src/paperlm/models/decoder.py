@@ -53,8 +53,9 @@ class PaperLlamaPreTrainedModel(PreTrainedModel):
                 module.weight[-1].zero_()
         elif isinstance(module, PackedLinear):
             raise SpecError(
-                f"a packed projection of {module.out_features} x {module.in_features} without all of its weight and "
-                "weight_scale: packed models are made of trained ones, by paperlm.models.packed.pack; make it again"
+                f"a packed projection of {module.out_features} x {module.in_features} without a weight of that shape "
+                "or its weight_scale: packed models are made of trained ones, by paperlm.models.packed.pack; make it "
+                "again"
             )
         elif isinstance(module, Residual):
             module.reset_factors()

@@ -56,8 +56,7 @@ class ModelWeights:
     def ternary(self, name: str) -> tuple[Tensor, Tensor]:
         module = self.model.get_submodule(name)
         if isinstance(module, PackedLinear):
-            packed = PackedTernary(module.weight, module.out_features, module.in_features)
-            return unpack_ternary(packed), module.weight_scale
+            return unpack_ternary(module.look()), module.weight_scale
         return module.quantizer.quantize(module.weight.detach())
 
     def plain(self, name: str) -> Tensor:

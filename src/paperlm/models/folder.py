@@ -96,12 +96,14 @@ def load_model(folder: Path, head: str = "causal", **options: Any) -> Any:
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are named below
             **options,
         )
     except (OSError, *MALFORMED, RuntimeError, SafetensorError, SpecError) as error:
         raise JobError(f"{folder}: no model that transformers can read ({error}); make it again") from None
     left_over = {key for key in info["unexpected_keys"] if head != "none" or not key.startswith(("lm_head.", "score."))}
-    wrong = sorted(info["missing_keys"]) + sorted(left_over) + sorted(map(str, info["mismatched_keys"]))
+    other = [f"{name} is {tuple(found)} and not {tuple(own)}" for name, found, own in sorted(info["mismatched_keys"])]
+    wrong = sorted(info["missing_keys"]) + sorted(left_over) + other
     if wrong:
         raise JobError(f"{folder}: weights do not fit the model: {', '.join(wrong[:4])}; make the model again")
     return model.eval()

@@ -127,6 +127,8 @@ def kv_cache_of(value: object) -> KVCache:
         if key not in allowed:
             raise SpecError("kv_cache: " + unknown("key", key, allowed))
         if isinstance(chosen, bool) or chosen not in allowed[key]:
+            if isinstance(chosen, str) and chosen in map(str, allowed[key]):
+                raise SpecError(f"kv_cache: {key} {chosen!r} is text; write the number {chosen}")
             raise SpecError(f"kv_cache: {unknown(key, chosen, map(str, allowed[key]))}")
     if described["first_bits"] < described["kv_bits"]:
         raise SpecError(
