@@ -10,6 +10,7 @@ from support_bitnet import QUANTIZED, bitnet
 from support_model import tokens
 from support_ternary import everywhere, normal
 
+from paperlm.models.layers import RMSNorm, inner_normed
 from paperlm.models.quantized import QuantizedInput, fuse_norms
 from paperlm.quantizers.scheme import input_quantizer
 
@@ -76,3 +77,14 @@ def test_a_model_without_these_norms_keeps_its_bits():
     model, ids = bitnet("a48_int4", sub_norm=False), tokens()
     before = model(ids).logits
     assert fuse_norms(model) == 0 and torch.equal(model(ids).logits, before)
+
+
+def test_a_norm_inside_a_block_gives_the_dtype_of_its_gain_whatever_autocast_hands_it():
+    """In bfloat16 it would be rounded once more in front of a quantizer."""
+    norm, x = RMSNorm(64, 1e-5), normal(3, 64).bfloat16()
+    norm.weight.data.copy_(1 + 0.1 * normal(64, seed=1))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = inner_normed(norm, x)
+    right = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    assert found.dtype == torch.float32 and inner_normed(None, x) is x
+    torch.testing.assert_close(found.double(), right, rtol=1e-6, atol=1e-7)

@@ -306,6 +306,26 @@ def test_the_first_position_is_finer_than_the_others_in_three_bits(spot):
     assert errors[4][0] < 0.4 * errors[3][0] and errors[4][1] == errors[3][1]
 
 
+@everywhere
+@layouts
+def test_zeros_and_numbers_far_below_the_smallest_top_have_the_codes_of_zero_and_the_step_of_that_top(
+    spot, bits, mapping
+):
+    k = torch.zeros(1, 2, 1, 64, device=spot.device)
+    k[0, 1] = 1e-8
+    cache = QuantizedKV.empty(1, 1, 64, 2, bits=bits, mapping=mapping, first_bits=bits, device=spot.device)
+    cache.append(k, k, backend=spot.backend)
+    values, _, step = oracle(k[0, :, 0].cpu(), bits, mapping)
+    for stored in cache.dequantized():
+        found = stored.reshape(2, 64).cpu().double()
+        assert (found - values).abs().max() <= 0.05 * step.max() and found.isfinite().all()
+    codes, steps = quantize_heads(k[0, :, 0].cpu(), bits, mapping)
+    right = (
+        torch.zeros(2, 64).add(2 ** (bits - 1)) if mapping == "symmetric" else ((2**bits - 1) / 2 + 0 * codes).round()
+    )
+    assert torch.equal(codes.float(), right.float()) and torch.allclose(steps.double(), step[:, 0], rtol=1e-3)
+
+
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
 @layouts
 def test_a_row_with_a_value_that_is_not_finite_has_codes_of_0_and_no_step(bits, mapping, wrong):

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from paperlm_kernels.neuzip import pack
 from paperlm_kernels.stored import (
     LomoSgd,
     PackedStore,
@@ -292,6 +293,21 @@ def forged(path, **changes):
     metadata |= {key: value for key, value in changes.items() if isinstance(value, str)}
     tensors |= {key: value for key, value in changes.items() if isinstance(value, torch.Tensor)}
     save_file(tensors, path, metadata | {"sha256": _digest(metadata, tensors, tensors.__getitem__)})
+
+
+def test_blocks_of_a_weight_that_are_of_several_dtypes_are_refused(tmp_path):
+    """Put together they would be another dtype's: PyTorch takes the wider one."""
+    path = tmp_path / "model.safetensors"
+    model = nn.Sequential(nn.Linear(32, 24, bias=False)).bfloat16()
+    convert(model, CodedStore, "all")
+    save_packed(model, path)
+    parts = {}
+    for index, dtype in enumerate((BF16, torch.float16)):
+        container = pack(torch.randn(12, 32).to(dtype)).to_bytes()
+        parts[f"0.weight.{index}"] = torch.frombuffer(bytearray(container), dtype=torch.uint8)
+    forged(path, **{"packed:0.weight": "2 24x32"}, **parts)
+    with pytest.raises(ValueError, match=r"blocks of 0\.weight are of several dtypes"):
+        list(read_packed(path))
 
 
 @pytest.mark.parametrize(

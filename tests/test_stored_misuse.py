@@ -242,3 +242,12 @@ def test_a_model_that_was_converted_within_inference_mode_trains_as_any_other(st
             optimizer.step()
         hashes.append(model_hash(model))
     assert hashes[0] == hashes[1]
+
+
+def test_a_frozen_weight_stays_frozen_and_a_layer_in_evaluation_stays_in_it():
+    model = nn.Sequential(nn.Linear(32, 24), nn.Linear(24, 32)).bfloat16()
+    model[0].weight.requires_grad_(False)
+    model[1].eval()
+    convert(model, RawStore, "all")
+    assert [layer.weight.requires_grad for layer in model] == [False, True]
+    assert [layer.training for layer in model] == [True, False]

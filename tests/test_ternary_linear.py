@@ -62,11 +62,12 @@ def test_the_kernels_give_the_references_bits_at_the_papers_widths(spot, tokens,
 
 @everywhere
 @pytest.mark.parametrize("tokens", [1, 4, 16])
-def test_codes_may_begin_at_any_byte(spot, tokens):
+@pytest.mark.parametrize("byte", [1, 2])
+def test_codes_may_begin_at_any_byte(spot, tokens, byte):
     """Kernels read them in words: what begins between two is copied first."""
     t, codes, _, _, packed = case(spot, tokens, 130, 256)
-    room = torch.zeros(codes.numel() + 1, dtype=torch.int8, device=spot.device)
-    odd = room[1:].view(codes.shape).copy_(codes)
+    room = torch.zeros(codes.numel() + byte, dtype=torch.int8, device=spot.device)
+    odd = room[byte:].view(codes.shape).copy_(codes)
     one, ones = torch.ones(tokens, device=spot.device), torch.ones(130, device=spot.device)
     y = ternary_linear(odd, one, None, packed, ones, out_dtype=torch.float32, backend=spot.backend)
     assert torch.equal(y.long().cpu(), exact(codes, t))
