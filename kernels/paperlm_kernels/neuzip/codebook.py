@@ -65,13 +65,17 @@ def package_merge(weights: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
 
 def canonical_codes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Codes ascending by (length, index), with their bits reversed: streams are read from the lowest bit."""
-    codes = np.zeros(len(lengths), np.int64)
-    code = last = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        length = int(lengths[index])
-        code <<= length - last
-        codes[index] = int(format(code, f"0{length}b")[::-1], 2)
-        code, last = code + 1, length
+    lengths = np.asarray(lengths, np.int64)
+    order, longest = np.argsort(lengths, kind="stable"), int(lengths.max(initial=0))
+    ascending = lengths[order]
+    # a code begins where those in front of it end, in shares of 2^-longest
+    ends = np.cumsum(1 << (longest - ascending))
+    code = (ends >> (longest - ascending)) - 1
+    reverse = np.zeros_like(code)
+    for bit in range(longest):
+        reverse |= (code >> bit & 1) << (longest - 1 - bit)
+    codes = np.empty_like(code)
+    codes[order] = reverse >> (longest - ascending)
     return codes
 
 
@@ -160,10 +164,10 @@ class Codebook:
     @functools.cached_property
     def encoding(self) -> NDArray[np.uint32]:
         """Two exponents as they lie in memory (first + 256 second) -> code | length << 16 | ESCAPES."""
-        index = self.index.astype(np.int64)
-        pair = index[None, :] * 16 + index[:, None]
-        escape = (index[None, :] == ESCAPE) | (index[:, None] == ESCAPE)
-        return (self.codes[pair] | escape * np.uint32(ESCAPES)).astype(np.uint32).reshape(-1)
+        pair = np.arange(SYMBOLS)
+        escape = (pair >> 4 == ESCAPE) | (pair & 15 == ESCAPE)
+        entries = (self.codes | escape * np.uint32(ESCAPES)).astype(np.uint32).reshape(16, 16)
+        return entries.T[self.index][:, self.index].reshape(-1)
 
     @functools.cached_property
     def decoding(self) -> NDArray[np.uint32]:

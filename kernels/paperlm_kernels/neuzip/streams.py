@@ -61,31 +61,29 @@ class Encoder:
         blocks = len(exponents) // g.block
         entries = self.book.encoding.take(exponents.view(np.uint16))
         self._patch(exponents, entries, blocks)
-        # step and half of an octet first, so that a step reads one vector
-        by_step = entries.reshape(blocks, g.octets, g.lanes, 2, 2)
-        rows = blocks * g.lanes
+        # of each half of an octet the two codes in one, then step and half first, so that a step reads one vector
+        pairs = entries.reshape(-1, 2)
+        first, second = pairs[:, 0], pairs[:, 1]
+        length = first >> np.uint32(16) & np.uint32(255)
+        both = (first & np.uint32(0xFFFF)) | (second & np.uint32(0xFFFF)) << length
+        length += second >> np.uint32(16) & np.uint32(255)
+        rows, by_step = blocks * g.lanes, (blocks, g.octets, g.lanes, 2)
+        both, length = (np.ascontiguousarray(a.reshape(by_step).transpose(1, 3, 0, 2)) for a in (both, length))
+        both, length = both.reshape(g.octets * 2, rows), length.reshape(g.octets * 2, rows)
         most = g.octets * 4 * g.limit // 32 + 2
         scratch = np.empty((rows, most), np.uint32)
         flat = scratch.reshape(-1)
         place = np.arange(rows, dtype=np.int64) * most
         begin = place.copy()
         window, filled = np.zeros(rows, np.uint64), np.zeros(rows, np.uint64)
-        for t in range(g.octets):
-            for half in range(2):
-                first = by_step[:, t, :, half, 0].astype(np.uint64).reshape(-1)
-                second = by_step[:, t, :, half, 1].astype(np.uint64).reshape(-1)
-                length = first >> np.uint64(16) & np.uint64(255)
-                code = first & np.uint64(0xFFFF)
-                code |= (second & np.uint64(0xFFFF)) << length
-                length += second >> np.uint64(16) & np.uint64(255)
-                code <<= filled
-                window |= code
-                filled += length
-                flat[place] = window.astype(np.uint32)  # also where it is not full: then it is written again
-                full = filled & np.uint64(32)
-                window >>= full
-                place += (full >> np.uint64(5)).view(np.int64)
-                filled &= np.uint64(31)
+        for code, bits in zip(both, length, strict=True):
+            window |= code.astype(np.uint64) << filled
+            filled += bits
+            flat[place] = window.astype(np.uint32)  # also where it is not full: then it is written again
+            full = filled & np.uint64(32)
+            window >>= full
+            place += (full >> np.uint64(5)).view(np.int64)
+            filled &= np.uint64(31)
         flat[place] = window.astype(np.uint32)
         bits = (place - begin) * 32 + filled.view(np.int64)
         units = -(-bits // g.unit)
