@@ -331,3 +331,38 @@ def test_a_part_of_a_matrix_is_refused_since_its_mean_is_another():
     sharded.weight.full_tensor = lambda: sharded.weight  # as of a DTensor, whose shape is the whole one
     with pytest.raises(SpecError, match="tensor parallelism"):
         sharded(torch.randn(2, 16))
+
+
+ARMS = """
+b158             i8    i8    i8    i8    silu
+a8_trunk         i8    i8    i8    i8    relu2
+a48_int4         i4    i8/2  i4    i8    relu2
+a48_fp4          e2m1  e2m1  e2m1  i8    relu2
+a48_no_topk      i4    i8    i4    i8    relu2
+full_int4        i4    i4    i4    i4*2  relu2
+full_fp4         e2m1  e2m1  e2m1  e2m1  relu2
+f5_int8_relu2    i8    i8    i8    i8    relu2
+f5_int8_silu     i8    i8    i8    i8    silu
+f5_fp4_relu2     i8    i8    i8    e2m1  relu2
+f5_int4_relu2    i8    i8    i8    i4*2  relu2
+f6_e2m1          e2m1  i8/2  e2m1  i8    relu2
+f6_e1m2          e1m2  i8/2  e1m2  i8    relu2
+f6_int4_absmax   max   i8/2  max   i8    relu2
+f6_int4_absmean  i4    i8/2  i4    i8    relu2
+"""
+SHORT = {
+    "i8": {"name": "int8_absmax"}, "i8/2": {"name": "int8_absmax", "keep": 0.5}, "max": {"name": "int4_absmax"},
+    "i4": {"name": "int4_absmean", "multiple": 1}, "i4*2": {"name": "int4_absmean", "multiple": 2},
+    "e2m1": {"name": "fp4_e2m1"}, "e1m2": {"name": "fp4_e1m2"},
+}  # fmt: skip
+
+
+def test_every_arm_of_the_paper_has_its_quantizer_in_front_of_each_projection():
+    """Queries, keys and values; output; gate and up; down. Section 3, Figures 4 to 6 and Table 4."""
+    arms = {name: places for name, *places in map(str.split, ARMS.strip().splitlines())}
+    assert set(arms) | {"llama"} == set(PRESETS)
+    for name, (*places, act) in arms.items():
+        wanted = dict(zip(("qkv", "o", "gate_up", "down"), map(SHORT.get, places), strict=True))
+        assert PRESETS[name]["quantization"] == {"weight": {"name": "ternary_absmean"}, **wanted}, name
+        assert (PRESETS[name]["hidden_act"], PRESETS[name]["sub_norm"]) == (act, True), name
+    assert PRESETS["llama"] == {"quantization": None, "sub_norm": False, "hidden_act": "silu"}

@@ -85,6 +85,14 @@ def test_a_snapshot_that_is_asked_for_after_a_checkpoint_beyond_it_is_still_made
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_of_several_snapshots_that_are_asked_for_later_the_first_one_is_made_too(manifest, tmp_path):
+    """It lies before the newest checkpoint, the second behind it."""
+    job = smoke_run(steps=6)
+    interrupted(job, manifest, tmp_path, 4)
+    assert trained(job, manifest, tmp_path, keep=(2, 5)).outcome == "trained"
+    assert all((tmp_path / f"model/at-{update}/model.safetensors").is_file() for update in (2, 5))
+
+
 def test_a_snapshot_that_is_asked_for_at_the_update_of_a_checkpoint_is_made_from_it(manifest, tmp_path):
     job = smoke_run(steps=6)
     interrupted(job, manifest, tmp_path, 4)
