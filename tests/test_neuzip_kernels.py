@@ -199,6 +199,22 @@ def test_the_last_few_weights_are_coded_and_decoded_beside_any_others(spot, prof
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("profile", ["fast", "fix4"])
+@pytest.mark.parametrize("count", [1, 127, 128, 129, 256, 257])
+def test_as_many_patches_as_a_program_writes_at_once_and_one_more_come_back(spot, profile, count):
+    """Fifteen exponents have codes, and none of `count` weights in one block has one of them."""
+    rng = np.random.default_rng(count)
+    bits = (100 + rng.geometric(0.4, 4 * B).clip(max=15)).astype(np.uint16) << 7 | rng.integers(
+        0, 128, 4 * B, np.uint16
+    )
+    bits[:4500] = np.repeat(np.arange(101, 116, dtype=np.uint16) << 7, 300)  # each more often than what has no code
+    bits[B + rng.permutation(B)[:count]] = 90 << 7 | 5
+    t = patterns(bits)
+    packed = pack(t.to(spot.device), profile=profile, backend=spot.backend)
+    assert packed.header.patches == count and same_bits(packed.unpack(backend=spot.backend), t)
+
+
+@compiled_or_interpreted
 def test_an_update_with_an_old_codebook_gives_the_definitions_bytes(spot):
     t, changed = gaussian(2 * B), odd_weights(2 * B, seed=1, finite=False)
     changed[1000:] = gaussian(2 * B)[1000:]
