@@ -1,9 +1,9 @@
 """Tokens a second of decoding BitNet a4.8's shapes end to end: packed weights against bfloat16 ones.
 
 Ours has weights in two bits and keys and values as they are, in four bits or in three; the peer is transformers' LLaMA
-of the same shape with a static cache, and one whose heads are filled up to a multiple of 8. Every sequence has
-`context` positions behind it when the clock starts, and a token is one CUDA graph, the likeliest next one included, for
-all. Weights are random: a token takes as long with others.
+of the same shape with a static cache, one whose heads are filled up to a multiple of 8, and that one compiled. Every
+sequence has `context` positions behind it when the clock starts, and a token is one CUDA graph, the likeliest next one
+included, for all. Weights are random: a token takes as long with others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paperlm_kernels.bench.peers import label, why_absent
 
 from paperlm.models.sizes import SIZES, Size
 
-PEER, PEER_PADDED = "transformers", "transformers padded"
+PEER, PEER_PADDED, PEER_COMPILED = "transformers", "transformers padded", "transformers compiled"
 PRESET = "a48_int4"
 METHODS = {
     "ours": "weights in two bits, keys and values in bfloat16",
@@ -25,6 +25,7 @@ METHODS = {
     "ours_kv3": "the same, keys and values in three bits",
     PEER: "its LlamaForCausalLM in bfloat16, static cache, SDPA attention",
     PEER_PADDED: "the same, heads of the next multiple of 8, for which SDPA has a fast form",
+    PEER_COMPILED: "that one, compiled by torch.compile",
 }
 
 
@@ -90,6 +91,8 @@ class Decode(Operation):
         return Defaults("3B", ",".join(METHODS), "decode,memory", repeats=20, warmup=1, seconds=4.0)
 
     def absent(self, method: str, device: str) -> str | None:
+        if method == PEER_COMPILED and device == "cpu":
+            return "it is compiled for a GPU"
         return why_absent(device, package=PEER)
 
     def label(self, method: str) -> str:

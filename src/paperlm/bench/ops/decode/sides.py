@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.decode import PEER_PADDED, PRESET, Case, sized
+from paperlm_kernels.bench.ops.decode import PEER, PEER_COMPILED, PRESET, Case, sized
 from torch import Tensor
 
 from paperlm.models.decoding import FAST_HEADS, PackedDecoder
@@ -74,7 +74,8 @@ class Ours:
 
 class Peer:
     """transformers' LLaMA, alike; `transformers padded` has heads of the next width that PyTorch's attention is fast
-    for, with projections so much wider: what somebody would do who fills up the weights of a trained model."""
+    for, with projections so much wider: what somebody would do who fills up the weights of a trained model.
+    `transformers compiled` is that one, compiled."""
 
     def __init__(self, case: Case, method: str, device: torch.device, seed: int) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
@@ -82,7 +83,7 @@ class Peer:
         torch.manual_seed(seed)
         size = case.size
         head_dim = size.hidden_size // size.n_heads
-        padded = head_dim + (-head_dim % FAST_HEADS if method == PEER_PADDED else 0)
+        padded = head_dim + (-head_dim % FAST_HEADS if method != PEER else 0)
         config = LlamaConfig(
             hidden_size=size.hidden_size, intermediate_size=size.intermediate_size, num_hidden_layers=size.n_layers,
             num_attention_heads=size.n_heads, head_dim=padded, vocab_size=case.vocab,
@@ -91,6 +92,7 @@ class Peer:
         )  # fmt: skip
         with torch.device(device):
             self.model = LlamaForCausalLM._from_config(config, dtype=getattr(torch, case.dtype)).eval()
+        self.forward = torch.compile(self.model, dynamic=False) if method == PEER_COMPILED else self.model
         self.cache, self.context = StaticCache(config, max_cache_len=case.capacity), case.context
         self.ids = torch.zeros(case.batch, dtype=torch.long, device=device)
         self.position = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -108,7 +110,7 @@ class Peer:
     @torch.no_grad()
     def advance(self) -> None:
         mask = (self.places <= self.position)[None, None]  # (1, 1, 1, capacity): is given on as it is
-        logits = self.model(
+        logits = self.forward(
             input_ids=self.ids[:, None], attention_mask=mask, position_ids=self.position, past_key_values=self.cache,
             use_cache=True,
         ).logits  # fmt: skip
