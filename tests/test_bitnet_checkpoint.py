@@ -15,6 +15,7 @@ from paperlm.data.model_files import ModelData, prepare_model_files
 from paperlm.errors import JobError
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.hub_model import HubModel, run
+from paperlm.models.bitnet_checkpoint import read_checkpoint
 from paperlm.models.folder import load_model, load_tokenizer, transformers_tokenizer
 
 D, FFN, HEADS, LAYERS, VOCAB = 24, 40, 2, 2, 1026
@@ -114,6 +115,12 @@ def test_a_checkpoint_of_b158_computes_what_its_own_layers_compute(tmp_path, mon
     text = "Some text</line>"
     assert load_tokenizer(target).encode(text)[-1] == 1025
     assert load_tokenizer(target).decode(load_tokenizer(target).encode(text)) == text
+
+
+def test_a_checkpoint_is_read_in_the_dtype_of_its_weights(checkpoint):
+    change(checkpoint, lambda state: state.update({name: weight.bfloat16() for name, weight in state.items()}))
+    model, _ = read_checkpoint(checkpoint)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
 def test_a_checkpoint_in_several_files_is_read_whole(tmp_path, monkeypatch, checkpoint):

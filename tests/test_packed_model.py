@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from paperlm_kernels.ternary_linear import pack_ternary
 from safetensors.torch import load_file, save_file
 from support_bitnet import QUANTIZED, bitnet, bitnet_folder
 from support_model import tokens
@@ -251,3 +252,16 @@ def test_a_packed_model_that_has_not_run_compiles_in_one_piece(packed):
     model, ids = load_model(packed), tokens()
     assert not model.get_submodule(FIRST).checked
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(ids).logits, model(ids).logits)
+
+
+def test_a_product_in_16_bits_is_rounded_once_and_its_steps_are_not():
+    layer, rows = PackedLinear(64, 200), 7
+    g = torch.Generator().manual_seed(0)
+    codes, t = torch.randint(-127, 128, (rows, 64), generator=g), torch.randint(-1, 2, (200, 64), generator=g)
+    step = torch.rand(rows, 1, generator=g) * 0.01 + 0.01
+    layer.weight.copy_(pack_ternary(t.char()).data)
+    layer.weight_scale.fill_(0.0123)
+    y = layer((codes * step).bfloat16(), codes, step)
+    right = (codes.double() @ t.double().T) * step.double() * layer.weight_scale.double()
+    assert y.dtype == torch.bfloat16
+    assert ((y.double() - right).abs() <= 2.0**-8 * 1.001 * right.abs()).all()

@@ -101,6 +101,15 @@ def test_perplexity_by_words_is_that_of_the_papers_program(model, text):
     losses, words = found.series["windows"].column("mean_loss"), found.metrics["words"]
     assert found.metrics["word_perplexity"] == pytest.approx(math.exp(sum(losses) * 32 / words), rel=1e-5)
     assert found.metrics["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    assert found.metrics["tokens"] == 31 * len(losses), "the first of each window is given and not predicted"
+
+
+def test_a_model_whose_losses_are_no_numbers_has_no_perplexity(model, text, monkeypatch):
+    from paperlm.evaluate import windows
+
+    monkeypatch.setattr(windows, "mean_losses", lambda _, them, *__: [math.nan, *[1.0] * (len(them) - 1)])
+    found = perplexity(model, text, store="plain")
+    assert found.outcome == "blocked" and "no finite numbers" in found.reason and not found.metrics
 
 
 class Counting(torch.nn.Module):

@@ -58,3 +58,16 @@ def test_heads_have_the_same_values_before_steps_are_stored_in_16_bits(bits, map
     mine, mine_step = quantize_heads(rows(), bits, mapping)
     unsigned = codes + (2 ** (bits - 1) if mapping == "symmetric" else 0)
     assert torch.equal(mine.float(), unsigned) and torch.equal(mine_step, step[:, 0])
+
+
+def test_a_weight_beside_half_of_the_mean_has_the_same_code():
+    """Times the mean's reciprocal in float32 it is half, a tie, or more, as it is where it is divided by the mean."""
+    means = torch.arange(2, 8000, 2, dtype=torch.float32)
+    above = torch.nextafter(means / 2, means)
+    differ = (above / means).round() != (above * means.reciprocal()).round()
+    assert differ.sum() > 100
+    for mean, x in zip(means[differ][:200], above[differ][:200], strict=True):
+        w = torch.stack([x, mean - x, 1.5 * mean, 1.5 * mean]).reshape(2, 2)
+        codes, alpha = build_quantizer({"name": "ternary_absmean"}, "weights", "here").quantize(w)
+        mine, its_alpha = quantize_weight(w)
+        assert torch.equal(mine.float(), codes.float()) and alpha == its_alpha == mean

@@ -15,9 +15,10 @@ from paperlm_kernels.ternary_linear import (
     ternary_linear,
 )
 from support_ternary import SPOTS, activations, compiled_or_interpreted, everywhere, normal, ternary
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 if len(SPOTS) > 1:
-    from paperlm_kernels.ternary_linear import launch
+    from paperlm_kernels.ternary_linear import launch, ops
 
 interpreted = pytest.mark.skipif(
     len(SPOTS) < 2 or SPOTS[1].device != "cpu", reason="the interpreter is what is asked for here"
@@ -48,6 +49,28 @@ def test_every_number_of_tokens_gives_the_exact_integers(spot, tokens):
         codes, ones, None, packed, torch.ones(130, device=spot.device), out_dtype=torch.float32, backend=spot.backend
     )
     assert torch.equal(acc.long().cpu(), exact(codes, t))
+
+
+@everywhere
+@pytest.mark.parametrize("tokens", [1, 4, 16])
+def test_codes_of_every_second_column_of_a_wider_matrix_are_what_is_multiplied(spot, tokens):
+    t, codes, _, _, packed = case(spot, tokens, 130, 256)
+    room = torch.full((tokens, 512), 7, dtype=torch.int8, device=spot.device)
+    room[:, ::2] = codes
+    one, ones = torch.ones(tokens, device=spot.device), torch.ones(130, device=spot.device)
+    y = ternary_linear(room[:, ::2], one, None, packed, ones, out_dtype=torch.float32, backend=spot.backend)
+    assert torch.equal(y.long().cpu(), exact(codes, t))
+
+
+@compiled_or_interpreted
+def test_shapes_that_a_compiled_model_is_traced_with_are_those_of_the_products(spot):
+    _, codes, scale, alpha, packed = case(spot, 3, 130, 256)
+    given = (codes, scale, sums(codes), packed.data, alpha, 130, torch.float16)
+    for op in (ops.linear_op, ops.gated_op):
+        with FakeTensorMode() as mode:
+            fake = op(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in given))
+        y = op(*given)
+        assert (fake.shape, fake.dtype) == (y.shape, y.dtype), op
 
 
 @compiled_or_interpreted
