@@ -170,6 +170,8 @@ def test_memory_against_perplexity_shows_the_rows_that_have_both_and_marks_those
     write_figure(project, "neuzip_figure3", files, tmp_path / "neuzip_figure3.svg")
     claims, diff = (pandas.read_csv(tmp_path / f"neuzip_figure3.{part}.csv") for part in ("claims", "diff"))
     assert set(claims["claim"]) == {"NEU-F3-1", "NEU-F3-2"} and set(diff["row"]) >= {"Vanilla", "NeuZip 0-bit"}
+    said = diff.set_index(["row", "column"])["reason"]
+    assert said["Vanilla", "Llama-3 8B PPL"] == "the figure prints no number; Table 3a compares its own"
     found = pandas.read_csv(tmp_path / "neuzip_figure3.csv")
     rows = {"Vanilla": False, **{f"NeuZip {k}-bit" + " (lossless)" * (k == 7): True for k in BITS}}
     for _, panel in found.groupby("panel"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,17 @@ def test_tiles_fit_the_matrix_units_and_no_program_is_without_a_step(tokens, row
     assert (tiles.splits - 1) * -(-steps // tiles.splits) < steps
     # of two programs a multiprocessor, less what each needs for itself
     assert tiles.stages * 32 * tiles.chunks * (tiles.rows + 4 * tiles.tokens) <= (228 // 2 - 2) * 1024
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+def test_each_sum_that_is_handed_over_has_a_place_of_its_own_and_a_warps_lie_in_two_lines_of_the_cache(rows, tokens):
+    stream = pytest.importorskip("paperlm_kernels.ternary_linear.stream")
+    places = stream.place_of.fn(np.arange(rows)[:, None], np.arange(tokens)[None, :], rows)
+    assert sorted(places.reshape(-1)) == list(range(rows * tokens))
+    # of wgmma's sums a thread has two neighbours at once: lane i those of row i // 4 and tokens 2 (i % 4), and one on
+    for row, token in itertools.product(range(0, rows, 8), range(0, tokens, 8)):
+        assert len({int(place) // 32 for place in places[row : row + 8, token : token + 8].reshape(-1)}) == 2
 
 
 def test_a_sum_is_shared_where_rows_are_too_few_to_keep_a_card_busy():

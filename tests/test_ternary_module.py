@@ -96,8 +96,10 @@ def test_a_shard_of_a_weight_is_refused_for_its_mean_is_not_the_matrixs(part):
 
 def test_weights_in_anothers_packed_layout_are_to_be_unpacked_first():
     layer = SimpleNamespace(weight=torch.zeros(16, 96, dtype=torch.uint8), out_features=64, in_features=96)
-    with pytest.raises(ValueError, match="packed already, in a layout of its own: unpack them"):
+    with pytest.raises(ValueError, match="packed already, in a layout of its own: give the latent ones"):
         TernaryLinear.from_linear(layer)
+    with pytest.raises(ValueError, match=r"Embedding is no nn\.Linear"):
+        TernaryLinear.from_linear(nn.Embedding(64, 96))
 
 
 def test_it_is_kept_in_safetensors_in_two_bits_a_weight_and_loaded_as_it_was(tmp_path):

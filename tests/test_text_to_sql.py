@@ -230,6 +230,7 @@ def test_weights_of_a_timed_job_are_drawn_on_its_device_in_bfloat16_with_the_dev
     config = transformers.T5Config(vocab_size=500, d_model=128, d_ff=512, d_kv=32, num_layers=2, num_heads=4)
     right = dict(transformers.T5ForConditionalGeneration(config).named_parameters())
     found = dict(drawn_on(torch.device("cpu"), config).named_parameters())
+    assert all(p.is_meta for p in drawn_on(torch.device("meta"), config).parameters()), "and nowhere else before"
     assert {name: p.shape for name, p in found.items()} == {name: p.shape for name, p in right.items()}
     for name, p in found.items():
         assert p.dtype == torch.bfloat16 and p.requires_grad, name

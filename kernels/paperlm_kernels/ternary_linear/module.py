@@ -58,9 +58,12 @@ class TernaryLinear(nn.Module):
         for linear in linears:
             if linear.weight.dtype == torch.uint8:
                 raise ValueError(
-                    f"{type(linear).__name__} has weights that are packed already, in a layout of its own: unpack them "
-                    "to -1, 0 and 1, then TernaryLinear(pack_ternary(codes), scale) of them"
+                    f"{type(linear).__name__} has weights that are packed already, in a layout of its own: give the "
+                    "latent ones; or codes -1, 0, 1 and what they are multiplied by, as "
+                    "TernaryLinear(pack_ternary(codes), alpha) (of transformers' BitLinear alpha is 1 / weight_scale)"
                 )
+            if not hasattr(linear, "out_features") or not hasattr(linear, "in_features"):
+                raise ValueError(f"{type(linear).__name__} is no nn.Linear: give one with its weight (rows, columns)")
             if tuple(linear.weight.shape) != (linear.out_features, linear.in_features):
                 raise ValueError(
                     f"a weight of {' x '.join(map(str, linear.weight.shape))} for {linear.out_features} x "

@@ -132,10 +132,7 @@ def stream_kernel(
     store = True
     if PARTS > 1:
         own = gl.program_id(1)
-        # by 8 x 8, as a warp has them at once: what it loads or stores lies in two lines of the cache and not in eight
-        block = inner[:, None] // 8 + token[None, :] // 8 * (BN // 8)
-        within = block * 64 + inner[:, None] % 8 * 8 + token[None, :] % 8
-        at = parts + tile.to(gl.int64) * (PARTS - 1) * (BN * BM) + within
+        at = parts + tile.to(gl.int64) * (PARTS - 1) * (BN * BM) + place_of(inner[:, None], token[None, :], BN)
         store = own == PARTS - 1
         if store:
             acc = sum_of_parts(acc, at, PARTS - 1, BN * BM)
@@ -149,6 +146,14 @@ def stream_kernel(
             store_rows(value.to(y.dtype.element_ty), n0, m0, y, M, N)
         else:
             store_gated(value, n0, m0, y, M, N, HALF)
+
+
+@gluon.jit
+def place_of(inner, token, BN: gl.constexpr):
+    """Where a sum of a tile lies among those that are handed over: by 8 x 8, as a warp has them at once, so that what
+    it loads or stores lies in two lines of the cache and not in eight."""
+    block = inner // 8 + token // 8 * (BN // 8)
+    return block * 64 + inner % 8 * 8 + token % 8
 
 
 @gluon.jit

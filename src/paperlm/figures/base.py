@@ -165,7 +165,7 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
         lost = len(sample.values) - len(finite)
         regenerated = f"{mean:.4g}" + (f" ({lost} of {len(sample.values)} not finite)" if finite and lost else "")
         said = spec.in_words.get(column)
-        reason = f"in the text: {said}" if said else "the paper prints no number of this"
+        reason = f"in the text: {said}" if said else _printed_elsewhere(project, name, row, column)
         rows.append(DiffRow(
             table=name, row=row, column=column, scale=project.scale.scale, published="", regenerated=regenerated,
             metric=column, judged_on=f"{mean:.8g}", spread=f"{statistics.stdev(finite):.4g}" if several else "",
@@ -174,6 +174,17 @@ def statistics_rows(project: Project, name: str, drawing: Drawing) -> list[DiffR
             jobs=" ".join(jobs.get(row) or dict.fromkeys(job for of_row in jobs.values() for job in of_row)),
         ))  # fmt: skip
     return rows
+
+
+def _printed_elsewhere(project: Project, name: str, row: str, column: str) -> str:
+    """Why a number of a figure is compared with none: the paper prints it in a table, or not at all."""
+    spec = project.figure(name)[1]
+    if spec.table in project.tables:
+        _, table = project.tables[spec.table]
+        part = getattr(table, "columns", {}).get(column)
+        if getattr(table, "published", False) and row in table.rows and part is not None and part.in_print:
+            return f"the figure prints no number; {table.number} compares its own"
+    return "the paper prints no number of this"
 
 
 def _jobs_by_row(project: Project, name: str) -> dict[str, list[str]]:

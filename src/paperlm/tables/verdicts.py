@@ -58,7 +58,8 @@ class Reading:
             self.tables[short] = {key: cell.text for key, cell in (found.printed if found else {}).items()}
 
     def is_of_earlier_rules(self, key: Key) -> bool:
-        """Whether a cell that a claim reads, of its own exhibit or another, has a record of earlier rules."""
+        """Whether a cell of a table that a claim reads, its own or another's, has a record of earlier rules. Statistics
+        of figures do not say so."""
         contents = self.contents.get(self.exhibits[key[0]])
         return contents is not None and key[1] in contents.drifted_cells
 
