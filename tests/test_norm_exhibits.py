@@ -232,7 +232,9 @@ def test_nothing_of_a_model_that_is_not_in_the_repository_is_made_at_the_scales_
         project = Project({"scale": scale})
         state = State(project)
         for job in project.jobs.values():
-            others = [one for one in job.ancestors() if one.kind == "hub_model" and not one.never()]
+            hub = [one for one in job.ancestors() if one.kind == "hub_model"]
+            others = [one for one in hub if not one.never()]
+            assert all("stable-diffusion" in one.name for one in hub if one.never()), job.job_id
             if any(not one.name.startswith("bundled:") for one in others):
                 seen += 1
                 assert state.want(job) == "have" and "paper_tables/records" in state.record(job), job.job_id
