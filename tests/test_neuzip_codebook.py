@@ -28,23 +28,39 @@ COUNTS = {
 @pytest.mark.parametrize("limit", [11, 12])
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit):
-    from paperlm_kernels.neuzip.launch_encode import EXPONENTS, SCRATCH, codebook_tables, decoding_table
+    from paperlm_kernels.neuzip.launch_encode import _CODEBOOK, _DECODING, EXPONENTS, SCRATCH, TOLD_OF_CODES
+    from paperlm_kernels.neuzip.launch_encode import tables_layout
 
     counts = COUNTS[name].astype(np.int64)
     right = Codebook.of_counts(counts, limit)
     given = counts.copy()
     given[0] = 0  # what the counting leaves out
-    left = torch.zeros(SCRATCH, dtype=torch.int32, device=spot.device)
-    pairs = torch.zeros(EXPONENTS**2, dtype=torch.int32, device=spot.device)
-    given = torch.from_numpy(given).to(spot.device)
-    found, note = codebook_tables(given, int(counts.sum()), limit, left, pairs)
-    assert int(note[3]) == min(counts[~np.isin(np.arange(256), right.palette)].sum(), 2**31 - 1)
-    decoding_table(found["decoding"], left, limit)
-    assert sum(aligned(found[which].nbytes) for which in ("decoding", "packing", "index")) == right.table_bytes
-    for which, table in found.items():
+    made = tables_layout(limit).room(spot.device, zeros=True).tensors
+    made |= {"index": made["index"].view(torch.uint8), "stored": made["stored"].view(torch.uint8)}
+    buffers = {
+        **made,
+        "counts": torch.from_numpy(given).to(spot.device),
+        "left": torch.zeros(SCRATCH, dtype=torch.int32, device=spot.device),
+        "pairs": torch.zeros(EXPONENTS**2, dtype=torch.int32, device=spot.device),
+    }
+    launched(_CODEBOOK, 1, buffers, int(counts.sum()), limit, 8)
+    assert int(made["note"][3]) == min(counts[~np.isin(np.arange(256), right.palette)].sum(), 2**31 - 1)
+    launched(_DECODING, 2**limit // TOLD_OF_CODES, buffers, limit)
+    assert sum(aligned(made[which].nbytes) for which in ("decoding", "packing", "index")) == right.table_bytes
+    for which in ("decoding", "packing", "index", "stored"):
         wanted = getattr(right, which)
-        assert np.array_equal(table.cpu().numpy().view(wanted.dtype), wanted), which
-    assert np.array_equal(looked_up(pairs.cpu().numpy().view(np.uint32), right), right.packing[pairs_of(right)])
+        assert np.array_equal(made[which].cpu().numpy().view(wanted.dtype)[: len(wanted)], wanted), which
+    pairs = buffers["pairs"].cpu().numpy().view(np.uint32)
+    assert np.array_equal(looked_up(pairs, right), right.packing[pairs_of(right)])
+
+
+def launched(launcher, programs, buffers, *numbers):
+    """One kernel on these buffers, by the names that they have there."""
+    from paperlm_kernels.neuzip.launch_encode import PALETTE, TOLD, TOLD_OF_CODES
+    from paperlm_kernels.neuzip.launcher import Starts
+
+    starts = Starts({"PALETTE": PALETTE, "PART": TOLD, "CODES": TOLD_OF_CODES})
+    starts.run(launcher, programs, {name: t.data_ptr() for name, t in buffers.items()}, buffers.get, *numbers)
 
 
 def pairs_of(book):
@@ -64,17 +80,20 @@ def looked_up(pairs, book):
 @compiled_or_interpreted
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_lowest_of_fifteen_exponents_is_the_definitions(spot, name):
-    from paperlm_kernels.neuzip.launch_encode import _noted, lowest_of
+    from paperlm_kernels.neuzip.launch_encode import _LOWEST, TOTALS
 
     counts = COUNTS[name].astype(np.int64)
-    given = np.where(np.arange(256) == 0, 0, counts)
-    note = torch.zeros(_noted(1), dtype=torch.int32, device=spot.device)
-    index = torch.zeros(256, dtype=torch.uint8, device=spot.device)
-    lowest = lowest_of(torch.from_numpy(given).to(spot.device), int(counts.sum()), note, index)
+    buffers = {
+        "counts": torch.from_numpy(np.where(np.arange(256) == 0, 0, counts)).to(spot.device),
+        "lowest": torch.zeros(64, dtype=torch.uint8, device=spot.device),
+        "index": torch.zeros(256, dtype=torch.uint8, device=spot.device),
+        "note": torch.zeros(TOTALS, dtype=torch.int32, device=spot.device),
+    }
+    launched(_LOWEST, 1, buffers, int(counts.sum()))
     right = fix4.lowest_exponent(counts)
-    assert int(lowest) == right
-    assert int(note[3]) == min(counts[~fix4.window(right)].sum(), 2**31 - 1)
-    assert index.tolist() == [0 if right <= e < right + fix4.WIDE else 15 for e in range(256)]
+    assert int(buffers["lowest"][0]) == right
+    assert int(buffers["note"][3]) == min(counts[~fix4.window(right)].sum(), 2**31 - 1)
+    assert buffers["index"].tolist() == [0 if right <= e < right + fix4.WIDE else 15 for e in range(256)]
 
 
 @compiled_or_interpreted

@@ -34,8 +34,8 @@ from support_compile import compile_for, registers, spilled  # noqa: E402
 both = pytest.mark.parametrize("architecture", [90, 80])
 OCTET = {7: "*i64", 3: "*i32", 1: "*i16", 0: "*u8"}
 POINTERS = dict.fromkeys(
-    ("payload", "directory", "table", "patches", "patch_directory", "found", "codes", "words", "most", "patch_counts",
-     "sums", "totals", "packing", "pairs", "decoding", "scratch", "escaping"), "*i32",
+    ("payload", "directory", "table", "patches", "patch_directory", "found", "most", "sums", "note", "host",
+     "packing", "pairs", "decoding", "left", "escaping"), "*i32",
 ) | dict.fromkeys(("units", "norm", "plane8", "index", "stored"), "*u8") | {
     "out": "*i16", "weights": "*i16", "counts": "*i64"
 }  # fmt: skip
@@ -47,8 +47,7 @@ def compiled(kernel, architecture, k, log_norm, profile="default", aligned=True,
     known = {
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
         "LOG_NORM": log_norm, "ALIGNED": aligned, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True,
-        "STREAMS": True, "PALETTE": PALETTE, "PART": 1024,
-        "STEP": 4096 if kernel is kernel_encode.scan_kernel else 1024,
+        "STREAMS": True, "PALETTE": PALETTE, "PART": 1024, "CODES": 256, "NOTED": 64, "SCAN": 1024, "STEP": 4096,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
     types = {**POINTERS, "plane": OCTET[k], **more}
@@ -151,7 +150,8 @@ def test_a_count_that_is_no_multiple_of_eight_is_stored_in_16_bytes_too(monkeypa
 @pytest.mark.parametrize("name,accesses", [("size", 3), ("write", 5), ("fix4", 3), ("count", 7)])
 def test_a_count_that_is_no_multiple_of_eight_is_loaded_in_16_bytes_too(name, accesses, count):
     t = torch.ones(count, dtype=torch.bfloat16)
-    constants = launch_encode._job(t, pack(t, raw="never", backend="reference").header).constants
+    header = pack(t, raw="never", backend="reference").header
+    constants = launch_encode.Job(t, header).plan.starts.constants
     kernel = getattr(kernel_codebook if name == "count" else kernel_encode, f"{name}_kernel")
     ptx = compiled(kernel, 90, 7, 0, aligned=constants["ALIGNED"], lowest="*u8").asm["ptx"]
     assert_wide(ptx, "ld", accesses)

@@ -74,7 +74,7 @@ def test_blocks_of_the_longest_runs_are_numbered_in_32_bits():
 @pytest.mark.parametrize("run", [2, 4, 7])
 @pytest.mark.parametrize("rest", [0, 8, 30])
 def test_the_kernel_counts_the_blocks_that_the_definition_counts(spot, run, rest):
-    from paperlm_kernels.neuzip.launch_encode import _counts, _job
+    from paperlm_kernels.neuzip.launch_encode import Job
 
     t = gaussian(40 * SIZE + rest).view(-1)
     for block in range(40):  # of each block the exponents tell which one it is
@@ -82,7 +82,9 @@ def test_the_kernel_counts_the_blocks_that_the_definition_counts(spot, run, rest
     header = header_of(t.numel())
     runs = ((header.blocks - 1) // run, run)
     assert len(set((sample.counted_blocks(*runs) % run).tolist())) > 1
-    counts, numel = _counts(_job(t.to(spot.device), header), runs)
+    job = Job(t.to(spot.device), header)
+    numel = job.count(runs)
+    counts = job.tensor("counts")
     right = count_exponents(sample.counted_of((bits_of(t) >> 7 & 0xFF).astype(np.uint8), header, *runs))
     assert numel == right.sum() and counts.cpu().tolist()[1:] == right.tolist()[1:]
 

@@ -191,12 +191,11 @@ def reversed_bits(code, length, limit):
 
 @triton.jit(do_not_specialize=["numel", "limit", "log"])
 def codebook_kernel(
-    counts, stored, index, packing, scratch, escaping, pairs, numel, limit, log, PALETTE: tl.constexpr,
-    PART: tl.constexpr,
+    counts, stored, index, packing, left, note, pairs, numel, limit, log, PALETTE: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index`, `packing`, and `pairs` of `window_of`.
 
-    escaping: how many of the counted have no index, an int32. scratch: 1,024 int32, of which `decoding_kernel` makes
+    Word 3 of `note` becomes how many of the counted have no index. left: 1,024 int32, of which `decoding_kernel` makes
     the last table: packing need not wait for it. limit, and log, which is 8, are no constants: with all loops unrolled,
     it would take longer to fetch the instructions than to execute them.
     """
@@ -208,20 +207,20 @@ def codebook_kernel(
     ranked, exponent = (1 << 42) - (key >> 8), (key & 255).to(tl.int32)
     tl.store(index + exponent, tl.minimum(place, 15).to(tl.uint8))
     tl.store(stored + place, exponent.to(tl.uint8), mask=place < 15)
-    tl.store(scratch + place, tl.where(place < 15, exponent, 0))
+    tl.store(left + place, tl.where(place < 15, exponent, 0))
     known = tl.where(place < 15, ranked, 0)
     escaped = tl.sum(count, 0) - tl.sum(known, 0)
-    tl.store(escaping, tl.minimum(escaped, 0x7FFFFFFF).to(tl.int32))
+    tl.store(note + 3, tl.minimum(escaped, 0x7FFFFFFF).to(tl.int32))
     ranked = tl.where(place == 15, escaped, known)
     share = tl.maximum((ranked << 20) // total, 1)
     weight = tl.gather(share, place >> 4, 0) * tl.gather(share, place & 15, 0)
     # lightest first, of equals the higher pair
     key = in_order(weight << 8 | (255 - place), log)
-    tl.store(scratch + 256 + 255 - (key & 255), package_merge(key >> 8, limit))
+    tl.store(left + 256 + 255 - (key & 255), package_merge(key >> 8, limit))
     tl.debug_barrier()
-    length = tl.load(scratch + 256 + place)
-    even = tl.load(scratch + 256 + 2 * place, mask=place < 128, other=0)
-    odd = tl.load(scratch + 256 + 2 * place + 1, mask=place < 128, other=0)
+    length = tl.load(left + 256 + place)
+    even = tl.load(left + 256 + 2 * place, mask=place < 128, other=0)
+    odd = tl.load(left + 256 + 2 * place + 1, mask=place < 128, other=0)
     tl.store(stored + 15 + place, (even | odd << 4).to(tl.uint8), mask=place < 128)
     # canonical: ascending by length, then by pair
     code = tl.zeros([256], dtype=tl.int32)
@@ -234,14 +233,14 @@ def codebook_kernel(
         number = tl.sum(this, 0)
         code = tl.where(length == n, first + within, code)
         rank = tl.where(length == n, before + within, rank)
-        tl.store(scratch + 768 + n, first)
-        tl.store(scratch + 784 + n, number)
+        tl.store(left + 768 + n, first)
+        tl.store(left + 784 + n, number)
         first = (first + number) << 1
         before += number
     escapes = ((place >> 4) == 15).to(tl.int32) + ((place & 15) == 15).to(tl.int32)
     tl.store(packing + place, reversed_bits(code, length, limit) | length << 16 | escapes << 30)
-    one, two = tl.load(scratch + (place >> 4)), tl.load(scratch + (place & 15))
-    tl.store(scratch + 512 + rank, length | one << 7 | two << 23)
+    one, two = tl.load(left + (place >> 4)), tl.load(left + (place & 15))
+    tl.store(left + 512 + rank, length | one << 7 | two << 23)
     tl.debug_barrier()
     lowest, width = window_of(stored, PALETTE)
     for part in range(width * width // PART):  # one, of nearly all codebooks
@@ -249,24 +248,24 @@ def codebook_kernel(
 
 
 @triton.jit(do_not_specialize=["limit"])
-def decoding_kernel(decoding, scratch, limit, PART: tl.constexpr):
-    """`Codebook.decoding` of what `codebook_kernel` left in `scratch`; PART entries a program."""
-    entry = tl.program_id(0) * PART + tl.arange(0, PART)
-    ahead = reversed_bits(entry, tl.full([PART], limit, tl.int32), limit)
-    found = tl.full([PART], -1, tl.int32)  # the rank of the code that it begins with
+def decoding_kernel(decoding, left, limit, CODES: tl.constexpr):
+    """`Codebook.decoding` of what `codebook_kernel` left; CODES entries a program."""
+    entry = tl.program_id(0) * CODES + tl.arange(0, CODES)
+    ahead = reversed_bits(entry, tl.full([CODES], limit, tl.int32), limit)
+    found = tl.full([CODES], -1, tl.int32)  # the rank of the code that it begins with
     before = 0
     for n in range(1, limit + 1):
-        number = tl.load(scratch + 784 + n)
-        inner = (ahead >> (limit - n)) - tl.load(scratch + 768 + n)
+        number = tl.load(left + 784 + n)
+        inner = (ahead >> (limit - n)) - tl.load(left + 768 + n)
         found = tl.where((found < 0) & (inner >= 0) & (inner < number), before + inner, found)
         before += number
-    tl.store(decoding + entry, tl.load(scratch + 512 + found, mask=found >= 0, other=limit))
+    tl.store(decoding + entry, tl.load(left + 512 + found, mask=found >= 0, other=limit))
 
 
 @triton.jit(do_not_specialize=["numel"])
-def lowest_kernel(counts, lowest, index, escaping, numel):
-    """`fix4.lowest_exponent` of `all_counts`, and an index that says 15 of all other exponents than its
-    15. escaping: how many of the counted have none of these, an int32."""
+def lowest_kernel(counts, lowest, index, note, numel):
+    """`fix4.lowest_exponent` of `all_counts`, and an index that says 15 of all other exponents than its 15. note: its
+    word 3 becomes how many of the counted have none of these."""
     place = tl.arange(0, 256)
     count = all_counts(counts, numel)
     upto = tl.cumsum(count, 0)
@@ -274,6 +273,6 @@ def lowest_kernel(counts, lowest, index, escaping, numel):
     key = tl.where(place <= 241, covered << 8 | (255 - place), 0)
     most = tl.max(key, 0)
     best = 255 - (most & 255).to(tl.int32)
-    tl.store(escaping, tl.minimum(tl.sum(count, 0) - (most >> 8), 0x7FFFFFFF).to(tl.int32))
+    tl.store(note + 3, tl.minimum(tl.sum(count, 0) - (most >> 8), 0x7FFFFFFF).to(tl.int32))
     tl.store(lowest, best.to(tl.uint8))
     tl.store(index + place, tl.where((place >= best) & (place < best + 15), 0, 15).to(tl.uint8))

@@ -75,17 +75,17 @@ def padding(stored):
 
 
 @triton.jit(do_not_specialize=["numel"])
-def normalizer_kernel(weights, norm, numel, N: tl.constexpr, FIRST_WARP: tl.constexpr, STEP: tl.constexpr):
+def normalizer_kernel(weights, norm, numel, N: tl.constexpr, FIRST_WARP: tl.constexpr, SCAN: tl.constexpr):
     """The fraction of the largest magnitude of each N weights. FIRST_WARP: of their first 32 but in the first block of
-    each STEP = 1024 weights (`fields.normalizers`, authors_v1)."""
+    each SCAN = 1024 weights (`fields.normalizers`, authors_v1)."""
     column = tl.arange(0, N)[None, :]
-    block = tl.arange(0, STEP // N)[:, None]
-    place = tl.program_id(0).to(tl.int64) * STEP + block * N + column
+    block = tl.arange(0, SCAN // N)[:, None]
+    place = tl.program_id(0).to(tl.int64) * SCAN + block * N + column
     magnitude = tl.load(weights + place, mask=place < numel, other=0).to(tl.int32) & 0x7FFF
     if FIRST_WARP:
         magnitude = tl.where((block == 0) | (column < 32), magnitude, 0)
     top = tl.max(magnitude, 1)
-    where = tl.program_id(0).to(tl.int64) * (STEP // N) + tl.arange(0, STEP // N)
+    where = tl.program_id(0).to(tl.int64) * (SCAN // N) + tl.arange(0, SCAN // N)
     tl.store(norm + where, (top << 1).to(tl.uint8), mask=where * N < numel)
 
 
@@ -108,12 +108,13 @@ def last_octet(mine, items, scales, octet, count, LANES: tl.constexpr, K: tl.con
 
 @triton.jit(do_not_specialize=["numel"])
 def size_kernel(
-    weights, norm, stored, pairs, units, words, most, patch_counts, escaping, sums, plane, numel,
+    weights, norm, stored, pairs, units, directory, most, patch_directory, escaping, sums, plane, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, PALETTE: tl.constexpr, ALIGNED: tl.constexpr,
     K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Units of each lane; words, largest units, patches and sum of each block, and which of its steps have patches
-    (`bit_of_step`). And the plane: here memory has time for it, where streams are written threads have none."""
+    """Units of each lane; of each block words and patches, where its beginnings will stand, largest units and sum, and
+    which of its steps have patches (`bit_of_step`). And the plane: here memory has time for it, where streams are
+    written threads have none."""
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     pad = padding(stored)
@@ -150,9 +151,9 @@ def size_kernel(
         steps |= (begun & (flags >= 1 << 30)).to(tl.int32) << bit_of_step(count // (8 * LANES), OCTETS)
     size = ((both & 0x3FFF).to(tl.int32) + (UNIT - 1)) // UNIT
     tl.store(units + block.to(tl.int64) * LANES + lane, size.to(tl.uint8))
-    tl.store(words + block, (tl.sum(size, 0) * UNIT + 31) // 32)
+    tl.store(directory + block, (tl.sum(size, 0) * UNIT + 31) // 32)
     tl.store(most + block, tl.max(size, 0))
-    tl.store(patch_counts + block, tl.sum((both >> 14).to(tl.int32), 0))
+    tl.store(patch_directory + block, tl.sum((both >> 14).to(tl.int32), 0))
     tl.store(escaping + block, tl.reduce(steps, 0, either))
     tl.store(sums + block, tl.sum(total, 0).to(tl.int32, bitcast=True))
 
@@ -166,9 +167,13 @@ def directory_of(directory, at, carried, count):
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def scan_kernel(most, directory, patch_directory, totals, blocks, STREAMS: tl.constexpr, STEP: tl.constexpr):
-    """Where blocks begin, and the end (directories, blocks + 1, sizes before), in one program. totals: words, patches,
-    largest units. STREAMS: there are words and units, not patches alone."""
+def scan_kernel(
+    most, directory, patch_directory, note, host, blocks,
+    NOTED: tl.constexpr, STREAMS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Where blocks begin, and the end (directories, blocks + 1, sizes before), in one program. host: words, patches,
+    largest units, and what stands behind these in NOTED words of a note. STREAMS: there are words and units, not
+    patches alone."""
     all_words = 0
     all_patches = 0
     largest = 0
@@ -179,11 +184,11 @@ def scan_kernel(most, directory, patch_directory, totals, blocks, STREAMS: tl.co
             all_words = directory_of(directory, at, all_words, blocks)
             largest = tl.maximum(largest, tl.max(tl.load(most + at, mask=at < blocks, other=0), 0))
     tl.store(patch_directory + blocks, all_patches)
-    tl.store(totals + 1, all_patches)
     if STREAMS:
         tl.store(directory + blocks, all_words)
-        tl.store(totals, all_words)
-        tl.store(totals + 2, largest)
+    place = tl.arange(0, NOTED)
+    told = tl.where(place == 0, all_words, tl.where(place == 1, all_patches, largest))
+    tl.store(host + place, tl.where(place < 3, told, tl.load(note + place)))
 
 
 @triton.jit
@@ -271,7 +276,7 @@ def octet_codes(w0, w1, w2, w3, offset):
 
 @triton.jit(do_not_specialize=["numel"])
 def fix4_kernel(
-    weights, norm, lowest, payload, plane, patch_counts, escaping, sums, numel,
+    weights, norm, lowest, payload, plane, patch_directory, escaping, sums, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Codes of four bits (`fix4.encode`), plane, patches and sum of a block, its steps with some (`bit_of_step`)."""
@@ -305,7 +310,7 @@ def fix4_kernel(
         here = tl.where(begun, count % 8 - known_of(codes), 0)
         steps |= (here > 0).to(tl.int32) << bit_of_step(count // (8 * LANES), OCTETS)
         escapes += here
-    tl.store(patch_counts + block, tl.sum(escapes, 0))
+    tl.store(patch_directory + block, tl.sum(escapes, 0))
     tl.store(escaping + block, tl.reduce(steps, 0, either))
     tl.store(sums + block, tl.sum(total, 0).to(tl.int32, bitcast=True))
 
@@ -359,22 +364,25 @@ def patch_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["each", "numel"])
+@triton.jit(do_not_specialize=["each", "room", "patch_room", "numel"])
 def write_kernel(
-    weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, patches, each, numel,
+    weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, patches, each, room,
+    patch_room, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
     ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """`write_block` of all blocks by one program each; and by another, beside it, `patch_block`, if there are two
-    (`each`): that one waits for memory most of the time, and what it reads was just read."""
+    (`each`): that one waits for memory most of the time, and what it reads was just read. Blocks and patches for which
+    there is no room, of so many words and so many patches, are not written."""
     block = tl.program_id(0) // each
     if tl.program_id(0) % each == 0:
-        write_block(
-            block, tl.num_programs(0) // each, weights, norm, stored, pairs, units, directory, payload, numel,
-            OCTETS, LANES, UNIT, GUARD, PALETTE, ALIGNED, K, LOG_NORM,
-        )  # fmt: skip
+        if tl.load(directory + block + 1) <= room - GUARD:
+            write_block(
+                block, tl.num_programs(0) // each, weights, norm, stored, pairs, units, directory, payload, numel,
+                OCTETS, LANES, UNIT, GUARD, PALETTE, ALIGNED, K, LOG_NORM,
+            )  # fmt: skip
     else:
         patch_block(
-            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, ALIGNED,
+            block, weights, norm, index, escaping, patches, patch_directory, patch_room, numel, OCTETS, LANES, ALIGNED,
             K, LOG_NORM,
         )  # fmt: skip

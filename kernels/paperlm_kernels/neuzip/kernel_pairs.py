@@ -33,11 +33,11 @@ def store_pairs(index, codes, pairs, part, lowest, width, PART: tl.constexpr):
 
 
 @triton.jit
-def pairs_kernel(stored, index, codes, pairs, PALETTE: tl.constexpr, PART: tl.constexpr):
+def pairs_kernel(stored, index, packing, pairs, PALETTE: tl.constexpr, PART: tl.constexpr):
     """The table of a codebook that was there before; PART entries a program."""
     lowest, width = window_of(stored, PALETTE)
     if tl.program_id(0) * PART < width * width:
-        store_pairs(index, codes, pairs, tl.program_id(0), lowest, width, PART)
+        store_pairs(index, packing, pairs, tl.program_id(0), lowest, width, PART)
 
 
 @triton.jit

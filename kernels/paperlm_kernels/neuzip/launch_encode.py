@@ -1,12 +1,13 @@
-"""Host side of encoding, in two parts: planes are written, lengths counted and sent to the host; then all the rest is
-written.
+"""Host side of encoding: kernels are launched one behind the other, and only then the host waits for lengths.
 
-What is sent is one small buffer: lengths of streams, number of patches, and the codebook.
+How long streams are is known when all blocks were looked at. But where a tensor is not huge, streams are written before
+the host knows, into room that is enough for nearly all tensors, and are copied then: that takes less time than to wait.
+
+What is sent to the host is one small buffer: lengths of streams, number of patches, and the codebook.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor
 
 from paperlm_kernels.neuzip import kernel_codebook, kernel_encode, kernel_pairs
+from paperlm_kernels.neuzip.buffers import Layout, Room
 from paperlm_kernels.neuzip.codebook import PALETTE, STORED, SYMBOLS, Codebook
-from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.fields import SCAN, WARP, plane_bytes
 from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
 from paperlm_kernels.neuzip.launch import is_aligned, log_of, octets_of
-from paperlm_kernels.neuzip.launcher import Launcher, on_device
+from paperlm_kernels.neuzip.launcher import Launcher, Starts, on_device
 from paperlm_kernels.neuzip.read_back import ReadBack
 from paperlm_kernels.neuzip.sample import check_patches, counted_weights, runs_of
 from paperlm_kernels.neuzip.streams import TooLongError
@@ -47,73 +48,153 @@ MOST_STEPS = 8184
 EXPONENTS = 256
 TOLD = 1024
 "Entries of a table of pairs of exponents that are made at once."
-_PAIRED = {"PALETTE": PALETTE, "PART": TOLD}
 TOLD_OF_CODES = 256
 "And of a table of codes; one has 2^8 or more."
 SCANNED = 4096
 "Blocks whose sizes are added up at once."
 EXPECTED = 4096
-"Weights that have one patch, at least, in codes of four bits: Gaussian ones have one of 6,500."
+"Weights that have one patch, at least: Gaussian ones have one of 6,500."
+ROOM = 8
+"Weights whose streams take 32 bits, at most: Gaussian ones take 2.7 bits each."
+HUGE = 2**28
+"Weights from which on such room would be missed elsewhere, and a wait is short beside the rest."
 SCRATCH = 1024
 "Words that `kernel_codebook.codebook_kernel` writes for itself and for the table to decode with."
-TOTALS = 64
-"Bytes in front of the codebook, in the buffer that is read back: words, patches, the largest lane, escaping ones."
+TOTALS = 16
+"Words in front of what else the host is sent: words, patches, units of the largest lane, escaping ones."
 
+NOTED = 64
+"Words that the host is sent with a codebook."
 
-def _new(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A section, in a buffer of a multiple of 64 bytes."""
-    whole = max(64, -(-count * dtype.itemsize // 64) * 64) // dtype.itemsize
-    room = torch.empty(whole, dtype=dtype, device=device)
-    return room if whole == count else room[:count]
-
-
-def _together(device: torch.device, *counts: int) -> list[Tensor]:
-    """Buffers of so many int32, each in a multiple of 64 bytes, in one: to ask a device's allocator takes longer than
-    to part what it gives. The memory is free again when all of them are: they must be given up together."""
-    sizes = [size for count in counts for size in (count, -count % 16)]
-    return torch.empty(sum(sizes), dtype=torch.int32, device=device).split_with_sizes(sizes)[::2]
-
-
-@dataclasses.dataclass
-class _Job:
-    """What the kernels of one tensor share."""
-
-    weights: Tensor
-    norm: Tensor
-    header: Header
-    constants: dict[str, int]
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights.device
-
-    def plane(self) -> Tensor:
-        return _new(plane_bytes(self.header.numel, self.header.mant_bits), torch.uint8, self.device)
-
-    def run(self, launcher: Launcher, *tensors: Tensor, numbers: tuple[int, ...] = (), each: int = 1) -> None:
-        """A kernel with a program for each block, or so many, given some numbers and the number of weights."""
-        every = (self.weights, self.norm, *tensors)
-        launcher(each * self.header.blocks, every, (*numbers, self.header.numel), self.constants)
-
+_BYTES = ("stored", "lowest", "index", "units", "norm")
+"Buffers of uint8; most others are int32."
 
 Encoded = tuple[Header, dict[Section, Tensor], Codebook | None, int]
 "Header, sections, codebook, and of FIX4 the lowest exponent."
 
 
-def _job(t: Tensor, header: Header) -> _Job:
-    n, count = header.block_norm, header.numel
-    weights = t.view(torch.int16)
-    norm = weights  # without normalizers it is not read
-    if n:
-        norm = _new(-(-count // n), torch.uint8, t.device)
-        first_warp = header.norm_semantics == "authors_v1" and WARP < n < SCAN
-        _NORMALIZER(-(-count // SCAN), (weights, norm), (count,), {"N": n, "FIRST_WARP": first_warp, "STEP": SCAN})
-    g = header.geometry
-    constants = {
-        "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "ALIGNED": is_aligned(t),
-        "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n),
-    }  # fmt: skip
-    return _Job(weights, norm, header, constants)
+def _words(size: int) -> int:
+    """int32 with room for so many bytes."""
+    return -(-size // 4)
+
+
+def tables_layout(limit: int) -> Layout:
+    """What is kept as long as a codebook is, and in front of it what the host is sent with it."""
+    return Layout(
+        note=TOTALS, stored=_words(STORED), packing=SYMBOLS, index=_words(EXPONENTS), decoding=1 << limit
+    )  # fmt: skip
+
+
+class Plan:
+    """What does not change between tensors with the same header (without patches), on a device, that all begin on 16
+    bytes, or do not."""
+
+    def __init__(self, header: Header, device: torch.device, on_16: bool) -> None:
+        g, blocks, n, count = header.geometry, header.blocks, header.block_norm, header.numel
+        streams = header.codec == Codec.PFX
+        self.programs = COUNTING
+        if device.type == "cuda":
+            self.programs *= torch.cuda.get_device_properties(device).multi_processor_count
+        self.starts = Starts({
+            "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "ALIGNED": on_16,
+            "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n), "N": n or 0,
+            "FIRST_WARP": header.norm_semantics == "authors_v1" and n is not None and WARP < n < SCAN,
+            "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else 2 * TOTALS, "PART": TOLD,
+            "CODES": TOLD_OF_CODES,
+        })  # fmt: skip
+        self.sizes = {"plane": plane_bytes(count, header.mant_bits), "norm": -(-count // n) if n else 0}
+        scratch = {"counts": 2 * EXPONENTS, "escaping": blocks}
+        kept = {name: _words(size) for name, size in self.sizes.items()}
+        kept |= {"sums": blocks, "patch_directory": blocks + 1}
+        self.room, self.patch_room = blocks * g.block // ROOM + g.guard, count // EXPECTED + blocks
+        if streams:
+            self.tables = tables_layout(g.limit)
+            self.sizes["units"] = blocks * g.lanes
+            scratch |= {"left": SCRATCH, "pairs": EXPONENTS * EXPONENTS, "most": blocks, "note": NOTED}
+            kept |= {"directory": blocks + 1, "units": _words(self.sizes["units"])}
+            self.written = Layout(payload=self.room, patches=self.patch_room)
+        else:
+            scratch |= {"index": _words(EXPONENTS)}
+            kept |= {"note": TOTALS, "lowest": 1, "payload": -(-count // OCTET)}
+            self.written = Layout(patches=self.patch_room)
+        self.scratch, self.kept = Layout(**scratch), Layout(**kept)
+
+
+_plan_of = functools.lru_cache(1024)(Plan)
+
+
+class Job:
+    """One tensor on its way: its buffers, by the names that they have in the kernels."""
+
+    def __init__(self, t: Tensor, header: Header) -> None:
+        self.weights, self.header, self.device = t, header, t.device
+        self.plan = _plan_of(header, t.device, is_aligned(t))
+        self.at: dict[str, int] = {}
+        self._rooms: list[Room] = []
+        self._given: dict[str, Tensor] = {}
+        self.give("weights", t)
+        self.take(self.plan.scratch, zeros=True)  # counters begin at 0
+        self.kept = self.take(self.plan.kept)
+        if header.block_norm:
+            self.run(_NORMALIZER, -(-header.numel // SCAN), header.numel)
+        else:
+            self.give("norm", t)  # it is not read
+
+    def give(self, name: str, t: Tensor) -> None:
+        """A tensor that is there."""
+        self._given[name], self.at[name] = t, t.data_ptr()
+
+    def take(self, layout: Layout, *, zeros: bool = False) -> Room:
+        """New buffers."""
+        room = layout.room(self.device, zeros=zeros)
+        self.at |= room.places()
+        self._rooms.append(room)
+        return room
+
+    def tensor(self, name: str) -> Tensor:
+        """A buffer as the kernels have it."""
+        if name == "plane":
+            return octets_of(self.section(name), self.header.mant_bits)
+        found = self._given.get(name)
+        if found is None:
+            found = next(room.tensors[name] for room in reversed(self._rooms) if name in room.tensors)
+        if found.dtype == torch.bfloat16:
+            return found.view(torch.int16)
+        return found.view(torch.uint8 if name in _BYTES else torch.int64 if name == "counts" else torch.int32)
+
+    def section(self, name: str) -> Tensor:
+        """A buffer that is kept, of which the last word may not be full: uint8."""
+        return self.kept.bytes(name, self.plan.sizes[name])
+
+    def run(self, launcher: Launcher, programs: int, *numbers: int) -> None:
+        """Launches a kernel."""
+        self.plan.starts.run(launcher, programs, self.at, self.tensor, *numbers)
+
+    def count(self, runs: tuple[int, int]) -> int:
+        """How often each exponent but 0 occurs in a block of each run, as "counts"; and of how many weights that is."""
+        each = MOST_STEPS // self.header.geometry.octets  # blocks, whole ones
+        programs = max(min(runs[0], self.plan.programs), -(-runs[0] // each))
+        self.run(_COUNT, programs, self.header.numel, *runs, programs)
+        return counted_weights(self.header, *runs)
+
+    def scan(self) -> ReadBack:
+        """Turns sizes of blocks into directories, and sends the totals and the note behind them."""
+        read_back = ReadBack(self.device)
+        self.give("host", read_back.room)
+        self.run(_SCAN, 1, self.header.blocks)
+        read_back.sent()
+        return read_back
+
+    def end(self, sections: dict[Section, Tensor], patches: Tensor) -> Header:
+        """Adds the sections that all codecs have. Returns the header with the number of patches."""
+        kept = self.kept.tensors
+        sections |= {
+            Section.PLANE: self.section("plane"), Section.BLOCK_SUM: kept["sums"],
+            Section.PATCH_DIR: kept["patch_directory"], Section.PATCH: patches,
+        }  # fmt: skip
+        if self.header.block_norm:
+            sections[Section.NORM] = self.section("norm")
+        return self.header.with_patches(patches.numel())
 
 
 def begin_encode(
@@ -121,11 +202,11 @@ def begin_encode(
 ) -> Callable[[], Encoded]:
     """Begins what `reference.encode` does, of a contiguous bfloat16 tensor with at least one element, on its device.
 
-    What is returned ends it; `t` must not change before. It waits until the device has got as far as this, for lengths
-    must be known, and raises TooLongError and UnlikeError.
+    What is returned ends it; `t` must not change before. It waits until the device has got as far as lengths are known,
+    and raises TooLongError and UnlikeError.
     """
     with on_device(t):
-        job = _job(t, header)
+        job = Job(t, header)
         runs = runs_of(header, all_counted)
         finish = _fix4(job, runs) if header.codec == Codec.FIX4 else _pfx(job, book, runs)
 
@@ -136,164 +217,96 @@ def begin_encode(
     return finish_there
 
 
-def _with_rest(job: _Job, sections: dict[Section, Tensor], patches: Tensor) -> Header:
-    """Adds what all codecs have. Returns the header with the number of patches."""
-    sections[Section.PATCH] = patches
-    if job.header.block_norm:
-        sections[Section.NORM] = job.norm
-    return job.header.with_patches(patches.numel())
-
-
-@functools.cache
-def _at_once(device: torch.device) -> int:
-    """Programs that count."""
-    if device.type != "cuda":
-        return COUNTING
-    return COUNTING * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _counts(job: _Job, runs: tuple[int, int]) -> tuple[Tensor, int]:
-    """How often each exponent but 0 occurs in a block of each run, on the device; and of how many weights that is."""
-    header, g = job.header, job.header.geometry
-    counts = torch.zeros(256, dtype=torch.int64, device=job.device)
-    each = MOST_STEPS // g.octets  # blocks, whole ones
-    programs = max(min(runs[0], _at_once(job.device)), -(-runs[0] // each))
-    _COUNT(programs, (job.weights, job.norm, counts), (header.numel, *runs, programs), job.constants)
-    return counts, counted_weights(header, *runs)
-
-
-def codebook_tables(
-    counts: Tensor, numel: int, limit: int, scratch: Tensor, pairs: Tensor
-) -> tuple[dict[str, Tensor], Tensor]:
-    """`Codebook.of_counts` on the device, as its tables by name, but "decoding" with nothing in it yet; and a note
-    (`_noted`) with the stored one and how many of these weights have no index. counts: of the exponents of so many
-    weights but of 0, which is what remains (256, int64). scratch: SCRATCH int32, for `decoding_table`. pairs:
-    EXPONENTS^2 int32, of which the kernels read what they look up."""
-    # all of this is kept as long as the codebook is
-    note, packing, index, decoding = _together(counts.device, _noted(STORED), SYMBOLS, 64, 1 << limit)
-    index, stored = index.view(torch.uint8), _behind(note, STORED)
-    tensors = (counts, stored, index, packing, scratch, note[3:4], pairs)
-    _CODEBOOK(1, tensors, (numel, limit, 8), _PAIRED)
-    return {"stored": stored, "index": index, "packing": packing, "decoding": decoding}, note
-
-
-def decoding_table(table: Tensor, scratch: Tensor, limit: int) -> None:
-    """Writes `Codebook.decoding` (2^limit, int32) of what `codebook_tables` left."""
-    _DECODING(-(-(1 << limit) // TOLD_OF_CODES), (table, scratch), (limit,), {"PART": TOLD_OF_CODES})
-
-
-def lowest_of(counts: Tensor, numel: int, note: Tensor, index: Tensor) -> Tensor:
-    """`fix4.lowest_exponent` on the device (one uint8), of counts as `codebook_tables` takes them. It is written into a
-    note, and how many have no code; and into `index` (256, uint8) 15 for exponents that are patched."""
-    lowest = _behind(note, 1)
-    _LOWEST(1, (counts, lowest, index, note[3:4]), (numel,), {})
-    return lowest
-
-
-def _scan(job: _Job, note: Tensor, patch_directory: Tensor, directory: Tensor | None, most: Tensor | None) -> ReadBack:
-    """Turns sizes of blocks into directories, and sends the totals. directory, most: of streams, where there are."""
-    streams = directory is not None
-    tensors = (most, directory, patch_directory, note) if streams else (patch_directory,) * 3 + (note,)
-    _SCAN(1, tensors, (job.header.blocks,), {"STREAMS": streams, "STEP": SCANNED})
-    return ReadBack(note)
-
-
 def _totals(read_back: ReadBack) -> tuple[int, int, int, int, np.ndarray]:
     """Words, patches, units of the largest lane, counted weights that escape; and the bytes behind. The one place that
     waits."""
     found = read_back.wait()
     words, patches, largest, escaping = found[:4].tolist()
-    return words, patches, largest, escaping, found.view(np.uint8)[TOTALS:]
+    return words, patches, largest, escaping, found[TOTALS:].view(np.uint8)
 
 
-def _noted(behind: int) -> int:
-    """Words of a note, which is read back: totals, and so many bytes."""
-    return (TOTALS + aligned(behind)) // 4
-
-
-def _behind(note: Tensor, count: int) -> Tensor:
-    """Those bytes."""
-    return note.view(torch.uint8)[TOTALS : TOTALS + count]
-
-
-def _pfx(job: _Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[], Encoded]:
-    # what the device can begin with is launched first, what is needed later is asked for after
-    header, g, blocks, device = job.header, job.header.geometry, job.header.blocks, job.device
-    counts, counted = _counts(job, runs) if book is None else (None, 0)
-    pairs, most, escaping, left, note = _together(device, EXPONENTS * EXPONENTS, blocks, blocks, SCRATCH, _noted(0))
+def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[], Encoded]:
+    header, g, plan, device = job.header, job.header.geometry, job.plan, job.device
     if book is None:
-        tables, note = codebook_tables(counts, counted, g.limit, left, pairs)
-        stored, index = tables["stored"], tables["index"]
+        counted = job.count(runs)
+        own = job.take(plan.tables)
+        job.run(_CODEBOOK, 1, counted, g.limit, 8)
     else:
-        stored, index, packing = (book.table(device, which) for which in ("stored", "index", "packing"))
-        _PAIRS(EXPONENTS * EXPONENTS // TOLD, (stored, index, packing, pairs), (), _PAIRED)
-    plane = job.plane()
-    units, sums, directory, patch_directory = _together(device, blocks * g.lanes // 4, blocks, blocks + 1, blocks + 1)
-    units = units.view(torch.uint8)
-    common = (stored, pairs)
-    octets = octets_of(plane, header.mant_bits)
-    job.run(_SIZE, *common, units, directory, most, patch_directory, escaping, sums, octets)
-    read_back = _scan(job, note, patch_directory, directory, most)
-    if book is None:
-        decoding_table(tables["decoding"], left, g.limit)
-    sections = {
-        Section.CODEBOOK: stored, Section.BLOCK_DIR: directory, Section.LANE_UNITS: units, Section.PLANE: plane,
-        Section.BLOCK_SUM: sums, Section.PATCH_DIR: patch_directory,
-    }  # fmt: skip
+        for name in ("stored", "index", "packing"):  # and the note that is sent says nothing
+            job.give(name, book.table(device, name))
+        job.run(_PAIRS, EXPONENTS * EXPONENTS // TOLD)
+    job.run(_SIZE, header.blocks, header.numel)
+    read_back = job.scan()
+
+    def write(layout: Layout, words: int, patches: int) -> Room:
+        room, each = job.take(layout), 2 if patches else 1
+        job.run(_WRITE, each * header.blocks, each, words, patches, header.numel)
+        return room
+
+    early = write(plan.written, plan.room, plan.patch_room) if header.numel < HUGE else None
 
     def finish() -> Encoded:
-        total, count, largest, escaping_some, in_bytes = _totals(read_back)
+        words, count, largest, escaping, stored = _totals(read_back)
+        words += g.guard
         if largest > MOST_UNITS:
             raise TooLongError
         if book is None:
-            check_patches(count, escaping_some, header, *runs)
-        payload, patches = _together(device, total + g.guard, count)
-        each = 2 if count else 1
-        job.run(
-            _WRITE, *common, index, units, escaping, directory, patch_directory, payload, patches,
-            numbers=(each,), each=each,
-        )  # fmt: skip
-        sections[Section.PAYLOAD] = payload
-        found = _with_rest(job, sections, patches)
-        own = book
-        if own is None:  # while the device writes
-            own = Codebook.of_device(in_bytes[:STORED], g.limit)
-            own.keep(device, tables)
-        return found, sections, own, 0
+            check_patches(count, escaping, header, *runs)
+        if early is not None and words <= plan.room and count <= plan.patch_room:
+            payload, patches = _copied(early, "payload", words), _copied(early, "patches", count)
+        else:
+            late = write(Layout(payload=words, patches=count), words, count).tensors
+            payload, patches = late["payload"], late["patches"]
+        sections = {
+            Section.CODEBOOK: job.tensor("stored")[:STORED], Section.BLOCK_DIR: job.kept.tensors["directory"],
+            Section.LANE_UNITS: job.section("units"), Section.PAYLOAD: payload,
+        }  # fmt: skip
+        found = job.end(sections, patches)
+        if book is not None:
+            return found, sections, book, 0
+        # while the device writes
+        job.run(_DECODING, -(-(1 << g.limit) // TOLD_OF_CODES), g.limit)
+        made = Codebook.of_device(stored[:STORED], g.limit)
+        made.keep(device, {
+            "stored": sections[Section.CODEBOOK], "index": own.bytes("index", EXPONENTS),
+            "packing": own.tensors["packing"], "decoding": own.tensors["decoding"],
+        })  # fmt: skip
+        return found, sections, made, 0
 
     return finish
 
 
-def _fix4(job: _Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
-    header, blocks, device = job.header, job.header.blocks, job.device
-    counts, counted = _counts(job, runs)
-    note, patch_directory, sums = _together(device, _noted(1), blocks + 1, blocks)
-    # patches before their number is known, in room for those of nearly all tensors, so that nothing waits
-    index, escaping, some = _together(device, 64, blocks, header.numel // EXPECTED + blocks)
-    index = index.view(torch.uint8)
-    lowest = lowest_of(counts, counted, note, index)
-    plane = job.plane()
-    (payload,) = _together(device, -(-header.numel // OCTET))
-    job.run(_FIX4, lowest, payload, octets_of(plane, header.mant_bits), patch_directory, escaping, sums)
-    read_back = _scan(job, note, patch_directory, None, None)
+def _copied(room: Room, name: str, count: int) -> Tensor:
+    """What was written, in a buffer of its length: what is kept has no spare room."""
+    return room.tensors[name][:count].clone()
 
-    def write(room: Tensor) -> None:
-        job.run(_PATCH, index, escaping, room, patch_directory, numbers=(room.numel(),))
 
-    write(some)
-    sections = {
-        Section.CODEBOOK: lowest, Section.PAYLOAD: payload, Section.PLANE: plane, Section.BLOCK_SUM: sums,
-        Section.PATCH_DIR: patch_directory,
-    }  # fmt: skip
+def _fix4(job: Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
+    header, plan = job.header, job.plan
+    counted = job.count(runs)
+    job.run(_LOWEST, 1, counted)
+    job.run(_FIX4, header.blocks, header.numel)
+    for name in ("most", "directory"):  # there are none
+        job.at[name] = job.at["patch_directory"]
+        job.give(name, job.kept.tensors["patch_directory"])
+    read_back = job.scan()
+
+    def write(layout: Layout, patches: int) -> Room:
+        room = job.take(layout)
+        job.run(_PATCH, header.blocks, patches, header.numel)
+        return room
+
+    early = write(plan.written, plan.patch_room)
 
     def finish() -> Encoded:
-        _, count, _, escaping_some, in_bytes = _totals(read_back)
-        check_patches(count, escaping_some, header, *runs)
-        if count <= some.numel():
-            patches = some[:count].clone()  # what is kept has no spare room
+        _, count, _, escaping, lowest = _totals(read_back)
+        check_patches(count, escaping, header, *runs)
+        if count <= plan.patch_room:
+            patches = _copied(early, "patches", count)
         else:
-            (patches,) = _together(device, count)
-            write(patches)
-        return _with_rest(job, sections, patches), sections, None, int(in_bytes[0])
+            patches = write(Layout(patches=count), count).tensors["patches"]
+        kept = job.kept.tensors
+        sections = {Section.CODEBOOK: kept["lowest"].view(torch.uint8)[:1], Section.PAYLOAD: kept["payload"]}
+        return job.end(sections, patches), sections, None, int(lowest[0])
 
     return finish

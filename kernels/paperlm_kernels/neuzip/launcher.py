@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -83,3 +83,28 @@ class Launcher:
         if compiled is not None:  # the interpreter compiles nothing
             self._compiled[key] = compiled
         return None
+
+
+class Starts:
+    """Kernels with the same constants, each found once for every number of programs."""
+
+    def __init__(self, constants: dict[str, int]) -> None:
+        self.constants = constants
+        self._found: dict[tuple[Launcher, int], tuple[Start, list[str]]] = {}
+
+    def run(
+        self, launcher: Launcher, programs: int, at: Mapping[str, int], tensor: Callable[[str], Tensor], *numbers: int
+    ) -> None:
+        """Starts one on the current device. at: addresses of buffers, by the names that the kernel's arguments have.
+        tensor: makes tensors of them, by name, for the first start alone, and for the interpreter. All starts of a
+        launcher are alike: in dtypes, in which buffers begin on 16 bytes, and in which numbers need 64 bits."""
+        found = self._found.get((launcher, programs))
+        if found is not None:
+            (start, own), names = found
+            start(*[at[name] for name in names], *numbers, *own)
+            return
+        names = [name for name in launcher.kernel.arg_names if name not in self.constants]
+        names = names[: len(names) - len(numbers)]
+        ready = launcher(programs, [tensor(name) for name in names], numbers, self.constants)
+        if ready is not None:
+            self._found[launcher, programs] = ready, names

@@ -8,38 +8,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SLOT = 256
-"Bytes of a place for them; a codebook and what goes with it fit."
+WORDS = 64
+"Of a place for them, int32; a codebook and what goes with it fit."
 
 
 class ReadBack:
-    """A copy of a contiguous tensor (int32, at most SLOT bytes), begun on the current stream.
+    """A place on the host to which kernels of a device write, and from which the host reads when they have ended.
 
-    A card writes into page-locked memory, without which the host would wait at once. Such memory takes long to get, and
-    is used again.
+    It is page-locked memory, in which a card can write. Such memory takes long to get, and is used again.
     """
 
     _free: ClassVar[dict[torch.device, list[tuple[Tensor, np.ndarray, Any]]]] = {}
 
-    def __init__(self, note: Tensor) -> None:
-        self._count, self._found = note.numel(), None
-        if note.device.type != "cuda":
-            self._found = note.numpy().copy()
-            return
-        self._slots = self._free.setdefault(note.device, [])
-        if self._slots:
-            self._slot = self._slots.pop()
-        else:
-            pinned = torch.empty(SLOT // 4, dtype=torch.int32, pin_memory=True)
-            self._slot = (pinned, pinned.numpy(), torch.cuda.Event())
-        room, self._host, self._event = self._slot
-        room[: self._count].copy_(note, non_blocking=True)
-        self._event.record()
+    def __init__(self, device: torch.device) -> None:
+        self._slots = self._free.setdefault(device, [])
+        if not self._slots:
+            on_card = device.type == "cuda"
+            room = torch.zeros(WORDS, dtype=torch.int32, pin_memory=on_card)
+            self._slots.append((room, room.numpy(), torch.cuda.Event() if on_card else None))
+        self._slot = self._slots.pop()
+        self.room: Tensor = self._slot[0]
+        "WORDS int32, for the kernels."
+
+    def sent(self) -> None:
+        """To be called when the last kernel that writes was launched, on its stream."""
+        if self._slot[2] is not None:
+            self._slot[2].record()
 
     def wait(self) -> np.ndarray:
-        """The numbers (int32), when they are there."""
-        if self._found is None:
-            self._event.synchronize()
-            self._found = self._host[: self._count].copy()
-            self._slots.append(self._slot)
-        return self._found
+        """The numbers (int32), when they are there; to be called once."""
+        _, host, event = self._slot
+        if event is not None:
+            event.synchronize()
+        found = host.copy()
+        self._slots.append(self._slot)
+        return found
