@@ -28,8 +28,15 @@ COUNTS = {
 @pytest.mark.parametrize("limit", [11, 12])
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit):
-    from paperlm_kernels.neuzip.launch_encode import _CODEBOOK, _DECODING, EXPONENTS, SCRATCH, TOLD_OF_CODES
-    from paperlm_kernels.neuzip.launch_encode import tables_layout
+    from paperlm_kernels.neuzip.launch_encode import (
+        _CODEBOOK,
+        _KEEP,
+        COPIED,
+        EXPONENTS,
+        SCRATCH,
+        TOLD_OF_CODES,
+        tables_layout,
+    )
 
     counts = COUNTS[name].astype(np.int64)
     right = Codebook.of_counts(counts, limit)
@@ -45,7 +52,14 @@ def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit
     }
     launched(_CODEBOOK, 1, buffers, int(counts.sum()), limit, 8)
     assert int(made["note"][3]) == min(counts[~np.isin(np.arange(256), right.palette)].sum(), 2**31 - 1)
-    launched(_DECODING, 2**limit // TOLD_OF_CODES, buffers, limit)
+    parts, words, patches = 2**limit // TOLD_OF_CODES, COPIED + 5, 7
+    for which in ("payload", "patches"):
+        buffers[which] = torch.arange(1, 2 * COPIED, dtype=torch.int32, device=spot.device)
+        buffers[f"own_{which}"] = torch.zeros(2 * COPIED, dtype=torch.int32, device=spot.device)
+    launched(_KEEP, parts + 3, buffers, parts, words, patches, limit)
+    for which, count in ("payload", words), ("patches", patches):
+        copied = buffers[f"own_{which}"]
+        assert torch.equal(copied[:count], buffers[which][:count]) and not copied[count:].any()
     assert sum(aligned(made[which].nbytes) for which in ("decoding", "packing", "index")) == right.table_bytes
     for which in ("decoding", "packing", "index", "stored"):
         wanted = getattr(right, which)
@@ -56,10 +70,10 @@ def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit
 
 def launched(launcher, programs, buffers, *numbers):
     """One kernel on these buffers, by the names that they have there."""
-    from paperlm_kernels.neuzip.launch_encode import PALETTE, TOLD, TOLD_OF_CODES
+    from paperlm_kernels.neuzip.launch_encode import COPIED, PALETTE, TOLD, TOLD_OF_CODES
     from paperlm_kernels.neuzip.launcher import Starts
 
-    starts = Starts({"PALETTE": PALETTE, "PART": TOLD, "CODES": TOLD_OF_CODES})
+    starts = Starts({"PALETTE": PALETTE, "PART": TOLD, "CODES": TOLD_OF_CODES, "COPIED": COPIED})
     starts.run(launcher, programs, {name: t.data_ptr() for name, t in buffers.items()}, buffers.get, *numbers)
 
 

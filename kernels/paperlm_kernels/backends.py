@@ -32,10 +32,9 @@ def chosen_backend(backend: str, tensor: Tensor, dtype: torch.dtype) -> str:
         raise ValueError(f"unknown backend {backend!r}{hint} known: {', '.join(BACKENDS)}")
     if backend == "reference":
         return backend
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if tensor.is_cuda:
         why = None if _capable(tensor.device) else "this is no NVIDIA GPU of compute capability 8.0 or newer"
-    elif interpreted and backend == "triton":
+    elif backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
         why = None
     else:
         why = "the tensors are on the CPU, where TRITON_INTERPRET=1 would interpret it"

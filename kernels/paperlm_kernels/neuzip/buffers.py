@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import torch
@@ -16,11 +15,10 @@ class Layout:
     """Where buffers of so many int32, by name, lie in an allocation: one behind the other."""
 
     def __init__(self, **counts: int) -> None:
-        self.names = list(counts)
         self.parts = [size for count in counts.values() for size in (count, -count % UNIT)]
         starts = [0, *itertools.accumulate(self.parts)]
         self.words = starts[-1]
-        self.offsets = [4 * start for start in starts[:-1:2]]
+        self.offsets = list(zip(counts, [4 * start for start in starts[:-1:2]], strict=True))
 
     def room(self, device: torch.device, *, zeros: bool = False) -> Room:
         """An allocation, with anything in it, or with zeros."""
@@ -37,16 +35,26 @@ class Room:
 
     def __init__(self, layout: Layout, whole: Tensor) -> None:
         self._layout, self._whole = layout, whole
+        self._tensors: dict[str, Tensor] | None = None
 
     def places(self) -> dict[str, int]:
         """Addresses by name."""
-        first, layout = self._whole.data_ptr(), self._layout
-        return {name: first + offset for name, offset in zip(layout.names, layout.offsets, strict=True)}
+        first = self._whole.data_ptr()
+        return {name: first + offset for name, offset in self._layout.offsets}
 
-    @functools.cached_property
+    @property
     def tensors(self) -> dict[str, Tensor]:
         """The buffers by name, int32."""
-        return dict(zip(self._layout.names, self._whole.split_with_sizes(self._layout.parts)[::2], strict=True))
+        if self._tensors is None:
+            layout = self._layout
+            parts = self._whole.split_with_sizes(layout.parts)[::2]
+            self._tensors = {name: part for (name, _), part in zip(layout.offsets, parts, strict=True)}
+        return self._tensors
+
+    def copied(self, name: str, count: int) -> Tensor:
+        """The first words of one, in a buffer of their own."""
+        first = dict(self._layout.offsets)[name] // 4
+        return self._whole[first : first + count].clone()
 
     def bytes(self, name: str, count: int) -> Tensor:
         """The first bytes of one, uint8."""

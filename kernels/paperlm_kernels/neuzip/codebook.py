@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,10 +128,17 @@ class Codebook:
 
     @classmethod
     def of_device(cls, data: NDArray[np.uint8], limit: int) -> Codebook:
-        """One that the kernel made: stored as `data`, and not looked through, which takes as long as a small tensor."""
+        """One that the kernel made: stored as `data`, and neither looked through nor, before somebody asks, taken
+        apart, which takes as long as a small tensor."""
         book = object.__new__(cls)
-        book.__dict__.update(palette=data[:PALETTE].copy(), lengths=_lengths(data), limit=limit)
+        book.__dict__.update(limit=limit, stored=data)
         return book
+
+    def __getattr__(self, name: str) -> Any:  # the fields that `of_device` leaves out
+        if name not in ("palette", "lengths") or "stored" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.__dict__[name] = self.stored[:PALETTE].copy() if name == "palette" else _lengths(self.stored)
+        return self.__dict__[name]
 
     def to_bytes(self) -> NDArray[np.uint8]:
         """STORED bytes."""

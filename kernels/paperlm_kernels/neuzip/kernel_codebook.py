@@ -195,7 +195,7 @@ def codebook_kernel(
 ):  # fmt: skip
     """`Codebook.of_counts` of `all_counts` in one program, as `stored`, `index`, `packing`, and `pairs` of `window_of`.
 
-    Word 3 of `note` becomes how many of the counted have no index. left: 1,024 int32, of which `decoding_kernel` makes
+    Word 3 of `note` becomes how many of the counted have no index. left: 1,024 int32, of which `store_decoding` makes
     the last table: packing need not wait for it. limit, and log, which is 8, are no constants: with all loops unrolled,
     it would take longer to fetch the instructions than to execute them.
     """
@@ -247,10 +247,10 @@ def codebook_kernel(
         store_pairs(index, packing, pairs, part, lowest, width, PART)
 
 
-@triton.jit(do_not_specialize=["limit"])
-def decoding_kernel(decoding, left, limit, CODES: tl.constexpr):
-    """`Codebook.decoding` of what `codebook_kernel` left; CODES entries a program."""
-    entry = tl.program_id(0) * CODES + tl.arange(0, CODES)
+@triton.jit
+def store_decoding(decoding, left, part, limit, CODES: tl.constexpr):
+    """A part of `Codebook.decoding`, CODES entries, of what `codebook_kernel` left."""
+    entry = part * CODES + tl.arange(0, CODES)
     ahead = reversed_bits(entry, tl.full([CODES], limit, tl.int32), limit)
     found = tl.full([CODES], -1, tl.int32)  # the rank of the code that it begins with
     before = 0
@@ -260,6 +260,24 @@ def decoding_kernel(decoding, left, limit, CODES: tl.constexpr):
         found = tl.where((found < 0) & (inner >= 0) & (inner < number), before + inner, found)
         before += number
     tl.store(decoding + entry, tl.load(left + 512 + found, mask=found >= 0, other=limit))
+
+
+@triton.jit(do_not_specialize=["parts", "words", "count", "limit"])
+def keep_kernel(
+    payload, patches, own_payload, own_patches, decoding, left, parts, words, count, limit,
+    CODES: tl.constexpr, COPIED: tl.constexpr,
+):  # fmt: skip
+    """The last of packing: so many `parts` of the table to decode with, and copies of the first words and patches,
+    COPIED a program."""
+    place = tl.program_id(0)
+    if place < parts:
+        store_decoding(decoding, left, place, limit, CODES)
+    else:
+        at = (place - parts) * COPIED + tl.arange(0, COPIED)
+        tl.store(own_payload + at, tl.load(payload + at, mask=at < words), mask=at < words)
+        at -= tl.cdiv(words, COPIED) * COPIED
+        inside = (at >= 0) & (at < count)
+        tl.store(own_patches + at, tl.load(patches + at, mask=inside), mask=inside)
 
 
 @triton.jit(do_not_specialize=["numel"])

@@ -32,7 +32,7 @@ REGISTERS = 64
 _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
 _COUNT = Launcher(kernel_codebook.count_kernel, maxnreg=REGISTERS)
 _CODEBOOK = Launcher(kernel_codebook.codebook_kernel)
-_DECODING = Launcher(kernel_codebook.decoding_kernel)
+_KEEP = Launcher(kernel_codebook.keep_kernel)
 _LOWEST = Launcher(kernel_codebook.lowest_kernel)
 _PAIRS = Launcher(kernel_pairs.pairs_kernel)
 _SIZE = Launcher(kernel_encode.size_kernel)
@@ -50,6 +50,8 @@ TOLD = 1024
 "Entries of a table of pairs of exponents that are made at once."
 TOLD_OF_CODES = 256
 "And of a table of codes; one has 2^8 or more."
+COPIED = 2048
+"Words that are copied at once."
 SCANNED = 4096
 "Blocks whose sizes are added up at once."
 EXPECTED = 4096
@@ -100,7 +102,7 @@ class Plan:
             "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n), "N": n or 0,
             "FIRST_WARP": header.norm_semantics == "authors_v1" and n is not None and WARP < n < SCAN,
             "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else 2 * TOTALS, "PART": TOLD,
-            "CODES": TOLD_OF_CODES,
+            "CODES": TOLD_OF_CODES, "COPIED": COPIED,
         })  # fmt: skip
         self.sizes = {"plane": plane_bytes(count, header.mant_bits), "norm": -(-count // n) if n else 0}
         scratch = {"counts": 2 * EXPONENTS, "escaping": blocks}
@@ -232,7 +234,7 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[],
         own = job.take(plan.tables)
         job.run(_CODEBOOK, 1, counted, g.limit, 8)
     else:
-        for name in ("stored", "index", "packing"):  # and the note that is sent says nothing
+        for name in ("stored", "index", "packing", "decoding"):  # and the note that is sent says nothing
             job.give(name, book.table(device, name))
         job.run(_PAIRS, EXPONENTS * EXPONENTS // TOLD)
     job.run(_SIZE, header.blocks, header.numel)
@@ -252,20 +254,27 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[],
             raise TooLongError
         if book is None:
             check_patches(count, escaping, header, *runs)
-        if early is not None and words <= plan.room and count <= plan.patch_room:
-            payload, patches = _copied(early, "payload", words), _copied(early, "patches", count)
+        parts = -(-(1 << g.limit) // TOLD_OF_CODES) if book is None else 0
+        if early and words <= plan.room and count <= plan.patch_room:
+            kept = job.take(Layout(own_payload=words, own_patches=count)).tensors
+            payload, patches = kept["own_payload"], kept["own_patches"]
+            job.run(_KEEP, parts - (-words // COPIED) - (-count // COPIED), parts, words, count, g.limit)
         else:
             late = write(Layout(payload=words, patches=count), words, count).tensors
             payload, patches = late["payload"], late["patches"]
+            if parts:
+                job.give("own_payload", payload)
+                job.give("own_patches", patches)
+                job.run(_KEEP, parts, parts, 0, 0, g.limit)
+        # while the device writes
         sections = {
-            Section.CODEBOOK: job.tensor("stored")[:STORED], Section.BLOCK_DIR: job.kept.tensors["directory"],
-            Section.LANE_UNITS: job.section("units"), Section.PAYLOAD: payload,
+            Section.CODEBOOK: own.bytes("stored", STORED) if book is None else book.table(device, "stored"),
+            Section.BLOCK_DIR: job.kept.tensors["directory"], Section.LANE_UNITS: job.section("units"),
+            Section.PAYLOAD: payload,
         }  # fmt: skip
         found = job.end(sections, patches)
         if book is not None:
             return found, sections, book, 0
-        # while the device writes
-        job.run(_DECODING, -(-(1 << g.limit) // TOLD_OF_CODES), g.limit)
         made = Codebook.of_device(stored[:STORED], g.limit)
         made.keep(device, {
             "stored": sections[Section.CODEBOOK], "index": own.bytes("index", EXPONENTS),
@@ -274,11 +283,6 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[],
         return found, sections, made, 0
 
     return finish
-
-
-def _copied(room: Room, name: str, count: int) -> Tensor:
-    """What was written, in a buffer of its length: what is kept has no spare room."""
-    return room.tensors[name][:count].clone()
 
 
 def _fix4(job: Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
@@ -302,7 +306,7 @@ def _fix4(job: Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
         _, count, _, escaping, lowest = _totals(read_back)
         check_patches(count, escaping, header, *runs)
         if count <= plan.patch_room:
-            patches = _copied(early, "patches", count)
+            patches = early.copied("patches", count)
         else:
             patches = write(Layout(patches=count), count).tensors["patches"]
         kept = job.kept.tensors

@@ -66,14 +66,7 @@ class Launcher:
         """
         if places is None:
             places = addresses(tensors)
-        if not self._own:
-            self._own = tuple(self.kernel.arg_names[len(tensors) + len(numbers) :])
-        own = tuple([constants[name] for name in self._own])
-        # a kernel is compiled for buffers that begin on 16 bytes, or for some that do not, and for short numbers
-        aligned = all_aligned(places) or tuple([p & 15 == 0 for p in places])
-        wide = max(numbers, default=0) >= _WIDE and tuple([n >= _WIDE for n in numbers])
-        key = (tensors[0].device, aligned, wide, *own)
-        ready = self._compiled.get(key)
+        ready, own = self.found(tensors, numbers, constants, places)
         if ready is not None:
             start = ready[(programs, 1, 1)]
             start(*places, *numbers, *own)
@@ -81,30 +74,48 @@ class Launcher:
         given = dict(zip(self._own, own, strict=True))
         compiled = self.kernel[(programs,)](*tensors, *numbers, **given, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
-            self._compiled[key] = compiled
+            self._compiled[self._key(tensors, numbers, places, own)] = compiled
         return None
+
+    def found(
+        self, tensors: Sequence[Tensor], numbers: Sequence[float], constants: dict[str, int], places: tuple[int, ...]
+    ) -> tuple[Any, tuple]:
+        """The compiled kernel for such arguments, or None, and its constants."""
+        if not self._own:
+            self._own = tuple(self.kernel.arg_names[len(tensors) + len(numbers) :])
+        own = tuple([constants[name] for name in self._own])
+        return self._compiled.get(self._key(tensors, numbers, places, own)), own
+
+    def _key(self, tensors: Sequence[Tensor], numbers: Sequence[float], places: tuple[int, ...], own: tuple) -> tuple:
+        # a kernel is compiled for buffers that begin on 16 bytes, or for some that do not, and for short numbers
+        aligned = all_aligned(places) or tuple([p & 15 == 0 for p in places])
+        wide = max(numbers, default=0) >= _WIDE and tuple([n >= _WIDE for n in numbers])
+        return tensors[0].device, aligned, wide, *own
 
 
 class Starts:
-    """Kernels with the same constants, each found once for every number of programs."""
+    """Kernels with the same constants on one device, each found once."""
 
     def __init__(self, constants: dict[str, int]) -> None:
         self.constants = constants
-        self._found: dict[tuple[Launcher, int], tuple[Start, list[str]]] = {}
+        self._found: dict[Launcher, tuple[Any, tuple, list[str]]] = {}
 
     def run(
         self, launcher: Launcher, programs: int, at: Mapping[str, int], tensor: Callable[[str], Tensor], *numbers: int
     ) -> None:
-        """Starts one on the current device. at: addresses of buffers, by the names that the kernel's arguments have.
-        tensor: makes tensors of them, by name, for the first start alone, and for the interpreter. All starts of a
-        launcher are alike: in dtypes, in which buffers begin on 16 bytes, and in which numbers need 64 bits."""
-        found = self._found.get((launcher, programs))
+        """Starts so many programs on the current device. at: addresses of buffers, by the names that the kernel's
+        arguments have. tensor: makes tensors of them, by name, for the first start alone, and for the interpreter. All
+        starts of a launcher are alike: in dtypes, in which buffers begin on 16 bytes, and in which numbers need 64
+        bits."""
+        found = self._found.get(launcher)
         if found is not None:
-            (start, own), names = found
-            start(*[at[name] for name in names], *numbers, *own)
+            ready, own, names = found
+            ready[(programs, 1, 1)](*[at[name] for name in names], *numbers, *own)
             return
         names = [name for name in launcher.kernel.arg_names if name not in self.constants]
         names = names[: len(names) - len(numbers)]
-        ready = launcher(programs, [tensor(name) for name in names], numbers, self.constants)
+        tensors, places = [tensor(name) for name in names], tuple([at[name] for name in names])
+        launcher(programs, tensors, numbers, self.constants, places)
+        ready, own = launcher.found(tensors, numbers, self.constants, places)
         if ready is not None:
-            self._found[launcher, programs] = ready, names
+            self._found[launcher] = ready, own, names
