@@ -79,7 +79,7 @@ def test_kernels_of_an_update_are_of_one_phase_each_by_their_whole_names():
         for name in vars(module)
         if name.endswith("_kernel")
     }
-    assert {"decode_kernel", "decode_fix4_kernel", "keep_kernel", "write_kernel", "pairs_kernel"} <= ours
+    assert {"decode_kernel", "decode_fix4_kernel", "write_kernel", "pairs_kernel"} <= ours
     for name in ours:
         assert phase_of(name) == ("decoding" if name.startswith("decode_") else "encoding")
     for name in (

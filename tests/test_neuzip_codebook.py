@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from paperlm_kernels.neuzip import fix4, pack
-from paperlm_kernels.neuzip.codebook import Codebook
-from paperlm_kernels.neuzip.container import aligned
-from support_neuzip import bits_of, compiled_or_interpreted, gaussian, patterns
+
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+from paperlm_kernels.neuzip import fix4, pack  # noqa: E402
+from paperlm_kernels.neuzip.codebook import Codebook  # noqa: E402
+from paperlm_kernels.neuzip.container import aligned  # noqa: E402
+from paperlm_kernels.neuzip.kernel_codebook import store_decoding  # noqa: E402
+from support_neuzip import bits_of, compiled_or_interpreted, gaussian, patterns  # noqa: E402
 
 GAUSSIAN = np.bincount(bits_of(gaussian(2**20)) >> 7 & 0xFF, minlength=256)
 COUNTS = {
@@ -24,19 +29,17 @@ COUNTS = {
 }
 
 
+@triton.jit
+def table_kernel(decoding, left, limit, CODES: tl.constexpr):
+    """What the kernel that writes streams does beside."""
+    store_decoding(decoding, left, tl.program_id(0), limit, CODES)
+
+
 @compiled_or_interpreted
 @pytest.mark.parametrize("limit", [11, 12])
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit):
-    from paperlm_kernels.neuzip.launch_encode import (
-        _CODEBOOK,
-        _KEEP,
-        COPIED,
-        EXPONENTS,
-        SCRATCH,
-        TOLD_OF_CODES,
-        tables_layout,
-    )
+    from paperlm_kernels.neuzip.launch_encode import _CODEBOOK, EXPONENTS, SCRATCH, TOLD_OF_CODES, tables_layout
 
     counts = COUNTS[name].astype(np.int64)
     right = Codebook.of_counts(counts, limit)
@@ -52,14 +55,7 @@ def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit
     }
     launched(_CODEBOOK, 1, buffers, int(counts.sum()), limit, 8)
     assert int(made["note"][3]) == min(counts[~np.isin(np.arange(256), right.palette)].sum(), 2**31 - 1)
-    parts, words, patches = 2**limit // TOLD_OF_CODES, COPIED + 5, 7
-    for which in ("payload", "patches"):
-        buffers[which] = torch.arange(1, 2 * COPIED, dtype=torch.int32, device=spot.device)
-        buffers[f"own_{which}"] = torch.zeros(2 * COPIED, dtype=torch.int32, device=spot.device)
-    launched(_KEEP, parts + 3, buffers, parts, words, patches, limit)
-    for which, count in ("payload", words), ("patches", patches):
-        copied = buffers[f"own_{which}"]
-        assert torch.equal(copied[:count], buffers[which][:count]) and not copied[count:].any()
+    table_kernel[(2**limit // TOLD_OF_CODES,)](made["decoding"], buffers["left"], limit, CODES=TOLD_OF_CODES)
     assert sum(aligned(made[which].nbytes) for which in ("decoding", "packing", "index")) == right.table_bytes
     for which in ("decoding", "packing", "index", "stored"):
         wanted = getattr(right, which)
@@ -70,10 +66,10 @@ def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit
 
 def launched(launcher, programs, buffers, *numbers):
     """One kernel on these buffers, by the names that they have there."""
-    from paperlm_kernels.neuzip.launch_encode import COPIED, PALETTE, TOLD, TOLD_OF_CODES
+    from paperlm_kernels.neuzip.launch_encode import PALETTE, TOLD
     from paperlm_kernels.neuzip.launcher import Starts
 
-    starts = Starts({"PALETTE": PALETTE, "PART": TOLD, "CODES": TOLD_OF_CODES, "COPIED": COPIED})
+    starts = Starts({"PALETTE": PALETTE, "PART": TOLD})
     starts.run(launcher, programs, {name: t.data_ptr() for name, t in buffers.items()}, buffers.get, *numbers)
 
 

@@ -51,11 +51,6 @@ class Room:
             self._tensors = {name: part for (name, _), part in zip(layout.offsets, parts, strict=True)}
         return self._tensors
 
-    def copied(self, name: str, count: int) -> Tensor:
-        """The first words of one, in a buffer of their own."""
-        first = dict(self._layout.offsets)[name] // 4
-        return self._whole[first : first + count].clone()
-
     def bytes(self, name: str, count: int) -> Tensor:
         """The first bytes of one, uint8."""
         return self.tensors[name].view(torch.uint8)[:count]

@@ -262,24 +262,6 @@ def store_decoding(decoding, left, part, limit, CODES: tl.constexpr):
     tl.store(decoding + entry, tl.load(left + 512 + found, mask=found >= 0, other=limit))
 
 
-@triton.jit(do_not_specialize=["parts", "words", "count", "limit"])
-def keep_kernel(
-    payload, patches, own_payload, own_patches, decoding, left, parts, words, count, limit,
-    CODES: tl.constexpr, COPIED: tl.constexpr,
-):  # fmt: skip
-    """The last of packing: so many `parts` of the table to decode with, and copies of the first words and patches,
-    COPIED a program."""
-    place = tl.program_id(0)
-    if place < parts:
-        store_decoding(decoding, left, place, limit, CODES)
-    else:
-        at = (place - parts) * COPIED + tl.arange(0, COPIED)
-        tl.store(own_payload + at, tl.load(payload + at, mask=at < words), mask=at < words)
-        at -= tl.cdiv(words, COPIED) * COPIED
-        inside = (at >= 0) & (at < count)
-        tl.store(own_patches + at, tl.load(patches + at, mask=inside), mask=inside)
-
-
 @triton.jit(do_not_specialize=["numel"])
 def lowest_kernel(counts, lowest, index, note, numel):
     """`fix4.lowest_exponent` of `all_counts`, and an index that says 15 of all other exponents than its 15. note: its

@@ -7,6 +7,7 @@ A step asks for the weights of the next one before its own are looked at: memory
 import triton
 import triton.language as tl
 
+from paperlm_kernels.neuzip.kernel_codebook import store_decoding
 from paperlm_kernels.neuzip.kernel_decode import normed_word, within_block
 from paperlm_kernels.neuzip.kernel_octets import as_stored, bit_of_step, either, load_last, load_octet
 from paperlm_kernels.neuzip.kernel_pairs import entry_of, window_of
@@ -364,25 +365,27 @@ def patch_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["each", "room", "patch_room", "numel"])
+@triton.jit(do_not_specialize=["parts", "limit", "each", "numel"])
 def write_kernel(
-    weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, patches, each, room,
-    patch_room, numel,
+    weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, patches, decoding, left,
+    parts, limit, each, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
-    ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
+    ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """`write_block` of all blocks by one program each; and by another, beside it, `patch_block`, if there are two
-    (`each`): that one waits for memory most of the time, and what it reads was just read. Blocks and patches for which
-    there is no room, of so many words and so many patches, are not written."""
-    block = tl.program_id(0) // each
-    if tl.program_id(0) % each == 0:
-        if tl.load(directory + block + 1) <= room - GUARD:
-            write_block(
-                block, tl.num_programs(0) // each, weights, norm, stored, pairs, units, directory, payload, numel,
-                OCTETS, LANES, UNIT, GUARD, PALETTE, ALIGNED, K, LOG_NORM,
-            )  # fmt: skip
+    (`each`): that one waits for memory most of the time, and what it reads was just read. The first `parts` programs
+    write the table to decode a new codebook with, which is needed later than all else."""
+    place = tl.program_id(0) - parts
+    block = place // each
+    if place < 0:
+        store_decoding(decoding, left, tl.program_id(0), limit, CODES)
+    elif place % each == 0:
+        write_block(
+            block, (tl.num_programs(0) - parts) // each, weights, norm, stored, pairs, units, directory, payload, numel,
+            OCTETS, LANES, UNIT, GUARD, PALETTE, ALIGNED, K, LOG_NORM,
+        )  # fmt: skip
     else:
         patch_block(
-            block, weights, norm, index, escaping, patches, patch_directory, patch_room, numel, OCTETS, LANES, ALIGNED,
+            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, ALIGNED,
             K, LOG_NORM,
         )  # fmt: skip

@@ -1,9 +1,10 @@
-"""Host side of encoding: kernels are launched one behind the other, and only then the host waits for lengths.
+"""Host side of encoding, in two parts: planes are written, lengths counted and sent to the host; then all the rest is
+written.
 
-How long streams are is known when all blocks were looked at. But where a tensor is not huge, streams are written before
-the host knows, into room that is enough for nearly all tensors, and are copied then: that takes less time than to wait.
+What is sent is one small buffer: lengths of streams, number of patches, and the codebook.
 
-What is sent to the host is one small buffer: lengths of streams, number of patches, and the codebook.
+A card is done with a layer's weights before Python has launched what comes next. So buffers share allocations, kernels
+are found once, and tensors are made of buffers when the last kernel was launched.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ REGISTERS = 64
 _NORMALIZER = Launcher(kernel_encode.normalizer_kernel)
 _COUNT = Launcher(kernel_codebook.count_kernel, maxnreg=REGISTERS)
 _CODEBOOK = Launcher(kernel_codebook.codebook_kernel)
-_KEEP = Launcher(kernel_codebook.keep_kernel)
 _LOWEST = Launcher(kernel_codebook.lowest_kernel)
 _PAIRS = Launcher(kernel_pairs.pairs_kernel)
 _SIZE = Launcher(kernel_encode.size_kernel)
@@ -50,16 +50,10 @@ TOLD = 1024
 "Entries of a table of pairs of exponents that are made at once."
 TOLD_OF_CODES = 256
 "And of a table of codes; one has 2^8 or more."
-COPIED = 2048
-"Words that are copied at once."
 SCANNED = 4096
 "Blocks whose sizes are added up at once."
 EXPECTED = 4096
-"Weights that have one patch, at least: Gaussian ones have one of 6,500."
-ROOM = 8
-"Weights whose streams take 32 bits, at most: Gaussian ones take 2.7 bits each."
-HUGE = 2**28
-"Weights from which on such room would be missed elsewhere, and a wait is short beside the rest."
+"Weights that have one patch, at least, in codes of four bits: Gaussian ones have one of 6,500."
 SCRATCH = 1024
 "Words that `kernel_codebook.codebook_kernel` writes for itself and for the table to decode with."
 TOTALS = 16
@@ -102,23 +96,22 @@ class Plan:
             "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n), "N": n or 0,
             "FIRST_WARP": header.norm_semantics == "authors_v1" and n is not None and WARP < n < SCAN,
             "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else 2 * TOTALS, "PART": TOLD,
-            "CODES": TOLD_OF_CODES, "COPIED": COPIED,
+            "CODES": TOLD_OF_CODES,
         })  # fmt: skip
         self.sizes = {"plane": plane_bytes(count, header.mant_bits), "norm": -(-count // n) if n else 0}
         scratch = {"counts": 2 * EXPONENTS, "escaping": blocks}
         kept = {name: _words(size) for name, size in self.sizes.items()}
         kept |= {"sums": blocks, "patch_directory": blocks + 1}
-        self.room, self.patch_room = blocks * g.block // ROOM + g.guard, count // EXPECTED + blocks
         if streams:
             self.tables = tables_layout(g.limit)
             self.sizes["units"] = blocks * g.lanes
             scratch |= {"left": SCRATCH, "pairs": EXPONENTS * EXPONENTS, "most": blocks, "note": NOTED}
             kept |= {"directory": blocks + 1, "units": _words(self.sizes["units"])}
-            self.written = Layout(payload=self.room, patches=self.patch_room)
         else:
             scratch |= {"index": _words(EXPONENTS)}
             kept |= {"note": TOTALS, "lowest": 1, "payload": -(-count // OCTET)}
-            self.written = Layout(patches=self.patch_room)
+            self.patch_room = count // EXPECTED + blocks
+            self.early = Layout(patches=self.patch_room)
         self.scratch, self.kept = Layout(**scratch), Layout(**kept)
 
 
@@ -234,45 +227,29 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[],
         own = job.take(plan.tables)
         job.run(_CODEBOOK, 1, counted, g.limit, 8)
     else:
-        for name in ("stored", "index", "packing", "decoding"):  # and the note that is sent says nothing
+        for name in ("stored", "index", "packing"):  # and the note that is sent says nothing
             job.give(name, book.table(device, name))
+        job.give("decoding", book.table(device, "packing"))  # none is written
         job.run(_PAIRS, EXPONENTS * EXPONENTS // TOLD)
     job.run(_SIZE, header.blocks, header.numel)
     read_back = job.scan()
 
-    def write(layout: Layout, words: int, patches: int) -> Room:
-        room, each = job.take(layout), 2 if patches else 1
-        job.run(_WRITE, each * header.blocks, each, words, patches, header.numel)
-        return room
-
-    early = write(plan.written, plan.room, plan.patch_room) if header.numel < HUGE else None
-
     def finish() -> Encoded:
         words, count, largest, escaping, stored = _totals(read_back)
-        words += g.guard
         if largest > MOST_UNITS:
             raise TooLongError
         if book is None:
             check_patches(count, escaping, header, *runs)
-        parts = -(-(1 << g.limit) // TOLD_OF_CODES) if book is None else 0
-        if early and words <= plan.room and count <= plan.patch_room:
-            kept = job.take(Layout(own_payload=words, own_patches=count)).tensors
-            payload, patches = kept["own_payload"], kept["own_patches"]
-            job.run(_KEEP, parts - (-words // COPIED) - (-count // COPIED), parts, words, count, g.limit)
-        else:
-            late = write(Layout(payload=words, patches=count), words, count).tensors
-            payload, patches = late["payload"], late["patches"]
-            if parts:
-                job.give("own_payload", payload)
-                job.give("own_patches", patches)
-                job.run(_KEEP, parts, parts, 0, 0, g.limit)
+        streams = job.take(Layout(payload=words + g.guard, patches=count))
+        parts, each = (1 << g.limit) // TOLD_OF_CODES if book is None else 0, 2 if count else 1
+        job.run(_WRITE, parts + each * header.blocks, parts, g.limit, each, header.numel)
         # while the device writes
         sections = {
             Section.CODEBOOK: own.bytes("stored", STORED) if book is None else book.table(device, "stored"),
             Section.BLOCK_DIR: job.kept.tensors["directory"], Section.LANE_UNITS: job.section("units"),
-            Section.PAYLOAD: payload,
+            Section.PAYLOAD: streams.tensors["payload"],
         }  # fmt: skip
-        found = job.end(sections, patches)
+        found = job.end(sections, streams.tensors["patches"])
         if book is not None:
             return found, sections, book, 0
         made = Codebook.of_device(stored[:STORED], g.limit)
@@ -300,13 +277,13 @@ def _fix4(job: Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
         job.run(_PATCH, header.blocks, patches, header.numel)
         return room
 
-    early = write(plan.written, plan.patch_room)
+    early = write(plan.early, plan.patch_room)
 
     def finish() -> Encoded:
         _, count, _, escaping, lowest = _totals(read_back)
         check_patches(count, escaping, header, *runs)
         if count <= plan.patch_room:
-            patches = early.copied("patches", count)
+            patches = early.tensors["patches"][:count].clone()  # what is kept has no spare room
         else:
             patches = write(Layout(patches=count), count).tensors["patches"]
         kept = job.kept.tensors

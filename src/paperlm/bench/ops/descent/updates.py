@@ -25,7 +25,7 @@ from paperlm.train.repeatable import repeatable
 GIB = 2**30
 PHASES = {
     "decoding": re.compile(r"\bdecode_(fix4_)?kernel"),
-    "encoding": re.compile(r"\b(normalizer|count|codebook|keep|lowest|pairs|size|scan|write|fix4|patch)_kernel"),
+    "encoding": re.compile(r"\b(normalizer|count|codebook|lowest|pairs|size|scan|write|fix4|patch)_kernel"),
     "others": re.compile(r"fmha|flash|sdpa", re.IGNORECASE),  # attention, whose kernels cutlass has too
     "products": re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitK", re.IGNORECASE),
 }
