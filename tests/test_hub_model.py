@@ -173,7 +173,9 @@ def test_a_hub_model_is_taken_from_a_mirror_and_pickles_and_code_stay_there(tmp_
     found, target = saved(tmp_path, manifest, "hub:someone/bert")
     assert found.metrics["blocks"] == 3 and load_model(target, head="own").config.model_type == "bert"
     (source / "model.safetensors").unlink()
-    with pytest.raises(DataError, match="someone/bert has no weights as safetensors"):
+    with pytest.raises(
+        DataError, match="someone/bert has no weights as safetensors; `pickled: true` in the registry reads others"
+    ):
         prepare_model_files(ModelData(model="hub:someone/bert"), tmp_path / "other")
 
 

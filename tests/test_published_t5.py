@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import re
 
 import pytest
 import torch
 import transformers
 from paperlm_kernels.stored import model_hash
 from pydantic import ValidationError
+from support_probe import register
 from support_small_jobs import job
 
 from paperlm.data import registry
@@ -167,25 +167,37 @@ def test_a_t5_is_read_with_the_blocks_of_encoder_and_decoder(published, tmp_path
     assert model_hash(load_model(target, head="own")) == model_hash(load_model(published, head="own"))
 
 
-def test_a_model_that_is_published_as_a_pickle_alone_is_blocked_with_the_reason(tmp_path):
+@pytest.fixture
+def unread(monkeypatch):
+    """T5 11B, as if nothing here could read it."""
+    said = {
+        "source": "hub",
+        "architecture": "T5ForConditionalGeneration",
+        "unreadable": "T5 11B is in a foreign format",
+    }
+    hub = registry.registry().models["google-t5/t5-11b"].hub
+    register(monkeypatch, **{"google-t5/t5-11b": said | {"hub": hub}})
+
+
+def test_a_model_that_cannot_be_read_is_blocked_with_the_reason(tmp_path, unread):
     assert ELEVEN.data() == []
     found = read_from_hub(ELEVEN, Inputs(work=tmp_path), QUIET)
-    assert found.outcome == "blocked" and "pickle" in found.reason
+    assert found.outcome == "blocked" and "foreign format" in found.reason
 
 
-def test_jobs_that_wait_for_it_in_vain_are_counted_with_the_reason_before_any_starts():
+def test_jobs_that_wait_for_it_in_vain_are_counted_with_the_reason_before_any_starts(unread):
     project = Project({"scale": "paper", "run_missing": "yes"})
     jobs = [job for job in project.jobs_of("neuzip_table3b") if "t5-11b" in json.dumps(job.canonical())]
     said = expectation(Workflow(project), ["neuzip_table3b"], None, 4)
-    assert f"{len(jobs) + 1} of these jobs end as blocked, without a number: T5 11B is published as a pickle" in said
+    assert f"{len(jobs) + 1} of these jobs end as blocked, without a number: T5 11B is in a foreign format" in said
     assert not [job for job in project.jobs_of("neuzip_table3b") if job.out_of_reach() and job not in jobs]
 
 
-def test_a_job_on_it_is_blocked_with_the_reason(pairs):
+def test_a_job_on_it_is_blocked_with_the_reason(pairs, unread):
     wanted, places = job("stored_answers", of=ELEVEN, **AS_IT_IS), Places(pairs / "root", "smoke")
     Maker(places, QUIET).with_parents(wanted)
     record = read_record(places.root / places.made(wanted), wanted.job_id)
-    assert record.outcome == "blocked" and re.search(r"no model to work on \(T5 11B is .* pickle alone", record.reason)
+    assert record.outcome == "blocked" and "no model to work on (T5 11B is in a foreign format" in record.reason
 
 
 def test_weights_of_a_pull_request_are_fetched_at_the_commit_that_is_declared(monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from paperlm.data import pickled
 from paperlm.data.registry import ModelEntry, ModelRepository, model_entry
 from paperlm.data.shards import load_manifest, write_manifest
 from paperlm.data.sources import model_paths, verify
@@ -17,7 +18,7 @@ from paperlm.files import check_file, link_or_copy, sha256_of, temporary_beside
 from paperlm.frozen import Frozen, digest
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
-"Files of a hub's repository that are fetched: no pickled weights, no code."
+"Files of a hub's repository that are fetched: no code, and pickled weights of a model alone that has no others."
 
 
 class ModelData(Frozen):
@@ -60,7 +61,7 @@ def prepare_model_files(settings: ModelData, folder: Path, local_data: str = "")
     """Put the model's files and, last, manifest.json into `folder`; returns the manifest's path.
 
     A bundled or local file is checked against the registry and linked, or copied where links cannot be. Raises
-    DataError if one is missing or altered, and for a hub that cannot be reached or has no safetensors.
+    DataError if one is missing or altered, and for a hub that cannot be reached or has no weights that are read.
     """
     name, entry = model_entry(settings.model)
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,9 +92,10 @@ def _link(model: str, folder: Path, local_data: str) -> None:
 def _fetch(entry: ModelEntry, folder: Path) -> None:
     """From the hub, or from the folder in its layout that PAPERLM_HUB_MIRROR names (the name stays the same)."""
     mirror = os.environ.get("PAPERLM_HUB_MIRROR")
+    patterns = [*PATTERNS, *([pickled.PATTERN] if entry.pickled else [])]
     if mirror:
         source = Path(mirror) / entry.hub.name
-        for pattern in PATTERNS:
+        for pattern in patterns:
             for path in source.glob(pattern):
                 shutil.copyfile(path, folder / path.name)
     else:
@@ -101,7 +103,7 @@ def _fetch(entry: ModelEntry, folder: Path) -> None:
 
         try:
             commit = _commit(entry.hub)
-            snapshot_download(entry.hub.name, revision=commit, local_dir=folder, allow_patterns=list(PATTERNS))
+            snapshot_download(entry.hub.name, revision=commit, local_dir=folder, allow_patterns=patterns)
         except DataError:
             raise
         except Exception as error:
@@ -110,8 +112,11 @@ def _fetch(entry: ModelEntry, folder: Path) -> None:
                 "and, for some models, an account of the hub; or a folder in the hub's layout named by the environment "
                 "variable PAPERLM_HUB_MIRROR"
             ) from error
+    if entry.pickled:
+        pickled.to_safetensors(folder)
     if not any(folder.glob("*.safetensors")):
-        raise DataError(f"{mirror or 'hub'}: {entry.hub.name} has no weights as safetensors, the only format read here")
+        others = f", nor as {pickled.PATTERN}" if entry.pickled else "; `pickled: true` in the registry reads others"
+        raise DataError(f"{mirror or 'hub'}: {entry.hub.name} has no weights as safetensors{others}")
 
 
 def _commit(hub: ModelRepository) -> str:

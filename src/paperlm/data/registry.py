@@ -199,6 +199,8 @@ class ModelEntry(About):
     "the norm method of its blocks, whose colour it has in figures"
     without_tokenizer: bool = False
     "its weights alone are at hand, so that no text can be given to it"
+    pickled: bool = False
+    "a hub's model whose weights are a pickle alone; they are read by `pickled.to_safetensors` when they are fetched"
     unreadable: str = ""
     "why it cannot be read here; jobs on it are then `blocked`, and nothing is fetched"
 
@@ -218,6 +220,8 @@ class ModelEntry(About):
     def complete(self) -> ModelEntry:
         if (self.source == "hub") != (self.hub is not None) or (self.source == "hub") == bool(self.files):
             raise ValueError("a hub model has `hub`, a bundled or local one `files`")
+        if self.pickled and not self.hub:
+            raise ValueError("`pickled` is for a hub model: files of others are given as safetensors")
         return self
 
 
