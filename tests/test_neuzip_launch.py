@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from paperlm_kernels.neuzip import launch, pack
+from paperlm_kernels.neuzip import launch, launch_encode, pack
 from paperlm_kernels.neuzip.launcher import Launcher
 from support_neuzip import gaussian
 
@@ -19,7 +19,7 @@ class Told:
         self.arg_names, self.starts, self.forms = kernel.arg_names, [], []
 
     def __getitem__(self, grid):
-        def compile_and_start(*given, num_warps, **constants):
+        def compile_and_start(*given, num_warps, maxnreg=None, **constants):
             places = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in given]
             self.forms.append(constants)
             self.starts.append((grid[0], dict(zip(self.arg_names, [*places, *constants.values()], strict=True))))
@@ -86,3 +86,48 @@ def test_weights_that_were_packed_anew_are_read_where_they_are(told):
     packed.unpack(out, backend="triton")
     before, after = kernel.starts[0][1], kernel.starts[-1][1]
     assert after["payload"] != before["payload"] and after["out"] == before["out"]
+
+
+PACKING = {
+    "fast": ["_COUNT", "_CODEBOOK", "_SIZE", "_SCAN", "_WRITE"],
+    "fix4": ["_COUNT", "_LOWEST", "_FIX4", "_SCAN", "_PATCH"],
+    "an old codebook": ["_PAIRS", "_SIZE", "_SCAN", "_WRITE"],
+    "normalizers": ["_NORMALIZER", "_COUNT", "_CODEBOOK", "_SIZE", "_SCAN", "_WRITE"],
+}
+
+
+@pytest.mark.parametrize("kind", PACKING)
+def test_kernels_that_pack_are_found_once_and_share_the_buffers_of_their_tensor_alone(monkeypatch, kind):
+    options = {"profile": "fix4" if kind == "fix4" else "fast"}
+    if kind == "normalizers":
+        options |= {"mant_bits": 3, "block_norm": 512}
+    made = pack(gaussian(40_000), **options, raw="never", backend="reference")
+    header, book = made.header.with_patches(0), made.book if kind == "an old codebook" else None
+    kernels = {}
+    for name in {name for names in PACKING.values() for name in names}:
+        launcher = getattr(launch_encode, name)
+        kernels[name] = Told(launcher.kernel)
+        monkeypatch.setattr(launch_encode, name, Launcher(kernels[name], **launcher.options))
+    launch_encode._plan_of.cache_clear()
+    tensors = [gaussian(40_000, seed=seed) for seed in range(3)]
+    ends = [launch_encode.begin_encode(t, header, book) for t in tensors]  # all before one ends
+    assert [end() is not None for end in ends] == [True] * 3
+    launch_encode._plan_of.cache_clear()
+    assert sorted(name for name in kernels if kernels[name].starts) == sorted(PACKING[kind])
+    shared = {"weights", "patches"}  # there are none of these: a tensor without elements lies at 0
+    shared |= {"stored", "index", "packing", "decoding"} if book else set()
+    places = []
+    for number, t in enumerate(tensors):
+        at = {}
+        for name in PACKING[kind]:
+            kernel = kernels[name]
+            assert len(kernel.forms) == 1 and len(kernel.starts) == 3
+            (grid, first), (grid_now, now) = kernel.starts[0], kernel.starts[number]
+            numbers = {key: value for key, value in first.items() if value < 2**32} | {"patches": now.get("patches")}
+            assert grid_now == grid and {key: now.get(key) for key in numbers} == numbers
+            for key in now.keys() - numbers.keys():
+                assert at.setdefault(key, now[key]) == now[key], f"{key} of {name} is another buffer"
+        assert at["weights"] == t.data_ptr()
+        own = {key: place for key, place in at.items() if key not in shared and place != t.data_ptr()}
+        places += [*own.values()] if kind != "fix4" else {*own.values()}  # where some that are not there are another
+    assert len(places) == len(set(places)), "two tensors, or two buffers of one, lie at the same place"
