@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -46,6 +47,13 @@ def test_a_cache_of_7b_takes_250_64_and_49_microseconds_at_batch_16_and_4096_pos
 def test_every_method_and_case_that_is_declared_is_there(module, made):
     assert list(module.METHODS) == list(made)
     assert {name for names in module.GROUPS.values() for name in names} <= set(module.CASES)
+
+
+def test_a_host_is_kept_awake_for_so_long_before_calls_are_timed():
+    begin, ends = time.perf_counter(), []
+    cold.stay_awake(lambda: ends.append(time.perf_counter()), CPU, 0.02)
+    assert len(ends) > 3 and 0.02 <= time.perf_counter() - begin < 1.0
+    assert ends == sorted(ends) and ends[-1] > begin + 0.01
 
 
 def test_copies_are_together_larger_than_a_cache_and_a_cpu_has_two():
