@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from paperlm_kernels.neuzip import launch, launch_encode, pack
-from paperlm_kernels.neuzip.launcher import Launcher
+from paperlm_kernels.neuzip.launcher import Launcher, Starts
 from support_neuzip import gaussian
 
 
@@ -133,3 +133,14 @@ def test_kernels_that_pack_are_found_once_and_share_the_buffers_of_their_tensor_
         own = {key: place for key, place in at.items() if key not in shared and place != t.data_ptr()}
         places += [*own.values()] if kind != "fix4" else {*own.values()}  # where some that are not there are another
     assert len(places) == len(set(places)), "two tensors, or two buffers of one, lie at the same place"
+
+
+def test_a_number_that_needs_64_bits_is_given_to_a_form_of_its_own():
+    """A tensor of 2^31 weights and more is first counted in part, and all of it where that part was unlike the rest."""
+    kernel = Told(launch_encode._LOWEST.kernel)
+    starts, launcher = Starts({}), Launcher(kernel)
+    names = kernel.arg_names[:-1]
+    t = torch.zeros(64, dtype=torch.int32)
+    for numel in (5, 6, 2**31, 2**31 + 1, 7):
+        starts.run(launcher, 1, dict.fromkeys(names, t.data_ptr()), lambda name: t, numel)
+    assert len(kernel.forms) == 2 and [given["numel"] for _, given in kernel.starts] == [5, 6, 2**31, 2**31 + 1, 7]

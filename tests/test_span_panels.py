@@ -38,11 +38,11 @@ def test_each_printed_model_is_a_row_and_those_that_cannot_be_read_say_why(tmp_p
     found = {cell.row: cell.jobs[0] for cell in Project({"scale": "paper"}).cells("lns_figure2")}
     printed = ("Mistral-7B", "Qwen-7B", "DeepSeek-7B", "LLaMA2-7B", "LLaMA2-13B")
     assert {ROW, *(f"{name} (Pre-LN)" for name in printed)} <= set(found)
-    for name, reason in (("Qwen-7B", "never run"), ("DeepSeek-7B", "pickle")):
-        model = found[f"{name} (Pre-LN)"].of
-        assert model.data() == [], "nothing is fetched"
-        result = read_from_hub(model, Inputs(work=tmp_path), Machine(device="cpu", progress=False))
-        assert result.outcome == "blocked" and reason in result.reason
+    model = found["Qwen-7B (Pre-LN)"].of
+    assert model.data() == [], "nothing is fetched"
+    result = read_from_hub(model, Inputs(work=tmp_path), Machine(device="cpu", progress=False))
+    assert result.outcome == "blocked" and "never run" in result.reason
+    assert found["DeepSeek-7B (Pre-LN)"].of.data() != [], "its pickle is read"
 
 
 @both

@@ -24,7 +24,7 @@ from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
 from paperlm_kernels.neuzip.launch import is_aligned, log_of, octets_of
 from paperlm_kernels.neuzip.launcher import Launcher, Starts, on_device
-from paperlm_kernels.neuzip.read_back import ReadBack
+from paperlm_kernels.neuzip.read_back import WORDS, ReadBack
 from paperlm_kernels.neuzip.sample import check_patches, counted_weights, runs_of
 from paperlm_kernels.neuzip.streams import TooLongError
 
@@ -59,7 +59,7 @@ SCRATCH = 1024
 TOTALS = 16
 "Words in front of what else the host is sent: words, patches, units of the largest lane, escaping ones."
 
-NOTED = 64
+NOTED = WORDS
 "Words that the host is sent with a codebook."
 
 _BYTES = ("stored", "lowest", "index", "units", "norm")
@@ -92,7 +92,7 @@ class Plan:
         if device.type == "cuda":
             self.programs *= torch.cuda.get_device_properties(device).multi_processor_count
         self.starts = Starts({
-            "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "LIMIT": g.limit, "ALIGNED": on_16,
+            "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "ALIGNED": on_16,
             "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n), "N": n or 0,
             "FIRST_WARP": header.norm_semantics == "authors_v1" and n is not None and WARP < n < SCAN,
             "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else 2 * TOTALS, "PART": TOLD,
@@ -128,7 +128,7 @@ class Job:
         self._rooms: list[Room] = []
         self._given: dict[str, Tensor] = {}
         self.give("weights", t)
-        self.take(self.plan.scratch, zeros=True)  # counters begin at 0
+        self.take(self.plan.scratch, zeros=True)  # counters, and a note, begin at 0
         self.kept = self.take(self.plan.kept)
         if header.block_norm:
             self.run(_NORMALIZER, -(-header.numel // SCAN), header.numel)
@@ -140,7 +140,7 @@ class Job:
         self._given[name], self.at[name] = t, t.data_ptr()
 
     def take(self, layout: Layout, *, zeros: bool = False) -> Room:
-        """New buffers."""
+        """New buffers, in place of those that had the same names."""
         room = layout.room(self.device, zeros=zeros)
         self.at |= room.places()
         self._rooms.append(room)
@@ -267,8 +267,7 @@ def _fix4(job: Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
     counted = job.count(runs)
     job.run(_LOWEST, 1, counted)
     job.run(_FIX4, header.blocks, header.numel)
-    for name in ("most", "directory"):  # there are none
-        job.at[name] = job.at["patch_directory"]
+    for name in ("most", "directory"):  # not touched without streams, but a launch needs an address
         job.give(name, job.kept.tensors["patch_directory"])
     read_back = job.scan()
 

@@ -41,6 +41,11 @@ def on_device(t: Tensor) -> AbstractContextManager:
     return torch.cuda.device(t.device)
 
 
+def _wide(numbers: Sequence[float]) -> bool | tuple[bool, ...]:
+    """Which of them need 64 bits; False if none does."""
+    return max(numbers, default=0) >= _WIDE and tuple([n >= _WIDE for n in numbers])
+
+
 Start = tuple[Callable[..., None], tuple]
 "A compiled kernel with its grid, to be called with buffers' addresses, numbers and constants; and its constants."
 
@@ -89,8 +94,7 @@ class Launcher:
     def _key(self, tensors: Sequence[Tensor], numbers: Sequence[float], places: tuple[int, ...], own: tuple) -> tuple:
         # a kernel is compiled for buffers that begin on 16 bytes, or for some that do not, and for short numbers
         aligned = all_aligned(places) or tuple([p & 15 == 0 for p in places])
-        wide = max(numbers, default=0) >= _WIDE and tuple([n >= _WIDE for n in numbers])
-        return tensors[0].device, aligned, wide, *own
+        return tensors[0].device, aligned, _wide(numbers), *own
 
 
 class Starts:
@@ -98,16 +102,16 @@ class Starts:
 
     def __init__(self, constants: dict[str, int]) -> None:
         self.constants = constants
-        self._found: dict[Launcher, tuple[Any, tuple, list[str]]] = {}
+        self._found: dict[tuple[Launcher, Any], tuple[Any, tuple, list[str]]] = {}
 
     def run(
         self, launcher: Launcher, programs: int, at: Mapping[str, int], tensor: Callable[[str], Tensor], *numbers: int
     ) -> None:
         """Starts so many programs on the current device. at: addresses of buffers, by the names that the kernel's
         arguments have. tensor: makes tensors of them, by name, for the first start alone, and for the interpreter. All
-        starts of a launcher are alike: in dtypes, in which buffers begin on 16 bytes, and in which numbers need 64
-        bits."""
-        found = self._found.get(launcher)
+        starts of a launcher are alike in dtypes and in which buffers begin on 16 bytes."""
+        form = launcher, _wide(numbers)
+        found = self._found.get(form)
         if found is not None:
             ready, own, names = found
             ready[(programs, 1, 1)](*[at[name] for name in names], *numbers, *own)
@@ -118,4 +122,4 @@ class Starts:
         launcher(programs, tensors, numbers, self.constants, places)
         ready, own = launcher.found(tensors, numbers, self.constants, places)
         if ready is not None:
-            self._found[launcher] = ready, own, names
+            self._found[form] = ready, own, names

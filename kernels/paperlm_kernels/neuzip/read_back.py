@@ -15,18 +15,23 @@ WORDS = 64
 class ReadBack:
     """A place on the host to which kernels of a device write, and from which the host reads when they have ended.
 
-    It is page-locked memory, in which a card can write. Such memory takes long to get, and is used again.
+    Of a card it is page-locked memory, which takes long to get: it is used again, and never given back, for a kernel may
+    still write to it when a packing that was begun is dropped.
     """
 
     _free: ClassVar[dict[torch.device, list[tuple[Tensor, np.ndarray, Any]]]] = {}
+    _all: ClassVar[list[Tensor]] = []
 
     def __init__(self, device: torch.device) -> None:
         self._slots = self._free.setdefault(device, [])
-        if not self._slots:
+        try:
+            self._slot = self._slots.pop()
+        except IndexError:
             on_card = device.type == "cuda"
-            room = torch.zeros(WORDS, dtype=torch.int32, pin_memory=on_card)
-            self._slots.append((room, room.numpy(), torch.cuda.Event() if on_card else None))
-        self._slot = self._slots.pop()
+            room = torch.zeros(WORDS, dtype=torch.int32, device="cpu", pin_memory=on_card)
+            if on_card:
+                self._all.append(room)
+            self._slot = room, room.numpy(), torch.cuda.Event() if on_card else None
         self.room: Tensor = self._slot[0]
         "WORDS int32, for the kernels."
 

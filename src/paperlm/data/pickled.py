@@ -9,12 +9,13 @@ import json
 import pickle
 import zipfile
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from paperlm.errors import DataError
 from paperlm.files import temporary_beside
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PATTERN = "pytorch_model*.bin"
 "Files of weights as transformers saved them before it had safetensors: one, or shards with an index beside them."
@@ -44,6 +45,8 @@ def to_safetensors(folder: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    import torch
+
     remedy = "it is not read: fetch it again, or use a copy as safetensors"
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -53,7 +56,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict):
         raise DataError(f"{path}: holds a {type(found).__name__}, not weights by name; {remedy}")
     for name, weight in found.items():
-        if not isinstance(name, str) or not isinstance(weight, Tensor):
+        if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
             raise DataError(f"{path}: {name!r} is a {type(weight).__name__}, not a weight with a name; {remedy}")
     return found
 
