@@ -15,8 +15,8 @@ WORDS = 64
 class ReadBack:
     """A place on the host to which kernels of a device write, and from which the host reads when they have ended.
 
-    Of a card it is page-locked memory, which takes long to get: it is used again, and never given back, for a kernel may
-    still write to it when a packing that was begun is dropped.
+    Of a card it is page-locked memory, which takes long to get: it is used again, and never given back, for a kernel
+    may still write to it when a packing that was begun is dropped.
     """
 
     _free: ClassVar[dict[torch.device, list[tuple[Tensor, np.ndarray, Any]]]] = {}
