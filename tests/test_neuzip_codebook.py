@@ -39,7 +39,7 @@ def table_kernel(decoding, left, limit, CODES: tl.constexpr):
 @pytest.mark.parametrize("limit", [11, 12])
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit):
-    from paperlm_kernels.neuzip.launch_encode import _CODEBOOK, EXPONENTS, SCRATCH, TOLD_OF_CODES, tables_layout
+    from paperlm_kernels.neuzip.launch_encode import _CODEBOOK, EXPONENTS, LEFT, TOLD_OF_CODES, tables_layout
 
     counts = COUNTS[name].astype(np.int64)
     right = Codebook.of_counts(counts, limit)
@@ -50,7 +50,7 @@ def test_the_codebook_that_the_device_makes_is_the_definitions(spot, name, limit
     buffers = {
         **made,
         "counts": torch.from_numpy(given).to(spot.device),
-        "left": torch.zeros(SCRATCH, dtype=torch.int32, device=spot.device),
+        "left": torch.zeros(LEFT, dtype=torch.int32, device=spot.device),
         "pairs": torch.zeros(EXPONENTS**2, dtype=torch.int32, device=spot.device),
     }
     launched(_CODEBOOK, 1, buffers, int(counts.sum()), limit, 8)

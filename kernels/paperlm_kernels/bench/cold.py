@@ -19,7 +19,7 @@ TOGETHER = 256 * 2**20
 MOST_COPIES = 512
 AWAKE = 0.5
 """Seconds for which calls are repeated before any is timed, where Python starts them one by one on a card: a core of
-the host that has waited, as it does while kernels are compiled, is slow at first. Of four rounds of 50 packings in a
+the host that has waited, as it does while kernels are compiled, seems slow at first. Of four rounds of 50 packings in a
 row, the first took 379 us each and the last 259."""
 
 

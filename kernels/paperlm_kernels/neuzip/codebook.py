@@ -128,8 +128,8 @@ class Codebook:
 
     @classmethod
     def of_device(cls, data: NDArray[np.uint8], limit: int) -> Codebook:
-        """One that the kernel made: stored as `data`, and neither looked through nor, before somebody asks, taken
-        apart, which takes as long as a small tensor."""
+        """One that the kernel made: stored as `data`. It is not looked through, and not taken apart before somebody
+        asks: either takes as long as to pack a small tensor."""
         book = object.__new__(cls)
         book.__dict__.update(limit=limit, stored=data)
         return book

@@ -374,7 +374,7 @@ def write_kernel(
 ):  # fmt: skip
     """`write_block` of all blocks by one program each; and by another, beside it, `patch_block`, if there are two
     (`each`): that one waits for memory most of the time, and what it reads was just read. The first `parts` programs
-    write the table to decode a new codebook with, which is needed later than all else."""
+    write the table to decode a new codebook with: they are few, and soon make room for others."""
     place = tl.program_id(0) - parts
     block = place // each
     if place < 0:

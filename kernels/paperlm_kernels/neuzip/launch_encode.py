@@ -54,13 +54,14 @@ SCANNED = 4096
 "Blocks whose sizes are added up at once."
 EXPECTED = 4096
 "Weights that have one patch, at least, in codes of four bits: Gaussian ones have one of 6,500."
-SCRATCH = 1024
+LEFT = 1024
 "Words that `kernel_codebook.codebook_kernel` writes for itself and for the table to decode with."
 TOTALS = 16
 "Words in front of what else the host is sent: words, patches, units of the largest lane, escaping ones."
-
 NOTED = WORDS
-"Words that the host is sent with a codebook."
+"Words that the host is sent with a codebook: TOTALS and, behind them, the stored one;"
+NOTED_OF_FIX4 = 2 * TOTALS
+"and with codes of four bits: TOTALS and the lowest exponent, which lies behind them in what is kept."
 
 _BYTES = ("stored", "lowest", "index", "units", "norm")
 "Buffers of uint8; most others are int32."
@@ -83,7 +84,7 @@ def tables_layout(limit: int) -> Layout:
 
 class Plan:
     """What does not change between tensors with the same header (without patches), on a device, that all begin on 16
-    bytes, or do not."""
+    bytes, or do not. `tables` are of prefix codes alone, `patch_room` and `early` of codes of four bits."""
 
     def __init__(self, header: Header, device: torch.device, on_16: bool) -> None:
         g, blocks, n, count = header.geometry, header.blocks, header.block_norm, header.numel
@@ -95,8 +96,8 @@ class Plan:
             "OCTETS": g.octets, "LANES": g.lanes, "UNIT": g.unit, "ALIGNED": on_16,
             "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n), "N": n or 0,
             "FIRST_WARP": header.norm_semantics == "authors_v1" and n is not None and WARP < n < SCAN,
-            "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else 2 * TOTALS, "PART": TOLD,
-            "CODES": TOLD_OF_CODES,
+            "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else NOTED_OF_FIX4,
+            "PART": TOLD, "CODES": TOLD_OF_CODES,
         })  # fmt: skip
         self.sizes = {"plane": plane_bytes(count, header.mant_bits), "norm": -(-count // n) if n else 0}
         scratch = {"counts": 2 * EXPONENTS, "escaping": blocks}
@@ -105,7 +106,7 @@ class Plan:
         if streams:
             self.tables = tables_layout(g.limit)
             self.sizes["units"] = blocks * g.lanes
-            scratch |= {"left": SCRATCH, "pairs": EXPONENTS * EXPONENTS, "most": blocks, "note": NOTED}
+            scratch |= {"left": LEFT, "pairs": EXPONENTS * EXPONENTS, "most": blocks, "note": NOTED}
             kept |= {"directory": blocks + 1, "units": _words(self.sizes["units"])}
         else:
             scratch |= {"index": _words(EXPONENTS)}
@@ -197,8 +198,8 @@ def begin_encode(
 ) -> Callable[[], Encoded]:
     """Begins what `reference.encode` does, of a contiguous bfloat16 tensor with at least one element, on its device.
 
-    What is returned ends it; `t` must not change before. It waits until the device has got as far as lengths are known,
-    and raises TooLongError and UnlikeError.
+    What is returned ends it, on the same stream; `t` must not change before. It waits until the device has got as far as
+    lengths are known, and raises TooLongError and UnlikeError.
     """
     with on_device(t):
         job = Job(t, header)
@@ -238,7 +239,7 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[],
         words, count, largest, escaping, stored = _totals(read_back)
         if largest > MOST_UNITS:
             raise TooLongError
-        if book is None:
+        if book is None:  # what escapes an old one is looked at where it is kept, by `Packed.update_later`
             check_patches(count, escaping, header, *runs)
         streams = job.take(Layout(payload=words + g.guard, patches=count))
         parts, each = (1 << g.limit) // TOLD_OF_CODES if book is None else 0, 2 if count else 1

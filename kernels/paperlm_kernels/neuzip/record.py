@@ -170,7 +170,8 @@ class Packed:
         return self
 
     def update_later(self, t: Tensor, *, backend: str = "auto") -> Callable[[], None]:
-        """The beginning of `update_`, which does not wait for the device; what it returns, called once, does the rest.
+        """The beginning of `update_`, which does not wait for the device; what it returns, called once and on the same
+        stream, does the rest.
 
         Until then what was here stays, and `t` is not to be changed. Raises ValueError at once for a tensor unlike this
         one; that it holds what a rounded mantissa cannot keep is found at the end, which raises then.
