@@ -198,8 +198,8 @@ def begin_encode(
 ) -> Callable[[], Encoded]:
     """Begins what `reference.encode` does, of a contiguous bfloat16 tensor with at least one element, on its device.
 
-    What is returned ends it, on the same stream; `t` must not change before. It waits until the device has got as far as
-    lengths are known, and raises TooLongError and UnlikeError.
+    What is returned ends it, on the same stream; `t` must not change before. It waits until the device has got as far
+    as lengths are known, and raises TooLongError and UnlikeError.
     """
     with on_device(t):
         job = Job(t, header)
