@@ -8,6 +8,7 @@ import scipy.integrate
 import scipy.stats
 import torch
 from support_probe import TOKENS, Pretrained, inputs, new_model, save
+from support_small_jobs import small
 
 from paperlm.data.settings import TokenData
 from paperlm.errors import JobError, SpecError
@@ -278,7 +279,16 @@ def test_a_record_of_distributions_has_every_tensor_and_its_densities_are_of_all
 def test_a_quantizer_that_is_misspelt_or_called_as_an_input_is_refused():
     with pytest.raises(ValueError, match="did you mean 'int4_absmax'"):
         ActivationDistribution(of=Pretrained(), quantizers={"four": "int4_absmx"})
+    with pytest.raises(ValueError, match="four: unknown quantizer of activations"):
+        ActivationDistribution(of=Pretrained(), quantizers={"four": {"name": ["int4_absmean"]}})
     with pytest.raises(ValueError, match="'o' is the name of an input"):
         ActivationDistribution(of=Pretrained(), quantizers={"o": "int4_absmax"})
+
+
+@pytest.mark.parametrize("place,width", [("o", 16), ("down", 40)])
+def test_a_share_that_does_not_fit_the_width_is_refused_before_the_model_is_trained(place, width):
+    model, share = small("pretrain", dataset="local:wikipedia_en")(), {"name": "int8_absmax", "keep": 0.333}
+    with pytest.raises(ValueError, match=f"top: keep 0.333 of {width} entries is"):
+        ActivationDistribution(of=model, documents=6, tried_on=place, quantizers={"top": share})
     with pytest.raises(SpecError, match="keep: 2 is no share"):
         input_quantizer({"name": "int8_absmax", "keep": 2}, "INT8")

@@ -157,6 +157,7 @@ FIRST = "model.layers.0.self_attn.q_proj.weight"
         (lambda f: configure(f, hidden_act="gelu"), "hidden_act: 'gelu' is not implemented"),
         (lambda f: configure(f, architectures=["BitNetForCausalLM"]), "hold a BitNetForCausalLM, the registry"),
         (lambda f: (f / "config.json").write_text("{"), "no checkpoint of BitNet b1.58 that the decoder can be"),
+        (lambda f: (f / "config.json").write_text("[]"), "holds a list, not a model's settings by name"),
         (lambda f: configure(f, hidden_size=48), "no checkpoint of BitNet b1.58 that the decoder can be"),
         (lambda f: change(f, lambda s: s.pop(FIRST)), "do not fit BitnetForCausalLM: model.layers.0.attention.q"),
         (lambda f: change(f, lambda s: s.update({"model.layers.2.x": s[FIRST].clone()})), "do not fit .*layers.2.x"),

@@ -95,6 +95,30 @@ def test_no_tokens_no_prompt_and_more_positions_than_the_model_has_are_refused()
         PackedDecoder.of(model, batch=1, capacity=most + 1)
 
 
+def test_a_prompt_that_is_no_tensor_of_the_models_ids_and_weights_that_are_no_numbers_are_refused():
+    model = bitnet("a48_int4", **SHAPE)
+    decoder = PackedDecoder.of(model, batch=1, capacity=8)
+    size = model.config.vocab_size
+    for prompt, said in (
+        ([[1, 2]], "a prompt of a list; give token ids"),
+        (torch.ones(1, 2), r"a prompt of torch\.float32; give token ids"),
+        (torch.ones(2, dtype=torch.long), r"a prompt of shape \(2,\)"),
+        (torch.tensor([[1, size]]), f"beyond 0 to {size - 1}"),
+        (torch.tensor([[-1, 1]]), f"beyond 0 to {size - 1}"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            decoder.generate(prompt, 2)
+    name = "model.layers.0.attention.k_proj.weight"
+    with torch.no_grad():
+        model.get_parameter(name)[1, 1] = torch.nan
+    with pytest.raises(SpecError, match=rf"{name} has numbers that are not finite"):
+        PackedDecoder.of(model, batch=1, capacity=8)
+    spread = bitnet("a48_int4", **SHAPE)
+    spread.get_parameter("model.embed_tokens.weight").full_tensor = None  # as of a DTensor
+    with pytest.raises(SpecError, match=r"model.embed_tokens.weight is a shard: gather"):
+        PackedDecoder.of(spread, batch=1, capacity=8)
+
+
 def test_from_a_quantized_cache_each_token_is_the_likeliest_and_most_rows_are_those_of_transformers():
     """A code next to a tie moves a row's tokens, and which ones depends on the machine's order of sums."""
     model = bitnet("a48_int4", kv_cache={"kv_bits": 4}, **SHAPE)

@@ -60,6 +60,9 @@ def test_a_key_that_is_set_later_is_refused_when_the_model_is_built(key):
     [
         ({"quantization": {"o": {"name": "int8_absmax", "keep": 0.3}}}, f"keep 0.3 of {WIDTH} entries"),
         ({"kv_cache": {"kv_bits": 2}}, "unknown kv_bits '2'"),
+        ({"quantization": {"o": ["int8_absmax"]}}, "quantization.o: unknown quantizer of activations"),
+        ({"sub_norm": "false"}, "sub_norm: 'false': true or false, without quotes"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: 'no'"),
     ],
 )
 def test_quantizers_that_do_not_fit_are_refused_without_a_model(options, says):

@@ -12,6 +12,7 @@ from support_model import tokens
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from paperlm.errors import JobError, SpecError
+from paperlm.models.decoding import PackedDecoder
 from paperlm.models.folder import load_model, load_tokenizer
 from paperlm.models.llama import PaperLlamaForCausalLM
 from paperlm.models.packed import PackedLinear, pack
@@ -246,6 +247,21 @@ def test_a_weight_that_is_no_number_is_not_packed():
         model.get_submodule(FIRST).weight[0, 0] = torch.nan
     with pytest.raises(SpecError, match="with the scale nan"):
         pack(model)
+
+
+@pytest.mark.parametrize("whole", [pack, lambda model: PackedDecoder.of(model, batch=1, capacity=4)])
+def test_a_part_of_a_matrix_is_neither_packed_nor_decoded_with(whole):
+    """64 and 32 rows are kept in as many bytes, so that the rest would be zeros unseen."""
+    cut, spread = bitnet("a48_int4"), bitnet("a48_int4")
+    for name in ("gate_proj", "up_proj"):
+        projection = cut.get_submodule(f"model.layers.0.mlp.{name}")
+        projection.weight = torch.nn.Parameter(projection.weight[: len(projection.weight) // 2])
+    with pytest.raises(SpecError, match=r"is here: .* gather them before"):
+        whole(cut)
+    weight = spread.get_parameter(f"{FIRST}.weight")
+    weight.full_tensor = lambda: weight  # as of a DTensor, whose shape is the whole one
+    with pytest.raises(SpecError, match="of which a shard is here"):
+        whole(spread)
 
 
 def test_a_packed_model_that_has_not_run_compiles_in_one_piece(packed):

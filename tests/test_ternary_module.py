@@ -8,7 +8,7 @@ import pytest
 import torch
 from paperlm_kernels import TernaryLinear
 from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
-from paperlm_kernels.ternary_linear import PackedTernary, ternary_linear
+from paperlm_kernels.ternary_linear import PackedTernary, fused_alpha, pack_ternary, ternary_linear
 from safetensors.torch import load_file, save_file
 from support_ternary import everywhere, normal
 from torch import nn
@@ -161,3 +161,63 @@ def test_a_layer_made_without_memory_is_filled_by_loading():
     empty.load_state_dict(layer.state_dict())
     assert torch.equal(empty(x), layer(x)) and empty.alpha.dtype == torch.float32
     assert layer.half().alpha.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "scale", [torch.tensor([4.0]), torch.tensor([4.0], dtype=torch.bfloat16), torch.tensor(4.0), 4.0],
+)  # fmt: skip
+def test_codes_of_transformers_bitlinear_become_a_layer_as_the_error_says(scale):
+    """Its `weight_scale` has one number, in the model's dtype: y = x t^T / weight_scale."""
+    codes, x = torch.tensor([[1, 0, -1], [-1, 1, 1]], dtype=torch.int8), torch.tensor([[127.0, 2.0, -127.0]])
+    layer = TernaryLinear(pack_ternary(codes), 1 / scale)
+    assert layer.alpha.shape == (2,) and layer.alpha.dtype == torch.float32
+    assert torch.equal(layer(x), x @ codes.float().T / 4)
+    again = TernaryLinear(pack_ternary(torch.zeros_like(codes)), 1.0)
+    again.load_state_dict(layer.state_dict() | {"alpha": torch.tensor(0.25)})
+    assert torch.equal(again(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    "alpha,bias,words",
+    [
+        (None, None, "no alpha"), (torch.ones(2), None, r"alpha of shape \(2,\) for 3 rows"),
+        (torch.ones(3, 1), None, r"alpha of shape \(3, 1\) for 3 rows"),
+        (torch.tensor([1.0, 0.0, 1.0]), None, "not above 0"), (-1.0, None, "not above 0"),
+        (torch.tensor([1.0, 1.0, torch.nan]), None, "not above 0"),
+        (1.0, torch.ones(2), r"a bias of shape \(2,\)"), (1.0, torch.ones(3).long(), "torch.int64 for 3 rows"),
+    ],
+)  # fmt: skip
+def test_scales_and_a_bias_that_do_not_fit_are_refused_when_the_layer_is_made(alpha, bias, words):
+    with pytest.raises(ValueError, match=words):
+        TernaryLinear(pack_ternary(torch.zeros(3, 4)), alpha, bias)
+
+
+def test_no_layer_a_weight_that_is_no_number_and_a_layout_of_two_numbers_are_refused():
+    with pytest.raises(ValueError, match="no layer: give"):
+        TernaryLinear.from_linear()
+    linear = latent(8, 16)
+    layer = TernaryLinear.from_linear(linear)
+    with pytest.raises(ValueError, match=r"layout of shape \(2,\); it is version, rows and columns"):
+        layer.load_state_dict(layer.state_dict() | {"layout": torch.tensor([1, 8])})
+    with torch.no_grad():
+        linear.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"codes other than|not above 0"):
+        TernaryLinear.from_linear(linear)
+
+
+def test_a_product_without_steps_and_one_in_whole_numbers_are_refused():
+    packed, codes = pack_ternary(torch.zeros(3, 4)), torch.zeros(2, 4, dtype=torch.int8)
+    with pytest.raises(ValueError, match="no act_scale: codes have a step"):
+        ternary_linear(codes, None, None, packed, torch.ones(3))
+    with pytest.raises(TypeError, match=r"out_dtype=torch\.int8"):
+        ternary_linear(codes, torch.ones(2), None, packed, torch.ones(3), out_dtype=torch.int8)
+
+
+def test_metadata_that_are_no_numbers_and_a_matrix_of_nothing_are_refused():
+    packed = pack_ternary(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match=r"layout_version 'x'.*these are whole numbers"):
+        PackedTernary.load(packed.data, packed.metadata | {"layout_version": "x"})
+    with pytest.raises(ValueError, match=r"codes of shape \(0, 4\)"):
+        pack_ternary(torch.zeros(0, 4))
+    with pytest.raises(ValueError, match=r"a scale of shape \(2,\)"):
+        fused_alpha([torch.ones(2)], [128])

@@ -51,9 +51,9 @@ class KVLayout:
     first_bits: int = 4
 
     def __post_init__(self) -> None:
-        if self.bits not in (3, 4) or isinstance(self.bits, bool):
+        if self.bits not in (3, 4) or not isinstance(self.bits, int):
             raise ValueError(f"keys and values in {self.bits!r} bits; 3 and 4 are supported")
-        if self.first_bits not in (3, 4):
+        if self.first_bits not in (3, 4) or not isinstance(self.first_bits, int):
             raise ValueError(f"first_bits={self.first_bits!r}; the first position has 3 or 4 bits")
         if self.first_bits < self.bits:
             raise ValueError(

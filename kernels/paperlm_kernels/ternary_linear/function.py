@@ -49,7 +49,7 @@ def ternary_linear(
 
     Source: BitNet a4.8, arXiv 2411.04965, section 3.1. No gradient: for use after training.
     """
-    _check_packed(packed)
+    _check_packed(packed, out_dtype)
     K, N = packed.in_features, packed.out_features
     flat, vectors, lead = _checked(codes, act_scale, rowsum, alpha, packed, K, N)
     if chosen_backend(backend, codes, out_dtype) == "triton":
@@ -77,7 +77,7 @@ def ternary_gated(
     Arguments are those of `ternary_linear`. Gate and up are in float32, z is rounded once. Raises ValueError for an odd
     number of rows, and what `ternary_linear` raises. Source: BitNet a4.8, arXiv 2411.04965, section 2.1.
     """
-    _check_packed(packed)
+    _check_packed(packed, out_dtype)
     K, N = packed.in_features, packed.out_features
     if N % 2:
         raise ValueError(f"{N} rows of weights; a gate and an up projection have as many each, one below the other")
@@ -108,7 +108,7 @@ def sparse_rows_linear(
     places int32 (..., at most N) and counts int32 (...) are each token's list, as `places_above_zero(gate)` gives it;
     the rest is as in `ternary_linear`. For a few tokens: each reads its own rows.
     """
-    _check_packed(packed)
+    _check_packed(packed, out_dtype)
     K, N = packed.in_features, packed.out_features
     flat, vectors, lead = _checked(codes, act_scale, rowsum, alpha, packed, K, N)
     lists = _lists(places, counts, lead)
@@ -140,7 +140,7 @@ def sparse_columns_linear(
     int32 (..., at most K padded) and counts int32 (...) are those of `rmsnorm_quantize(..., compact=True)`; the rest is
     as in `ternary_linear`. For a few tokens: each reads its own rows.
     """
-    _check_packed(packed)
+    _check_packed(packed, out_dtype)
     K, N = packed.out_features, packed.in_features
     flat, vectors, lead = _checked(codes, act_scale, rowsum, alpha, packed, K, N)
     lists = _lists(places, counts, lead)
@@ -183,7 +183,9 @@ def _lists(places: Tensor, counts: Tensor, lead: torch.Size) -> tuple[Tensor, Te
     return places.reshape(-1, places.shape[-1]).contiguous(), counts.reshape(-1).contiguous()
 
 
-def _check_packed(packed: PackedTernary) -> None:
+def _check_packed(packed: PackedTernary, out_dtype: torch.dtype) -> None:
+    if not out_dtype.is_floating_point:
+        raise TypeError(f"out_dtype={out_dtype}; y is a floating-point number: torch.bfloat16, float16 or float32")
     if not isinstance(packed, PackedTernary):
         raise TypeError(f"packed is a {type(packed).__name__}; pack_ternary or PackedTernary.load makes one")
 
@@ -205,6 +207,8 @@ def _checked(
                          f"{padded(K)} with its padding")  # fmt: skip
     if alpha is None:
         raise ValueError("no alpha: ternary weights have a scale for each matrix, mean|W| of its latent weight")
+    if act_scale is None:
+        raise ValueError("no act_scale: codes have a step for each token; rmsnorm_quantize gives both")
     lead = codes.shape[:-1]
     rowsum = codes.sum(-1, dtype=torch.int32) if rowsum is None else rowsum
     for name, values, dtype in (("act_scale", act_scale, torch.float32), ("rowsum", rowsum, torch.int32)):

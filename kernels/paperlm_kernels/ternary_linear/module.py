@@ -24,7 +24,7 @@ class TernaryLinear(nn.Module):
     def __init__(
         self,
         packed: PackedTernary,
-        alpha: Tensor,
+        alpha: Tensor | float,
         bias: Tensor | None = None,
         *,
         activation: str = "int8_absmax",
@@ -32,14 +32,21 @@ class TernaryLinear(nn.Module):
         keep: float | None = None,
         backend: str = "auto",
     ) -> None:
-        """Raises ValueError for an activation that there is not, or a share that does not fit the width."""
+        """alpha: a number above 0 for each row, or one for all. bias: a number for each row.
+
+        Raises ValueError for an activation that there is not, a share that does not fit the width, and scales or a bias
+        that do not fit the rows.
+        """
         super().__init__()
         mode_of(activation, multiple)
         kept(keep, packed.in_features)
         self.in_features, self.out_features = packed.in_features, packed.out_features
         self.activation, self.multiple, self.keep, self.backend = activation, multiple, keep, backend
         self.register_buffer("weight", packed.data)
-        self.register_buffer("alpha", alpha)
+        self.register_buffer("alpha", _scales(alpha, packed))
+        if bias is not None and (tuple(bias.shape) != (self.out_features,) or not bias.is_floating_point()):
+            raise ValueError(f"a bias of shape {tuple(bias.shape)} and {bias.dtype} for {self.out_features} rows of "
+                             "weights; it has a floating-point number for each")  # fmt: skip
         self.register_buffer("bias", bias)
         sizes = (VERSION, packed.out_features, packed.in_features)
         self.register_buffer("layout", torch.tensor(sizes, dtype=torch.int32))
@@ -55,6 +62,8 @@ class TernaryLinear(nn.Module):
         of its own would be dropped unseen. (One that is written into `forward`, without a tensor of its own, cannot be
         seen: keep it in front as well.)
         """
+        if not linears:
+            raise ValueError("no layer: give an nn.Linear, or several that share their input")
         for linear in linears:
             if linear.weight.dtype == torch.uint8:
                 raise ValueError(
@@ -119,6 +128,8 @@ def _check(module: TernaryLinear, state: dict[str, Tensor], prefix: str, *_: obj
             f"packed weights without {', '.join(missing)}: a layer is saved with its layout, weights and scales; save "
             "the whole state_dict, or pack the latent weights anew with TernaryLinear.from_linear"
         )
+    if found["layout"].shape != (3,):
+        raise ValueError(f"{prefix}layout of shape {tuple(found['layout'].shape)}; it is version, rows and columns")
     version, rows, columns = found["layout"].tolist()
     if (rows, columns) != (module.out_features, module.in_features):
         raise ValueError(
@@ -126,6 +137,19 @@ def _check(module: TernaryLinear, state: dict[str, Tensor], prefix: str, *_: obj
         )
     metadata = {"layout": LAYOUT, "layout_version": version, "out_features": rows, "in_features": columns}
     PackedTernary.load(found["weight"], metadata)
-    alpha = found["alpha"]
-    if not bool((alpha.isfinite() & (alpha > 0)).all()):
+    state[prefix + "alpha"] = _scales(found["alpha"], module)
+
+
+def _scales(alpha: Tensor | float | None, rows: PackedTernary | TernaryLinear) -> Tensor:
+    """float32 (rows,). Raises ValueError for another number of them, and for one that is not above 0."""
+    if alpha is None:
+        raise ValueError("no alpha: ternary weights have a scale for each matrix, mean|W| of its latent weight")
+    given = torch.as_tensor(alpha).detach()
+    device = rows.data.device if isinstance(rows, PackedTernary) else given.device
+    if given.numel() != 1 and tuple(given.shape) != (rows.out_features,):
+        raise ValueError(f"alpha of shape {tuple(given.shape)} for {rows.out_features} rows of weights; give one for "
+                         "each row, with fused_alpha(alphas, rows) where several matrices lie in one")  # fmt: skip
+    given = given.float()
+    if not given.is_meta and not bool((given.isfinite() & (given > 0)).all()):
         raise ValueError("alpha has a value that is not above 0: it is mean|W| of each matrix; pack the weights anew")
+    return given.reshape(-1).to(device).expand(rows.out_features).clone()

@@ -86,10 +86,13 @@ class PackedTernary:
         if missing := [field for field in _FIELDS if field not in metadata]:
             raise ValueError(f"packed weights without {', '.join(missing)} in their metadata; they have all of "
                              f"{', '.join(_FIELDS)}, as PackedTernary.metadata gives them")  # fmt: skip
-        packed = cls(
-            data.contiguous(), int(metadata["out_features"]), int(metadata["in_features"]), str(metadata["layout"]),
-            int(metadata["layout_version"]),
-        )  # fmt: skip
+        try:
+            version, rows, columns = (int(metadata[field]) for field in _FIELDS[1:])
+        except (TypeError, ValueError):
+            found = ", ".join(f"{field} {metadata[field]!r}" for field in _FIELDS[1:])
+            raise ValueError(f"packed weights with {found} in their metadata: these are whole numbers, as "
+                             "PackedTernary.metadata gives them") from None  # fmt: skip
+        packed = cls(data.contiguous(), rows, columns, str(metadata["layout"]), version)
         if bool((packed.data & (packed.data >> 1) & _ZERO).any()):
             raise ValueError(f"packed weights hold the code 3, which {LAYOUT} does not have: they are damaged, or of "
                              "another layout; pack them anew with pack_ternary")  # fmt: skip
@@ -108,7 +111,7 @@ class PackedTernary:
 
 def pack_ternary(codes: Tensor) -> PackedTernary:
     """Packs codes (N, K) of -1, 0 and 1, of any dtype. Raises ValueError for other values or another number of axes."""
-    if codes.ndim != 2:
+    if codes.ndim != 2 or not codes.numel():
         raise ValueError(f"codes of shape {tuple(codes.shape)}; give the matrix (out_features, in_features)")
     N, K = codes.shape
     if not bool(((codes == 0) | (codes.abs() == 1)).all()):
@@ -160,6 +163,8 @@ def fused_alpha(alphas: Sequence[Tensor | float], rows: Sequence[int]) -> Tensor
     """One alpha a row, float32 (sum of rows), of matrices that were laid one below the other, each with its own."""
     if len(alphas) != len(rows):
         raise ValueError(f"{len(alphas)} scales for {len(rows)} matrices; each has its own")
+    if many := [tuple(a.shape) for a in alphas if isinstance(a, Tensor) and a.numel() != 1]:
+        raise ValueError(f"a scale of shape {many[0]}; a matrix has one number, mean|W|")
     return torch.cat([torch.as_tensor(a).float().reshape(1).expand(n) for a, n in zip(alphas, rows, strict=True)])
 
 

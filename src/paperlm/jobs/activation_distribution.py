@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paperlm.errors import SpecError
 from paperlm.jobs.base import Inputs, Machine
-from paperlm.probe.text import Sequences, TextProbe, run_probe
+from paperlm.probe.text import Sequences, TextProbe, root, run_probe
 from paperlm.quantizers.scheme import INPUTS, InputQuantizer, input_quantizer
 from paperlm.result import Result, Series
 
@@ -47,6 +47,17 @@ class ActivationDistribution(TextProbe):
             except SpecError as error:
                 raise ValueError(str(error)) from None
         return found
+
+    @model_validator(mode="after")
+    def shares_fit_the_model(self) -> ActivationDistribution:
+        """Of a model of ours, whose widths are known before it is trained."""
+        width = getattr(root(self), "intermediate_size" if self.tried_on == "down" else "hidden_size", None)
+        for title, quantizer in self.tried().items() if width else ():
+            try:
+                quantizer.kept(width, title)
+            except SpecError as error:
+                raise ValueError(str(error)) from None
+        return self
 
     def tried(self) -> dict[str, InputQuantizer]:
         """Title -> quantizer."""

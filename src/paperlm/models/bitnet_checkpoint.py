@@ -64,6 +64,8 @@ def _config(folder: Path) -> Any:
     from paperlm.models.llama import PaperLlamaConfig
 
     described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(described, dict):
+        raise JobError(f"{folder}: config.json holds a {type(described).__name__}, not a model's settings by name")
     names = described.get("architectures")
     if names != [ARCHITECTURE]:
         raise JobError(f"{folder}: the files hold a {(names or ['model'])[0]}, the registry declares {ARCHITECTURE}")

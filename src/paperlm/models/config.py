@@ -109,6 +109,9 @@ class PaperLlamaConfig(PreTrainedConfig):
         for key, implemented in {**self._fixed(), "per_layer_config": (None,)}.items():
             if key in kwargs:
                 _only(key, kwargs.pop(key), implemented)
+        for key in ("zero_last_embedding_row", "use_cache", "sub_norm", "tie_word_embeddings"):
+            if not isinstance(getattr(self, key), bool):
+                raise SpecError(f"{key}: {getattr(self, key)!r}: true or false, without quotes")
         fields = set(type(self).__dataclass_fields__)
         for key in kwargs:
             if key not in BASE_KEYS and not key.startswith("_"):

@@ -57,10 +57,16 @@ class ModelWeights:
         module = self.model.get_submodule(name)
         if isinstance(module, PackedLinear):
             return unpack_ternary(module.look()), module.weight_scale
-        return module.quantizer.quantize(module.weight.detach())
+        codes, scale = module.quantizer.quantize(module.whole_weight().detach())
+        if not bool(scale.isfinite().all()):
+            raise SpecError(f"{name}.weight has numbers that are not finite: train on from a checkpoint before them")
+        return codes, scale
 
     def plain(self, name: str) -> Tensor:
-        return self.model.get_parameter(name).detach()
+        found = self.model.get_parameter(name)
+        if hasattr(found, "full_tensor"):
+            raise SpecError(f"{name} is a shard: gather the model's weights before it is decoded with")
+        return found.detach()
 
 
 FAST_HEADS = 8
@@ -250,17 +256,22 @@ class PackedDecoder:
     def generate(self, prompt: Tensor, count: int) -> Tensor:
         """`count` tokens behind each row of prompt (B, S), int64 (B, count); the prompt is read a token at a time.
 
-        Raises SpecError where there is no room for them.
+        Raises SpecError where there is no room for them, and for a prompt that is no tensor of ids.
         """
         if count < 1:
             raise SpecError(f"{count} tokens to generate; give 1 or more")
-        if prompt.shape[0] != len(self.ids) or prompt.shape[1] < 1:
+        if not isinstance(prompt, Tensor) or prompt.dtype not in (torch.int64, torch.int32):
+            what = f"{prompt.dtype}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
+            raise SpecError(f"a prompt of {what}; give token ids, an int64 tensor ({len(self.ids)}, 1 or more)")
+        if prompt.ndim != 2 or prompt.shape[0] != len(self.ids) or prompt.shape[1] < 1:
             raise SpecError(f"a prompt of shape {tuple(prompt.shape)}; this decoder reads ({len(self.ids)}, 1 or more)")
         if prompt.shape[1] + count - 1 > self.capacity:
             raise SpecError(
                 f"{prompt.shape[1]} tokens and {count} more in caches for {self.capacity}; make a decoder of a larger "
                 "capacity"
             )
+        if not bool(((prompt >= 0) & (prompt < len(self.embed))).all()):
+            raise SpecError(f"a prompt with token ids beyond 0 to {len(self.embed) - 1}, the model's vocabulary")
         self.rewind()
         for ids in prompt.T:
             self.ids.copy_(ids)

@@ -95,8 +95,8 @@ def pack(model: Any) -> Any:
     """The model with packed weights, in evaluation mode; what is no projection is copied.
 
     `model.save_pretrained` of it writes a folder that loads as any other, in about an eighth of the room in bfloat16.
-    Raises SpecError for a model without quantizers of weights and inputs, one that is packed already, and weights that
-    are not finite.
+    Raises SpecError for a model without quantizers of weights and inputs, one that is packed already, weights that are
+    not finite, and a shard of a weight.
     """
     config = copy.deepcopy(model.config)
     if config.packed_weights is not None:
@@ -106,7 +106,7 @@ def pack(model: Any) -> Any:
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
-            codes, scale = module.quantizer.quantize(module.weight.detach())
+            codes, scale = module.quantizer.quantize(module.whole_weight().detach())
             state[f"{name}.weight"] = pack_ternary(codes).data
             state[f"{name}.weight_scale"] = scale
     if config.tie_word_embeddings:

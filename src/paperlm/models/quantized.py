@@ -66,7 +66,7 @@ def fuse_norms(model: nn.Module, on: bool = True) -> int:
 class QuantizedLinear(nn.Linear):
     """A projection without bias whose latent weight is quantized anew at each call; None: its weight is as it is.
 
-    Raises SpecError where only a part of the matrix is here: its statistic would be another.
+    Raises SpecError where only a part of a quantized matrix is here: its statistic would be another.
     """
 
     def __init__(self, in_features: int, out_features: int, quantizer: Quantizer | None) -> None:
@@ -77,13 +77,19 @@ class QuantizedLinear(nn.Linear):
         """x (..., in) -> (..., out); codes and step where x is quantized, as QuantizedInput gives them."""
         if self.quantizer is None:
             return F.linear(x, self.weight)
-        if self.weight.shape != (self.out_features, self.in_features) or hasattr(self.weight, "full_tensor"):
-            raise SpecError(
-                f"a weight of {self.out_features} x {self.in_features} of which {tuple(self.weight.shape)} is here: "
-                f"{self.quantizer.name} takes its scale from the whole matrix, so that tensor parallelism would change "
-                "it; use data parallelism, which keeps or gathers whole weights"
-            )
-        return _QuantizedProduct.apply(x, self.weight, codes, step, self.quantizer)
+        return _QuantizedProduct.apply(x, self.whole_weight(), codes, step, self.quantizer)
+
+    def whole_weight(self) -> Tensor:
+        """The latent weight (out, in). Raises SpecError where only a part of the matrix is here."""
+        if self.weight.shape == (self.out_features, self.in_features) and not hasattr(self.weight, "full_tensor"):
+            return self.weight
+        here = "a shard" if hasattr(self.weight, "full_tensor") else str(tuple(self.weight.shape))
+        raise SpecError(
+            f"a weight of {self.out_features} x {self.in_features} of which {here} is here: the scale of "
+            f"{'a quantizer' if self.quantizer is None else self.quantizer.name} is that of the whole matrix, so that "
+            "tensor parallelism would change it; use data parallelism, which keeps or gathers whole weights, and "
+            "gather them before they are packed or decoded with"
+        )
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

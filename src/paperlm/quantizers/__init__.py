@@ -44,7 +44,8 @@ def build_quantizer(description: object, role: Role, where: str) -> Quantizer:
     name = options.pop("name", None)
     known = {key: cls for key, cls in quantizers().items() if cls.role == role}
     if not isinstance(name, str) or name not in known:
-        other = f" ({name!r} quantizes {quantizers()[name].role})" if name in quantizers() else ""
+        elsewhere = quantizers().get(name) if isinstance(name, str) else None
+        other = "" if elsewhere is None else f" ({name!r} quantizes {elsewhere.role})"
         raise SpecError(f"{where}: {unknown(f'quantizer of {role}', name, known)}{other}")
     fields = {field.name: field for field in dataclasses.fields(known[name])}
     for key in options:
