@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import signal
 import struct
+import subprocess
 import sys
+import time
+from pathlib import Path
 
+import paperlm_kernels
 import pytest
 import torch
-from paperlm_kernels.neuzip import ContainerError
+from paperlm_kernels.neuzip import ContainerError, pack
 from paperlm_kernels.neuzip.__main__ import main
 from paperlm_kernels.neuzip.files import HEAD, PackedFile, unpack_file
 from paperlm_kernels.neuzip.safetensors_file import entries
@@ -260,3 +266,66 @@ def test_tensors_are_read_one_at_a_time(model):
     one = next(e for e in given.entries if e.name == "layer.weight")
     assert same_bits(given.packed(one).unpack(), load_file(model)["layer.weight"])
     assert json.loads(given.header)["__metadata__"] == {"format": "pt", "who": "the tests"}
+
+
+def test_a_link_leads_to_the_file_that_is_replaced_and_what_is_no_file_stays(model, tmp_path, capsys):
+    aim, link, pipe = tmp_path / "aim.nzm", tmp_path / "link.nzm", tmp_path / "pipe"
+    aim.write_bytes(b"old")
+    link.symlink_to(aim)
+    assert main(["pack", str(model), "-f", "-o", str(link)]) == 0
+    assert link.is_symlink() and PackedFile(aim).entries
+    os.mkfifo(pipe)
+    for other in (pipe, tmp_path):
+        assert main(["pack", str(model), "-f", "-o", str(other)]) == 2
+        assert "is no file, and stays" in capsys.readouterr().err
+    assert pipe.is_fifo()
+
+
+def test_a_command_that_is_told_to_end_leaves_no_part_of_a_file(tmp_path):
+    save_file({str(i): gaussian(2**21, seed=i) for i in range(60)}, tmp_path / "m.safetensors")
+    command = [sys.executable, "-m", "paperlm_kernels.neuzip", "pack", str(tmp_path / "m.safetensors")]
+    begun = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(Path(paperlm_kernels.__file__).parents[1])})
+    while begun.poll() is None and len(list(tmp_path.iterdir())) == 1:
+        time.sleep(0.01)
+    begun.terminate()
+    assert begun.wait(60) == 128 + signal.SIGTERM
+    assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_rounding_of_nothing_is_said_and_a_normalizer_without_rounding_refused(tmp_path, capsys):
+    save_file({"w": torch.randn(8, 8)}, tmp_path / "m.safetensors")
+    assert main(["pack", str(tmp_path / "m.safetensors"), "--block-norm", "512"]) == 2
+    assert "block_norm=512 with mant_bits=7" in capsys.readouterr().err
+    assert main(["pack", str(tmp_path / "m.safetensors"), "--mant-bits", "3"]) == 0
+    assert "no tensor is bfloat16 with two axes or more" in capsys.readouterr().out
+
+
+def test_a_tensor_that_cannot_be_rounded_is_named_and_infinities_can_be_kept(tmp_path, capsys):
+    weights = gaussian(64 * 64).view(64, 64)
+    weights[3, 4] = torch.inf
+    save_file({"a": gaussian(4096).view(64, 64), "b.weight": weights}, tmp_path / "m.safetensors")
+    given = ["pack", str(tmp_path / "m.safetensors"), "--mant-bits", "3"]
+    assert main(given) == 2
+    assert "tensor 'b.weight': the tensor holds NaN or infinity" in capsys.readouterr().err
+    assert main([*given, "--nonfinite", "keep"]) == 0
+    assert "2 tensors were rounded to 3 bits" in capsys.readouterr().out
+    made = PackedFile(tmp_path / "m.nzm")
+    assert made.packed(next(e for e in made.entries if e.name == "b.weight")).unpack()[3, 4] == torch.inf
+
+
+def test_a_container_is_shown_and_not_taken_for_a_file_of_tensors(tmp_path, capsys):
+    path = tmp_path / "w.nzb"
+    path.write_bytes(pack(gaussian(8192)).to_bytes())
+    assert main(["inspect", str(path)]) == 0
+    assert "bits per weight" in capsys.readouterr().out
+    assert main(["unpack", str(path)]) == 2
+    assert "is one container, as Packed.to_bytes makes it" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_one_line(model, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paperlm_kernels.neuzip.__main__.pack_file", interrupted)
+    assert main(["pack", str(model)]) == 130
+    assert capsys.readouterr().err.count("\n") == 1

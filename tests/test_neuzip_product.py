@@ -108,3 +108,11 @@ def test_operands_that_do_not_belong_together_are_refused():
     for x in (gaussian(15), gaussian(16).float(), gaussian(8)):
         with pytest.raises(ValueError, match="on the same device"):
             linear(x, packed)
+
+
+def test_an_input_that_wants_a_gradient_is_refused_and_one_that_does_not_is_multiplied():
+    packed, x = pack(gaussian(64 * 64).view(64, 64)), torch.ones(2, 64, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"give x\.detach\(\)"):
+        linear(x, packed)
+    with torch.no_grad():
+        assert torch.equal(linear(x, packed), x @ packed.unpack().T)

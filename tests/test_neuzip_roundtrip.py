@@ -235,3 +235,30 @@ def test_other_dtypes_are_refused_where_they_would_be_coded():
                        (torch.zeros(3), {"raw": "never"})):  # fmt: skip
         with pytest.raises(TypeError, match="convert it"):
             pack(t, **options)
+
+
+@pytest.mark.parametrize(
+    "wrong,right",
+    [
+        ({"mant_bits": 3.0}, {"mant_bits": 3}), ({"mant_bits": 7.0}, {}), ({"mant_bits": True}, {"mant_bits": 1}),
+        ({"mant_bits": 3, "block_norm": 512.0}, {"mant_bits": 3, "block_norm": 512}),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_type_is_refused_and_the_next_call_is_not_spoilt(wrong, right):
+    """They are equal to the right ones, and what is planned for these is kept."""
+    w = gaussian(5003)
+    with pytest.raises(TypeError, match="give an int"):
+        pack(w, **wrong)
+    packed = pack(w, **right)
+    assert type(packed.header.mant_bits) is int and same_bits(from_bytes(packed.to_bytes()).unpack(), packed.unpack())
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [([1.0], "a list to pack"), (None, "a NoneType to pack"), (torch.empty(3, device="meta"), "device meta")],
+)  # fmt: skip
+def test_what_is_no_tensor_with_values_is_refused(given, words):
+    with pytest.raises(TypeError, match=words):
+        pack(given)
+    with pytest.raises(TypeError, match="out is a Tensor; it is a Packed"):
+        pack(gaussian(10), out=gaussian(10))

@@ -208,6 +208,7 @@ def test_another_dtype_is_refused_by_a_store_that_has_one_and_taken_by_raw_weigh
     convert(raw, RawStore)
     with pytest.raises(TypeError, match="before convert"):
         packed.float()
+    packed.to(torch.bfloat16)(**batch(0))  # as the error says: what was cast before it was refused comes back
     assert raw.float()(**batch(0)).logits.dtype == torch.float32
     moved = build("llama")
     convert(moved, ZippedStore)

@@ -16,6 +16,7 @@ from paperlm_kernels.stored import (
     convert,
     model_hash,
     plain_tensors,
+    save_packed,
     sgd_update,
     stored_weights,
 )
@@ -251,3 +252,13 @@ def test_a_frozen_weight_stays_frozen_and_a_layer_in_evaluation_stays_in_it():
     convert(model, RawStore, "all")
     assert [layer.weight.requires_grad for layer in model] == [False, True]
     assert [layer.training for layer in model] == [True, False]
+
+
+def test_a_parameter_that_is_called_as_a_block_of_a_packed_weight_is_not_saved_over_it(tmp_path):
+    model, inner = nn.Sequential(nn.Linear(64, 64, bias=False).bfloat16()), nn.Module()
+    convert(model, PackedStore, "all")
+    inner.register_parameter("0", nn.Parameter(torch.ones(3)))
+    model[0]._modules["weight"] = inner
+    with pytest.raises(ValueError, match=r"0\.weight\.0 is called as a block of a packed weight is"):
+        save_packed(model, tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())

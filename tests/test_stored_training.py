@@ -272,7 +272,7 @@ def test_an_optimizer_names_what_it_cannot_train():
         LomoSgd(model, LR)
     first.close()
     LomoSgd(model, LR).close()
-    for wrong in (-1.0, float("nan")):
+    for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="0 or above"):
             LomoSgd(model, wrong)
     with pytest.raises(ValueError, match="requires_grad_"):

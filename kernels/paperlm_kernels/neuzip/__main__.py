@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from paperlm_kernels.neuzip import fields
 from paperlm_kernels.neuzip.entropy import pattern_counts, report_of_counts
 from paperlm_kernels.neuzip.files import MAGIC, PackedFile, Told, pack_file, unpack_file
 from paperlm_kernels.neuzip.geometry import PROFILES
+from paperlm_kernels.neuzip.header import MAGIC as CONTAINER
+from paperlm_kernels.neuzip.record import from_bytes
 from paperlm_kernels.neuzip.safetensors_file import SafetensorsFile
 
 
@@ -36,7 +39,11 @@ def main(given: list[str] | None = None) -> int:
     packing.add_argument("--profile", choices=PROFILES, default="default")
     packing.add_argument("--mant-bits", type=int, choices=fields.MANT_BITS, default=7, help="7 is without loss")
     packing.add_argument("--block-norm", type=int, choices=fields.NORM_BLOCKS, help="weights a normalizer")
-    commands.add_parser("inspect", help="what is in either").add_argument("file", type=Path)
+    packing.add_argument(
+        "--nonfinite", choices=("error", "keep"), default="error",
+        help="what becomes of infinities where mantissas are rounded",
+    )  # fmt: skip
+    commands.add_parser("inspect", help="what is in either, or in a container (.nzb)").add_argument("file", type=Path)
     args = parser.parse_args(given)
     try:
         if args.command == "inspect":
@@ -46,6 +53,9 @@ def main(given: list[str] | None = None) -> int:
     except (ValueError, TypeError, OSError) as reason:
         print(f"{parser.prog}: {reason}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; no file was made or replaced", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -60,8 +70,11 @@ def _convert(args: argparse.Namespace) -> None:
     if packs:
         total = args.file.stat().st_size
         with _progress(total) as told:
-            options = {"profile": args.profile, "mant_bits": args.mant_bits, "block_norm": args.block_norm}
-            pack_file(args.file, target, told, **options)
+            options = {name: getattr(args, name) for name in ("profile", "mant_bits", "block_norm", "nonfinite")}
+            rounded = pack_file(args.file, target, told, **options)
+        if args.mant_bits < 7:
+            which = f"{rounded} tensors were" if rounded else "no tensor is bfloat16 with two axes or more: none was"
+            print(f"{which} rounded to {args.mant_bits} bits of the mantissa")
         before, after = total, target.stat().st_size
     else:
         with _progress(_bytes_of(PackedFile(args.file))) as told:
@@ -104,7 +117,11 @@ def _say(line: str) -> None:
 def inspect(path: Path) -> None:
     """Prints tensors and their bits, or the entropies of a file that is not packed."""
     with path.open("rb") as file:
-        packed = file.read(8) == MAGIC
+        magic = file.read(8)
+    if magic == CONTAINER:
+        print(from_bytes(path.read_bytes()))
+        return
+    packed = magic == MAGIC
     given, lines = (PackedFile(path), _inspect_packed) if packed else (SafetensorsFile(path), _inspect_plain)
     with _progress(_bytes_of(given)) as told:
         lines(given, told)
@@ -162,4 +179,5 @@ def _inspect_plain(given: SafetensorsFile, told: Told) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a part of a file is removed
     raise SystemExit(main())

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.errors import ContainerError
+from paperlm_kernels.neuzip.header import MAGIC as CONTAINER
 from paperlm_kernels.neuzip.record import Packed, from_bytes, pack
 from paperlm_kernels.neuzip.safetensors_file import (
     PACKED,
@@ -43,7 +44,10 @@ Told = Callable[[int], object]
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` once it is complete."""
+    """A new file that takes the place of `path`, or of what a link there leads to, once it is complete."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file, and stays: give the name of one with -o")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w+b") as file:
@@ -61,9 +65,12 @@ def _umask() -> int:
     return mask
 
 
-def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options: Any) -> None:
-    """Packs a safetensors file. options: those of `pack`; `mant_bits` and `block_norm` are for tensors of two axes and
-    more alone, so that norms and biases stay as they are. Raises ValueError for a damaged file."""
+def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options: Any) -> int:
+    """Packs a safetensors file; how many of its tensors were rounded. options: those of `pack`; `mant_bits` and
+    `block_norm` are for tensors of two axes and more alone, so that norms and biases stay as they are. Raises
+    ValueError for a damaged file, and for options and tensors as `pack` does."""
+    pack(torch.empty(0, 0, dtype=torch.bfloat16), **options)  # wrong ones, before anything is read
+    rounds, rounded = options.get("mant_bits", 7) < 7, 0
     lossless = {key: value for key, value in options.items() if key not in ("mant_bits", "block_norm")}
     given = SafetensorsFile(source)
     index: dict[str, Any] = {"safetensors_header": given.header, "tensors": {}}
@@ -72,7 +79,11 @@ def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options
         for entry in given.entries:
             if entry.is_packed:
                 coded = entry.dtype == "BF16" and len(entry.shape) > 1
-                data = pack(given.tensor(entry), **(options if coded else lossless)).to_bytes()
+                try:
+                    data = pack(given.tensor(entry), **(options if coded else lossless)).to_bytes()
+                except ValueError as reason:
+                    raise ValueError(f"tensor {entry.name!r}: {reason}") from reason
+                rounded += rounds and coded
             else:
                 data = bytes(given.bytes(entry))
             index["tensors"][entry.name] = {
@@ -85,6 +96,7 @@ def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options
         file.seek(0)
         file.write(HEAD.pack(MAGIC, VERSION, 0, place, len(text), hashlib.sha256(text).digest()))
     given.close()
+    return rounded
 
 
 class PackedFile:
@@ -95,6 +107,11 @@ class PackedFile:
         size = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(HEAD.size)
+            if head[:8] == CONTAINER:
+                raise ContainerError(
+                    f"{path.name} is one container, as Packed.to_bytes makes it: paperlm_kernels.neuzip.from_bytes "
+                    "reads it"
+                )
             if len(head) < HEAD.size or head[:8] != MAGIC:
                 raise ContainerError(
                     f"{path.name} is no file of packed tensors; `pack` makes one of a safetensors file"

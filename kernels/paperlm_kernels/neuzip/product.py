@@ -55,7 +55,13 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None, *, backend: st
 
     Raises:
         ValueError: shapes, dtypes or devices that do not belong together.
+        RuntimeError: x wants a gradient, which would be lost.
     """
+    if x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "linear has no gradient, and x wants one: call it under torch.no_grad(), give x.detach(), or train with "
+            "the layers of paperlm_kernels.stored"
+        )
     if len(packed.shape) != 2 or x.shape[-1:] != packed.shape[1:] or (x.dtype, x.device) != (
         packed.dtype, packed.device
     ):  # fmt: skip

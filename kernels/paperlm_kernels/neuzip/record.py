@@ -69,6 +69,12 @@ def pack(
     Raises:
         TypeError, ValueError: a tensor or option that does not fit; the message names the fix.
     """
+    if not isinstance(t, Tensor):
+        raise TypeError(f"a {type(t).__name__} to pack; give a tensor")
+    if t.is_meta:
+        raise TypeError("a tensor on the device meta, which holds no values: load it first")
+    if out is not None and not isinstance(out, Packed):
+        raise TypeError(f"out is a {type(out).__name__}; it is a Packed, whose place the result takes")
     header = _planned(t.dtype, t.shape, mant_bits, block_norm, profile, norm_semantics, rounding, nonfinite, raw)
     packed = _begun(t, header, None, raw, nonfinite, backend)()
     if out is None:
@@ -82,6 +88,10 @@ def from_bytes(data: bytes | bytearray | memoryview, check: str = "full") -> Pac
 
     check: "full" compares every checksum; "header" the header's alone; "none" none, for data that were just written:
     damage then gives wrong weights or an error later, but no access outside of a buffer. Raises ContainerError.
+
+    A container holds what is needed to decode it. `update_` of what is read packs with the options of the header:
+    `raw` and `nonfinite` are the defaults again, and a tensor that was kept as it is (RAW) is coded by the profile
+    "default", without rounding.
     """
     header, arrays = read_container(data, check)
     book = None
@@ -269,7 +279,7 @@ class Packed:
                 target.detach().copy_(on_cpu)
 
 
-@functools.lru_cache(1024)
+@functools.lru_cache(1024, typed=True)  # 7 and 7.0 are one key otherwise
 def _planned(
     torch_dtype: torch.dtype, shape: torch.Size, k: int, norm: int | None, profile: str, semantics: str, rounding: str,
     nonfinite: str, raw: str,
@@ -280,6 +290,9 @@ def _planned(
         "rounding": (rounding, ("authors",)), "nonfinite": (nonfinite, ("error", "keep")),
         "raw": (raw, ("auto", "never")),
     }  # fmt: skip
+    for name, value in (("mant_bits", k), ("block_norm", norm)):
+        if value is not None and type(value) is not int:
+            raise TypeError(f"{name}={value!r} of type {type(value).__name__}; give an int")
     for name, (value, values) in known.items():
         if value not in values:
             raise ValueError(f"{name}={value!r}; it is one of {', '.join(map(str, values))}")

@@ -29,7 +29,7 @@ def save_packed(model: nn.Module, path: str | Path) -> None:
 
     Of weights in a PackedStore (or RowBlocks of them) the containers, each `<parameter>` or `<parameter>.<block>`. Tied
     parameters stand there once, under their first name. What is at `path` stays until the new file is complete. Raises
-    ValueError for a model without packed weights.
+    ValueError for a model without packed weights, and for a name that two tensors would have.
     """
     from safetensors.torch import save_file
 
@@ -49,6 +49,8 @@ def save_packed(model: nn.Module, path: str | Path) -> None:
     seen = set()
     for name, tensor in [*model.named_parameters(), *_buffers(model)]:
         if id(tensor) not in handles | seen:
+            if name in tensors:
+                raise ValueError(f"{name} is called as a block of a packed weight is: rename the module that has it")
             tensors[name] = tensor.detach().cpu().contiguous()
             seen.add(id(tensor))
     metadata["sha256"] = _digest(metadata, tensors, tensors.__getitem__)

@@ -68,11 +68,11 @@ class LomoSgd(torch.optim.Optimizer):
 
     def __init__(self, model: nn.Module, lr: float | Callable[[int], float], *, fused: bool = True) -> None:
         """Raises ValueError for a model without trainable parameters, a stored weight that is rounded, one that another
-        optimizer waits for, or a rate below 0."""
+        optimizer waits for, or a rate that is no number of 0 or above."""
         self._schedule = lr if callable(lr) else None
         first = float(lr(0) if callable(lr) else lr)
-        if not first >= 0:
-            raise ValueError(f"lr is {first}; a rate is 0 or above")
+        if not 0 <= first < float("inf"):
+            raise ValueError(f"lr is {first}; a rate is a number of 0 or above")
         stored = {weight.handle: (name, weight) for name, weight in stored_weights(model).items()}
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:

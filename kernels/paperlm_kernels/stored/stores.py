@@ -88,7 +88,8 @@ class WeightStore:
         if probe.dtype != self.dtype:
             raise TypeError(
                 f"weights in a {type(self).__name__} stay {self.dtype}; bring the model to {probe.dtype} before "
-                "convert(), or load its state dict into a plain model"
+                "convert(), or load its state dict into a plain model. What stands in front of them in the model is "
+                f"{probe.dtype} now: model.to({self.dtype}) brings it back"
             )
         return probe.device
 
