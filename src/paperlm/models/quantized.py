@@ -80,15 +80,14 @@ class QuantizedLinear(nn.Linear):
         return _QuantizedProduct.apply(x, self.whole_weight(), codes, step, self.quantizer)
 
     def whole_weight(self) -> Tensor:
-        """The latent weight (out, in). Raises SpecError where only a part of the matrix is here."""
+        """The latent weight (out, in), to be quantized. Raises SpecError where only a part of the matrix is here."""
         if self.weight.shape == (self.out_features, self.in_features) and not hasattr(self.weight, "full_tensor"):
             return self.weight
         here = "a shard" if hasattr(self.weight, "full_tensor") else str(tuple(self.weight.shape))
         raise SpecError(
             f"a weight of {self.out_features} x {self.in_features} of which {here} is here: the scale of "
-            f"{'a quantizer' if self.quantizer is None else self.quantizer.name} is that of the whole matrix, so that "
-            "tensor parallelism would change it; use data parallelism, which keeps or gathers whole weights, and "
-            "gather them before they are packed or decoded with"
+            f"{self.quantizer.name} is that of the whole matrix, so that tensor parallelism would change it; use data "
+            "parallelism, which keeps or gathers whole weights, and gather them before they are packed or decoded with"
         )
 
 
