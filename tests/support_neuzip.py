@@ -9,6 +9,17 @@ from support_ternary import compiled_or_interpreted, everywhere
 __all__ = ["bits_of", "compiled_or_interpreted", "every_pattern", "everywhere", "gaussian", "patterns", "same_bits"]
 
 
+def odd_weights(count, seed=0, finite=True):
+    """Gaussian weights, some of them of any other size, zeros and subnormals among them."""
+    rng = np.random.default_rng(seed)
+    bits = bits_of(gaussian(count, seed)).copy()
+    where = rng.random(count) < 0.01
+    bits[where] = rng.integers(0, 2**16, where.sum())
+    if finite:
+        bits[bits & 0x7F80 == 0x7F80] = 0x0001
+    return patterns(bits)
+
+
 def gaussian(count, seed=0, scale=0.02, device="cpu"):
     """bfloat16 weights as a fresh model has them."""
     g = torch.Generator().manual_seed(seed)

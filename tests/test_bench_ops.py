@@ -151,25 +151,43 @@ def test_methods_that_take_turns_are_measured_alternately_and_as_often(toy):
     assert mixed == sorted(mixed)
 
 
-def test_on_a_gpu_the_next_process_starts_early_and_measures_only_when_it_is_told_to(toy, monkeypatch):
+def test_on_a_gpu_processes_start_together_and_none_measures_before_all_have_imported(toy, monkeypatch):
     """The toy touches no device, so that this runs anywhere."""
     toy()
     begun = []
     original = run.Worker.go
-    monkeypatch.setattr(run.Worker, "__init__", _noting(run.Worker.__init__, begun, "start"))
-    monkeypatch.setattr(run.Worker, "go", _noting(original, begun, "go"))
+
+    def go(worker, word, device):
+        begun.append("go" if all(made.imported.is_set() for made in started) else "go too early")
+        original(worker, word, device)
+
+    started: list[run.Worker] = []
+    monkeypatch.setattr(run.Worker, "__init__", _noting(run.Worker.__init__, begun, "start", started))
+    monkeypatch.setattr(run.Worker, "go", go)
+    monkeypatch.setattr(run, "TOGETHER", 2)
+    monkeypatch.setattr(run.os, "cpu_count", lambda: 4)
     names = ("loop", "peer", "raises", "loop")
     tasks = [Task("squares", "two", name, ("time",), device="cuda") for name in names]
     found = run.run(ops.operation("squares"), tasks, lambda task, found: None)
     assert [row["outcome"] if row["value"] is None else row["value"] for row in found] == [
         1.0, "absent: nobody has it", "failed: ArithmeticError: no square", 1.0,
     ]  # fmt: skip
-    assert begun == ["start", "start", "go", "start", "go", "go"]
+    assert begun == ["start", "start", "go", "go", "start", "go"]
+    assert not any(made._process.poll() is None for made in started)
 
 
-def _noting(function, notes: list[str], note: str):
+def test_a_process_that_dies_while_it_imports_is_a_row_that_says_so_and_keeps_nobody_waiting(toy):
+    importing = "    def modules(self, method):\n        return ['no_such_module']\n\n    def run(self, task):"
+    toy("squares3", text=TOY.replace("    def run(self, task):", importing))
+    task = Task("squares3", "two", "loop", ("time",), device="cuda")
+    (row,) = run.run(ops.operation("squares3"), [task], lambda task, found: None)
+    assert row["outcome"] == "failed: ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def _noting(function, notes: list[str], note: str, made: list):
     def noted(*arguments):
         notes.append(note)
+        made.append(arguments[0])
         return function(*arguments)
 
     return noted

@@ -12,21 +12,10 @@ from paperlm_kernels.neuzip.errors import BlockSumError, ContainerError, StreamE
 from paperlm_kernels.neuzip.geometry import PROFILES
 from paperlm_kernels.neuzip.header import Codec, Section
 from paperlm_kernels.neuzip.record import Packed
-from support_neuzip import bits_of, compiled_or_interpreted, every_pattern, gaussian, patterns, same_bits
+from support_neuzip import bits_of, compiled_or_interpreted, every_pattern, gaussian, odd_weights, patterns, same_bits
 
 B = PROFILES["fast"].block
 lossy = pytest.mark.parametrize("k,norm", [(7, None), (3, 512), (1, 32), (0, None), (0, 1024)])
-
-
-def odd_weights(count, seed=0, finite=True):
-    """Gaussian weights, some of them of any other size, zeros and subnormals among them."""
-    rng = np.random.default_rng(seed)
-    bits = bits_of(gaussian(count, seed)).copy()
-    where = rng.random(count) < 0.01
-    bits[where] = rng.integers(0, 2**16, where.sum())
-    if finite:
-        bits[bits & 0x7F80 == 0x7F80] = 0x0001
-    return patterns(bits)
 
 
 @compiled_or_interpreted
@@ -245,8 +234,9 @@ def test_updates_that_were_begun_end_in_any_order_with_the_definitions_bytes(spo
 @compiled_or_interpreted
 @pytest.mark.parametrize("profile", ["fast", "fix4"])
 def test_packings_that_were_begun_share_nothing_and_keep_no_room_that_was_for_their_kernels(spot, profile):
-    from paperlm_kernels.neuzip.launch_encode import begin_encode
+    from paperlm_kernels.neuzip.launch_encode import _plan_of, begin_encode
 
+    _plan_of.cache_clear()  # what an earlier one took is not expected
     many = [odd_weights(B + 3000, seed=n, finite=False) for n in range(3)]
     right = [pack(t, profile=profile, raw="never", backend="reference") for t in many]
     header = right[0].header.with_patches(0)

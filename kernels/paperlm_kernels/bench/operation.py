@@ -102,7 +102,7 @@ class Operation(abc.ABC):
         return method
 
     def modules(self, method: str) -> tuple[str, ...]:
-        """What takes long to import, and is imported while another method is still measured."""
+        """What takes long to import, and is imported before any method that starts with this one is measured."""
         return ()
 
     def identity(self, task: Task) -> dict[str, Any]:

@@ -19,7 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from paperlm_kernels.bench import ops
 from paperlm_kernels.bench.operation import Operation, Task
 from paperlm_kernels.bench.rows import Row
+from paperlm_kernels.bench.worker import READY
 
+TOGETHER = 16
+"Processes that import at once, where there are as many cores: each holds some hundred megabytes while it waits."
 TURNS = 3
 "As many as each method has where they take turns, however long they are; unless fewer repetitions are asked for."
 
@@ -34,6 +37,8 @@ class Worker:
         self.rows: list[Row] = []
         self.waiting = True
         "for the next word: to begin, to have another turn, or to finish"
+        self.imported = threading.Event()
+        "set too when it has died of it, which `go` finds"
         # What this process can import, that one can.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if task.device == "cpu":
@@ -51,8 +56,12 @@ class Worker:
     def _read(self) -> None:
         with self._process.stdout as output:
             for line in output:
-                self._lines.put(line)
+                if line == f"{READY}\n":
+                    self.imported.set()
+                else:
+                    self._lines.put(line)
         self._lines.put(None)
+        self.imported.set()
 
     def go(self, word: str, device: str) -> None:
         """Let it work until its turn is over or all is done; if something went wrong, the last row says what.
@@ -106,21 +115,10 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
     """
     wanted, everything = list(tasks), []
     reasons = [None if t.method == operation.first else operation.absent(t.method, t.device) for t in wanted]
-    present = [task for task, reason in zip(wanted, reasons, strict=True) if reason is None]
-    spare: dict[int, Worker] = {}
     started: list[Worker] = []
     absent: list[tuple[Task, str]] = []
     device = wanted[0].device if wanted else ""
     shared: dict[str, dict] = {}
-
-    def worker(task: Task) -> Worker:
-        made = spare.pop(id(task), None) or Worker(operation, task)
-        started.append(made)
-        # On a CPU a starting process would slow down the one that is measured.
-        if task.device != "cpu" and not operation.in_turns:
-            for following in present[_index(present, task) + 1 :][:1]:
-                spare[id(following)] = Worker(operation, following)
-        return made
 
     def finished(task: Task, found: list[Row]) -> None:
         if task.method == operation.first:
@@ -137,37 +135,58 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
             finished(task, [operation.outcome(task, device, f"absent: {reason}")])
 
     try:
-        for group in _groups(operation, zip(wanted, reasons, strict=True)):
-            workers = []
-            for task, reason in group:
-                if reason is not None:
-                    absent.append((task, reason))
-                else:
-                    workers.append(worker(task))
-                    workers[-1].go("begin", device)
-            _turns(workers, device)
-            for made in workers:
-                device = made.rows[-1]["device"] if made.rows else device
-                finished(made.task, made.rows)
-            if device != wanted[0].device:  # a process has told the card's name
-                without()
+        for batch in _batches(operation, list(zip(wanted, reasons, strict=True))):
+            ready = {}
+            for task in (task for group in batch for task, reason in group if reason is None):
+                ready[id(task)] = Worker(operation, task)
+                started.append(ready[id(task)])
+            for made in ready.values():
+                made.imported.wait(operation.limit)
+            for group in batch:
+                workers = []
+                for task, reason in group:
+                    if reason is not None:
+                        absent.append((task, reason))
+                    else:
+                        workers.append(ready[id(task)])
+                        workers[-1].go("begin", device)
+                _turns(workers, device)
+                for made in workers:
+                    device = made.rows[-1]["device"] if made.rows else device
+                    finished(made.task, made.rows)
+                if device != wanted[0].device:  # a process has told the card's name
+                    without()
         without()
     finally:
-        for made in (*started, *spare.values()):
+        for made in started:
             made.close()
     return everything
 
 
-def _index(tasks: list[Task], task: Task) -> int:
-    return next(index for index, other in enumerate(tasks) if other is task)
+Group = list[tuple[Task, str | None]]
+"What takes turns: the methods of a case, or a task alone; each with the reason why it is absent, or None."
 
 
-def _groups(operation: Operation, tasks: Iterable[tuple[Task, str | None]]) -> Iterator[list[tuple[Task, str | None]]]:
-    """What takes turns: the methods of a case, or each task alone."""
-    if not operation.in_turns:
-        return ([pair] for pair in tasks)
-    key = lambda pair: (pair[0].case, pair[0].method == operation.first)  # noqa: E731
-    return (list(group) for _, group in itertools.groupby(tasks, key))
+def _batches(operation: Operation, tasks: Group) -> Iterator[list[Group]]:
+    """Groups whose processes start together. None measures before all have imported what they need: that keeps a core
+    and the disk busy for longer than many measure, of whom some let a card wait for Python. On a CPU one at a time:
+    those that wait would take memory from the one that measures."""
+    groups = [[pair] for pair in tasks]
+    if operation.in_turns:
+        key = lambda pair: (pair[0].case, pair[0].method == operation.first)  # noqa: E731
+        groups = [list(group) for _, group in itertools.groupby(tasks, key)]
+    batch: list[Group] = []
+    most = 1 if not tasks or tasks[0][0].device == "cpu" else min(TOGETHER, os.cpu_count() or 1)
+    for group in groups:
+        if batch and sum(map(_present, (*batch, group))) > most:
+            yield batch
+            batch = []
+        batch.append(group)
+    yield batch
+
+
+def _present(group: Group) -> int:
+    return sum(reason is None for _, reason in group)
 
 
 def _turns(workers: list[Worker], device: str) -> None:

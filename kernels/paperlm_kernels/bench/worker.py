@@ -1,8 +1,7 @@
 """One task in a process of its own: JSON is its argument, rows of JSON are its output.
 
-It may be started early, so that its imports overlap with the measurement before it: it touches the device only when a
-line arrives on its standard input. Where methods take turns it writes `null` at the end of each, and waits for `again`
-or `finish`.
+It writes READY when it has imported what it needs, and touches the device only when a line arrives on its standard
+input. Where methods take turns it writes `null` at the end of each, and waits for `again` or `finish`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,9 @@ import sys
 
 from paperlm_kernels.bench import ops
 from paperlm_kernels.bench.operation import TURN, Task
+
+READY = json.dumps("ready")
+"The first line that it writes."
 
 
 def main() -> None:
@@ -28,6 +30,7 @@ def main() -> None:
     operation = ops.operation(task.op)
     for module in operation.modules(task.method) if task.device != "cpu" else ():
         importlib.import_module(module)
+    print(READY, file=rows, flush=True)
     if not sys.stdin.readline():
         return
     steps, again = operation.run(task), None

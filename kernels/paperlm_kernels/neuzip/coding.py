@@ -15,19 +15,24 @@ from paperlm_kernels.neuzip.header import Header, Section
 from paperlm_kernels.neuzip.sample import UnlikeError, runs_of
 from paperlm_kernels.neuzip.streams import TooLongError
 
+Taken = tuple[int, int]
+"Words of streams, and patches, that a tensor took."
 Coded = tuple[Header, dict[Section, Tensor], Codebook | None, int | None]
 "Header, sections, codebook, and of FIX4 the lowest exponent where it is known."
 
 
-def begin_coding(t: Tensor, header: Header, book: Codebook | None, backend: str) -> Callable[[], Coded]:
+def begin_coding(
+    t: Tensor, header: Header, book: Codebook | None, backend: str, like: Taken | None = None
+) -> Callable[[], Coded]:
     """Begins to code a contiguous bfloat16 tensor on its device; what is returned waits, and ends it.
 
     book: one to code with; without, one is made of counts of some blocks, and of all where that one does not fit the
-    others. backend: "triton" or "reference". Raises TooLongError, at the end.
+    others. backend: "triton" or "reference". like: what a tensor took that had about the same values. Raises
+    TooLongError, at the end.
     """
     begin = _on_device if backend == "triton" else _on_host
     in_part = book is None and runs_of(header)[1] > 1
-    held = [begin(t, header, book, not in_part)]
+    held = [begin(t, header, book, not in_part, like)]
 
     def finish() -> Coded:
         try:
@@ -35,19 +40,23 @@ def begin_coding(t: Tensor, header: Header, book: Codebook | None, backend: str)
         except (TooLongError, UnlikeError):
             if not in_part:
                 raise
-        return begin(t, header, None, True)()
+        return begin(t, header, None, True, like)()
 
     return finish
 
 
-def _on_device(t: Tensor, header: Header, book: Codebook | None, all_counted: bool) -> Callable[[], Coded]:
+def _on_device(
+    t: Tensor, header: Header, book: Codebook | None, all_counted: bool, like: Taken | None
+) -> Callable[[], Coded]:
     from paperlm_kernels.neuzip.launch_encode import begin_encode
 
-    return begin_encode(t, header, book, all_counted=all_counted)
+    return begin_encode(t, header, book, all_counted=all_counted, like=like)
 
 
-def _on_host(t: Tensor, header: Header, book: Codebook | None, all_counted: bool) -> Callable[[], Coded]:
-    """Begins nothing."""
+def _on_host(
+    t: Tensor, header: Header, book: Codebook | None, all_counted: bool, like: Taken | None
+) -> Callable[[], Coded]:
+    """Begins nothing, and needs to expect nothing."""
 
     def encoded() -> Coded:
         found, arrays, own = reference.encode(bits_of(t.cpu()), header, book, all_counted=all_counted)

@@ -170,11 +170,12 @@ def directory_of(directory, at, carried, count):
 @triton.jit(do_not_specialize=["blocks"])
 def scan_kernel(
     most, directory, patch_directory, note, host, blocks,
-    NOTED: tl.constexpr, STREAMS: tl.constexpr, STEP: tl.constexpr,
+    NOTED: tl.constexpr, STREAMS: tl.constexpr, STEP: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Where blocks begin, and the end (directories, blocks + 1, sizes before), in one program. host: words, patches,
     largest units, and what stands behind these in NOTED words of a note. STREAMS: there are words and units, not
-    patches alone."""
+    patches alone. Where a lane has more than MOST units, which the host refuses, the end is -1: there is no room for
+    it, wherever `write_kernel` was told to write."""
     all_words = 0
     all_patches = 0
     largest = 0
@@ -186,7 +187,7 @@ def scan_kernel(
             largest = tl.maximum(largest, tl.max(tl.load(most + at, mask=at < blocks, other=0), 0))
     tl.store(patch_directory + blocks, all_patches)
     if STREAMS:
-        tl.store(directory + blocks, all_words)
+        tl.store(directory + blocks, tl.where(largest > MOST, -1, all_words))
     place = tl.arange(0, NOTED)
     told = tl.where(place == 0, all_words, tl.where(place == 1, all_patches, largest))
     tl.store(host + place, tl.where(place < 3, told, tl.load(note + place)))
@@ -194,13 +195,14 @@ def scan_kernel(
 
 @triton.jit
 def write_block(
-    block, blocks, weights, norm, stored, pairs, units, directory, payload, numel,
+    block, blocks, fits, weights, norm, stored, pairs, units, directory, payload, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
     ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Streams. A lane writes whole words of 64 bits, the first one too, of which its neighbours own the lowest bytes;
     they write theirs after all of that. A block begins and ends on 32 bits, and writes none of another's. The last
-    block writes the guard of zeros behind the payload."""
+    block writes the guard of zeros behind the payload. Where it does not fit, nothing is written: whether it does is
+    asked for together with all else, and a branch around this would wait for it."""
     lane = tl.arange(0, LANES)
     pad = padding(stored)
     lowest, width = window_of(stored, PALETTE)
@@ -211,7 +213,8 @@ def write_block(
     apart = (lane * 0 + odd) != 0
     if block == blocks - 1:
         behind = tl.arange(0, 256)
-        tl.store(payload + tl.load(directory + block + 1).to(tl.int64) + behind, behind * 0, mask=behind < GUARD)
+        end = tl.load(directory + block + 1).to(tl.int64)
+        tl.store(payload + end + behind, behind * 0, mask=fits & (behind < GUARD))
     start = (tl.cumsum(size, 0) - size) * UNIT + odd * 32
     head = start >> 6
     word = head
@@ -220,13 +223,13 @@ def write_block(
     mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
     n0, n1, n2, n3 = load_octet(mine, lane, count, LANES, ALIGNED, pad)
     last = count // (8 * LANES)  # the step of an incomplete octet, if there is one
-    steps = tl.where(count % 8 != 0, last, OCTETS)
+    steps = tl.where(fits, tl.where(count % 8 != 0, last, OCTETS), 0)
     for t in tl.range(0, steps, loop_unroll_factor=2 if K == 7 else 1):
         octet = t * LANES + lane
         w0, w1, w2, w3, _ = as_stored(n0, n1, n2, n3, scales, octet, count, LANES, K, LOG_NORM)
         n0, n1, n2, n3 = load_octet(mine, octet + LANES, count, LANES, ALIGNED, pad)
         word, window, filled = put_octet(stream, word, window, filled, apart, w0, w1, w2, w3, pairs, lowest, width)
-    if count % 8 != 0:
+    if fits & (count % 8 != 0):
         octet = last * LANES + lane
         w0, w1, w2, w3 = load_last(mine, octet, count)
         begun = octet == count // 8
@@ -246,7 +249,7 @@ def write_block(
     own_end = (left + (UNIT - 1)) // UNIT * (UNIT // 8)
     end = tl.where(lane == LANES - 1, (left + 31) // 32 * 4, own_end)
     tl.debug_barrier()
-    store_bytes(stream.to(tl.pointer_type(tl.uint8)), word, window, first, end)
+    store_bytes(stream.to(tl.pointer_type(tl.uint8)), word, window, first, tl.where(fits, end, first))
 
 
 @triton.jit
@@ -318,14 +321,14 @@ def fix4_kernel(
 
 @triton.jit
 def patch_block(
-    block, weights, norm, index, escaping, patches, patch_directory, room, numel,
+    block, fits, weights, norm, index, escaping, patches, patch_directory, room, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
 ):  # fmt: skip
     """Places and exponents of weights of index 15, in order, as far as there is room; other steps are not read."""
     lane = tl.arange(0, LANES)
     done = tl.load(patch_directory + block)
     steps = tl.load(escaping + block)
-    if steps != 0:
+    if fits & (steps != 0):
         mine, _plane, scales, count = within_block(weights, norm, norm, block, numel, OCTETS * LANES * 8, LOG_NORM)
         for t in range(OCTETS):
             if ((steps >> bit_of_step(t, OCTETS)) & 1) != 0:
@@ -360,32 +363,38 @@ def patch_kernel(
 ):  # fmt: skip
     """`patch_block` of all blocks."""
     patch_block(
-        tl.program_id(0), weights, norm, index, escaping, patches, patch_directory, room, numel, OCTETS, LANES, ALIGNED,
-        K, LOG_NORM,
+        tl.program_id(0), True, weights, norm, index, escaping, patches, patch_directory, room, numel, OCTETS, LANES,
+        ALIGNED, K, LOG_NORM,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["parts", "limit", "each", "numel"])
+@triton.jit(do_not_specialize=["parts", "limit", "each", "fewest", "most_words", "most_patches", "numel"])
 def write_kernel(
     weights, norm, stored, pairs, index, units, escaping, directory, patch_directory, payload, patches, decoding, left,
-    parts, limit, each, numel,
+    parts, limit, each, fewest, most_words, most_patches, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr, GUARD: tl.constexpr, PALETTE: tl.constexpr,
     ALIGNED: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """`write_block` of all blocks by one program each; and by another, beside it, `patch_block`, if there are two
     (`each`): that one waits for memory most of the time, and what it reads was just read. The first `parts` programs
-    write the table to decode a new codebook with: they are few, and soon make room for others."""
+    write the table to decode a new codebook with: they are few, and soon make room for others.
+
+    What is told of the room may have been guessed before the host knew what it has to hold: streams are written where
+    they have from `fewest` to `most_words` words, and patches as far as there is room."""
     place = tl.program_id(0) - parts
     block = place // each
+    blocks = (tl.num_programs(0) - parts) // each
+    words = tl.load(directory + blocks)
+    fits = (words >= fewest) & (words <= most_words)
     if place < 0:
         store_decoding(decoding, left, tl.program_id(0), limit, CODES)
     elif place % each == 0:
         write_block(
-            block, (tl.num_programs(0) - parts) // each, weights, norm, stored, pairs, units, directory, payload, numel,
-            OCTETS, LANES, UNIT, GUARD, PALETTE, ALIGNED, K, LOG_NORM,
+            block, blocks, fits, weights, norm, stored, pairs, units, directory, payload, numel, OCTETS, LANES, UNIT,
+            GUARD, PALETTE, ALIGNED, K, LOG_NORM,
         )  # fmt: skip
     else:
         patch_block(
-            block, weights, norm, index, escaping, patches, patch_directory, 0x7FFFFFFF, numel, OCTETS, LANES, ALIGNED,
-            K, LOG_NORM,
+            block, fits, weights, norm, index, escaping, patches, patch_directory, most_patches, numel, OCTETS, LANES,
+            ALIGNED, K, LOG_NORM,
         )  # fmt: skip

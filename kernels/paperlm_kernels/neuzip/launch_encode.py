@@ -1,7 +1,9 @@
 """Host side of encoding, in two parts: planes are written, lengths counted and sent to the host; then all the rest is
 written.
 
-What is sent is one small buffer: lengths of streams, number of patches, and the codebook.
+What is sent is one small buffer: lengths of streams, number of patches, and the codebook. So that the card need not
+wait while it is on its way, the rest is first written into room for as much as the last tensor with that header took,
+or the one that is replaced, and a little more. Where it fits it stays there; else a kernel writes it once more.
 
 A card is done with a layer's weights before Python has launched what comes next. So buffers share allocations, kernels
 are found once, and tensors are made of buffers when the last kernel was launched.
@@ -19,6 +21,7 @@ from torch import Tensor
 from paperlm_kernels.neuzip import kernel_codebook, kernel_encode, kernel_pairs
 from paperlm_kernels.neuzip.buffers import Layout, Room
 from paperlm_kernels.neuzip.codebook import PALETTE, STORED, SYMBOLS, Codebook
+from paperlm_kernels.neuzip.coding import Taken
 from paperlm_kernels.neuzip.fields import SCAN, WARP, plane_bytes
 from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
@@ -54,6 +57,12 @@ SCANNED = 4096
 "Blocks whose sizes are added up at once."
 EXPECTED = 4096
 "Weights that have one patch, at least, in codes of four bits: Gaussian ones have one of 6,500."
+SPARE_WORDS = 2048
+SPARE_PATCHES = 8
+SPARE = 16
+"""Room for what is expected, and a word more for each SPARE_WORDS of it, a patch for each SPARE_PATCHES, and SPARE.
+Two Gaussian tensors of 2^24 weights differ by one word of 10,000. What is fewer by more than that has no room there
+either: spare room stays as long as the tensor."""
 LEFT = 1024
 "Words that `kernel_codebook.codebook_kernel` writes for itself and for the table to decode with."
 TOTALS = 16
@@ -97,7 +106,7 @@ class Plan:
             "GUARD": g.guard, "PALETTE": PALETTE, "K": header.mant_bits, "LOG_NORM": log_of(n), "N": n or 0,
             "FIRST_WARP": header.norm_semantics == "authors_v1" and n is not None and WARP < n < SCAN,
             "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else NOTED_OF_FIX4,
-            "PART": TOLD, "CODES": TOLD_OF_CODES,
+            "PART": TOLD, "CODES": TOLD_OF_CODES, "MOST": MOST_UNITS,
         })  # fmt: skip
         self.sizes = {"plane": plane_bytes(count, header.mant_bits), "norm": -(-count // n) if n else 0}
         scratch = {"counts": 2 * EXPONENTS, "escaping": blocks}
@@ -114,6 +123,8 @@ class Plan:
             self.patch_room = count // EXPECTED + blocks
             self.early = Layout(patches=self.patch_room)
         self.scratch, self.kept = Layout(**scratch), Layout(**kept)
+        self.last: Taken | None = None
+        "Of the last tensor that was packed so."
 
 
 _plan_of = functools.lru_cache(1024)(Plan)
@@ -166,6 +177,10 @@ class Job:
         """Launches a kernel."""
         self.plan.starts.run(launcher, programs, self.at, self.tensor, *numbers)
 
+    def drop(self, room: Room) -> None:
+        """A room is not needed."""
+        self._rooms.remove(room)
+
     def count(self, runs: tuple[int, int]) -> int:
         """How often each exponent but 0 occurs in a block of each run, as "counts"; and of how many weights that is."""
         each = MOST_STEPS // self.header.geometry.octets  # blocks, whole ones
@@ -194,9 +209,10 @@ class Job:
 
 
 def begin_encode(
-    t: Tensor, header: Header, book: Codebook | None, *, all_counted: bool = False
+    t: Tensor, header: Header, book: Codebook | None, *, all_counted: bool = False, like: Taken | None = None
 ) -> Callable[[], Encoded]:
     """Begins what `reference.encode` does, of a contiguous bfloat16 tensor with at least one element, on its device.
+    like: what a tensor took that had about the same values.
 
     What is returned ends it, on the same stream; `t` must not change before. It waits until the device has got as far
     as lengths are known, and raises TooLongError and UnlikeError.
@@ -204,7 +220,8 @@ def begin_encode(
     with on_device(t):
         job = Job(t, header)
         runs = runs_of(header, all_counted)
-        finish = _fix4(job, runs) if header.codec == Codec.FIX4 else _pfx(job, book, runs)
+        like = like or job.plan.last
+        finish = _fix4(job, runs, like) if header.codec == Codec.FIX4 else _pfx(job, book, runs, like)
 
     def finish_there() -> Encoded:
         with on_device(t):
@@ -221,7 +238,21 @@ def _totals(read_back: ReadBack) -> tuple[int, int, int, int, np.ndarray]:
     return words, patches, largest, escaping, found[TOTALS:].view(np.uint8)
 
 
-def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[], Encoded]:
+class Guess:
+    """How much room there is for what is expected, and what may be kept in it."""
+
+    def __init__(self, like: Taken) -> None:
+        words, patches = like
+        spare_words, spare_patches = words // SPARE_WORDS + SPARE, patches // SPARE_PATCHES + SPARE if patches else 0
+        self.fewest, self.words = max(0, words - spare_words), words + spare_words
+        self._fewest_patches, self.patches = patches - spare_patches, patches + spare_patches
+
+    def holds(self, words: int, patches: int) -> bool:
+        """Whether it is all there, and little room left."""
+        return self.fewest <= words <= self.words and self._fewest_patches <= patches <= self.patches
+
+
+def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int], like: Taken | None) -> Callable[[], Encoded]:
     header, g, plan, device = job.header, job.header.geometry, job.plan, job.device
     if book is None:
         counted = job.count(runs)
@@ -235,22 +266,35 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[],
     job.run(_SIZE, header.blocks, header.numel)
     read_back = job.scan()
 
+    def write(fewest: int, words: int, patches: int) -> Room:
+        room = job.take(Layout(payload=words + g.guard, patches=patches))
+        parts, each = (1 << g.limit) // TOLD_OF_CODES if book is None else 0, 2 if patches else 1
+        numbers = parts, g.limit, each, fewest, words, patches, header.numel
+        job.run(_WRITE, parts + each * header.blocks, *numbers)
+        return room
+
+    guess = Guess(like) if like else None
+    streams = write(guess.fewest, guess.words, guess.patches) if guess else None
+
     def finish() -> Encoded:
         words, count, largest, escaping, stored = _totals(read_back)
         if largest > MOST_UNITS:
             raise TooLongError
         if book is None:  # what escapes an old one is looked at where it is kept, by `Packed.update_later`
             check_patches(count, escaping, header, *runs)
-        streams = job.take(Layout(payload=words + g.guard, patches=count))
-        parts, each = (1 << g.limit) // TOLD_OF_CODES if book is None else 0, 2 if count else 1
-        job.run(_WRITE, parts + each * header.blocks, parts, g.limit, each, header.numel)
+        nonlocal streams
+        if streams is None or not guess.holds(words, count):
+            if streams is not None:
+                job.drop(streams)
+            streams = write(words, words, count)
+        plan.last = words, count
         # while the device writes
         sections = {
             Section.CODEBOOK: own.bytes("stored", STORED) if book is None else book.table(device, "stored"),
             Section.BLOCK_DIR: job.kept.tensors["directory"], Section.LANE_UNITS: job.section("units"),
-            Section.PAYLOAD: streams.tensors["payload"],
+            Section.PAYLOAD: streams.tensors["payload"][: words + g.guard],
         }  # fmt: skip
-        found = job.end(sections, streams.tensors["patches"])
+        found = job.end(sections, streams.tensors["patches"][:count])
         if book is not None:
             return found, sections, book, 0
         made = Codebook.of_device(stored[:STORED], g.limit)
@@ -263,7 +307,7 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int]) -> Callable[[],
     return finish
 
 
-def _fix4(job: Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
+def _fix4(job: Job, runs: tuple[int, int], like: Taken | None) -> Callable[[], Encoded]:
     header, plan = job.header, job.plan
     counted = job.count(runs)
     job.run(_LOWEST, 1, counted)
@@ -277,15 +321,20 @@ def _fix4(job: Job, runs: tuple[int, int]) -> Callable[[], Encoded]:
         job.run(_PATCH, header.blocks, patches, header.numel)
         return room
 
-    early = write(plan.early, plan.patch_room)
+    guess = Guess(like) if like else None
+    room = guess.patches if guess else plan.patch_room
+    early = write(Layout(patches=room) if guess else plan.early, room)
 
     def finish() -> Encoded:
         _, count, _, escaping, lowest = _totals(read_back)
         check_patches(count, escaping, header, *runs)
-        if count <= plan.patch_room:
-            patches = early.tensors["patches"][:count].clone()  # what is kept has no spare room
-        else:
+        plan.last = 0, count
+        if count > room:
             patches = write(Layout(patches=count), count).tensors["patches"]
+        else:
+            patches = early.tensors["patches"][:count]
+            if not (guess and guess.holds(0, count)):
+                patches = patches.clone()  # what is kept has little spare room
         kept = job.kept.tensors
         sections = {Section.CODEBOOK: kept["lowest"].view(torch.uint8)[:1], Section.PAYLOAD: kept["payload"]}
         return job.end(sections, patches), sections, None, int(lowest[0])

@@ -15,7 +15,7 @@ from torch import Tensor
 from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.neuzip import decode_errors, fields, reference
 from paperlm_kernels.neuzip.codebook import Codebook
-from paperlm_kernels.neuzip.coding import begin_coding, bits_of, owned
+from paperlm_kernels.neuzip.coding import Taken, begin_coding, bits_of, owned
 from paperlm_kernels.neuzip.container import WORDS, aligned, read_container, write_container
 from paperlm_kernels.neuzip.errors import BlockSumError
 from paperlm_kernels.neuzip.geometry import profile_of
@@ -141,7 +141,8 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes that it takes on a GPU: sections, each a multiple of 64, and the codebook's tables. The same number on
-        every device, from the start."""
+        every device, from the start; on a GPU up to a thousandth of the streams, a fourth of the patches and 256 bytes
+        may be added by spare room (`launch_encode.Guess`)."""
         own = sum(aligned(t.numel() * t.element_size()) for t in self.sections.values())
         return own + (self.book.table_bytes if self.book else 0)
 
@@ -189,7 +190,7 @@ class Packed:
         self._fits(t)
         template = self._template
         fresh = self.book is None or self._updates >= REBUILD
-        begun = _begun(t, template, None if fresh else self.book, self._raw, self._nonfinite, backend)
+        begun = _begun(t, template, None if fresh else self.book, self._raw, self._nonfinite, backend, self._taken)
 
         def finish() -> None:
             made, anew = begun(), fresh
@@ -249,6 +250,16 @@ class Packed:
     @_template.setter
     def _template(self, header: Header) -> None:
         self.__template = header
+
+    @property
+    def _taken(self) -> Taken | None:
+        """Words of its streams and number of patches, if it is coded."""
+        header = self.header
+        if header.codec == Codec.RAW:
+            return None
+        streams = header.codec == Codec.PFX
+        words = self.sections[Section.PAYLOAD].numel() - header.geometry.guard if streams else 0
+        return words, header.patches
 
     def _take(self, other: Packed) -> None:
         self.header, self.sections, self.book = other.header, other.sections, other.book
@@ -320,14 +331,15 @@ def _planned(
 
 
 def _begun(
-    t: Tensor, header: Header, book: Codebook | None, raw: str, nonfinite: str, backend: str
-) -> Callable[[], Packed]:
+    t: Tensor, header: Header, book: Codebook | None, raw: str, nonfinite: str, backend: str,
+    like: Taken | None = None,
+) -> Callable[[], Packed]:  # fmt: skip
     """Begins to pack; what is returned waits for the device and ends it. `header` is without what the coding tells."""
     t = t.detach().contiguous()
     extremes = t.aminmax() if header.lossy and t.numel() else None
     may_be_raw = raw == "auto" or t.numel() == 0
     coded = header.codec != Codec.RAW and not (may_be_raw and header.blocks < FEWEST_BLOCKS)
-    begun = begin_coding(t, header, book, chosen_backend(backend, t, torch.int32)) if coded else None
+    begun = begin_coding(t, header, book, chosen_backend(backend, t, torch.int32), like) if coded else None
 
     def finish() -> Packed:
         if extremes is not None:
