@@ -40,7 +40,7 @@ class Squares(Operation):
         print("noise of a library")
         if task.method == "killed":
             os.kill(os.getpid(), 9)
-        if task.method == "raises":
+        if task.method == "raises" or (task.method == "peer" and task.case == "two"):
             raise ArithmeticError("no square")
         if task.method == "slow":
             time.sleep(600)
@@ -48,7 +48,8 @@ class Squares(Operation):
         while self.in_turns and (yield TURN):
             turns.append(time.monotonic())
         shape = self.identity(task)["shape"]["numbers"]
-        yield self.row(task, "a card", "time", "ms", [float(sum(n * n for n in range(shape)))], turns=turns)
+        yield self.row(task, "a card", "time", "ms", [float(sum(n * n for n in range(shape)))], turns=turns,
+                       process=os.getpid())
         if task.method == "torn":
             os.write(1, b"")
             sys.__stdout__.flush()
@@ -191,6 +192,24 @@ def _noting(function, notes: list[str], note: str, made: list):
         return function(*arguments)
 
     return noted
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_process_goes_on_with_its_methods_next_case_and_is_replaced_where_it_failed(toy, device, monkeypatch):
+    text = TOY.replace("    in_turns =", "    goes_on = True\n    in_turns =").replace('"nobody has it"', "None")
+    toy("squares4", text=text)
+    started: list[run.Worker] = []
+    monkeypatch.setattr(run.Worker, "__init__", _noting(run.Worker.__init__, [], "start", started))
+    cases = ("ten", "two", "ten", "two")
+    tasks = [Task("squares4", case, name, ("time",), device=device) for case in cases for name in ("loop", "peer")]
+    seen = []
+    found = run.run(ops.operation("squares4"), tasks, lambda task, found: seen.append((task.case, task.method)))
+    assert seen == [(task.case, task.method) for task in tasks]
+    assert [row["value"] for row in found] == [285.0, 285.0, 1.0, None] * 2
+    assert [row["outcome"] for row in found if row["value"] is None] == ["failed: ArithmeticError: no square"] * 2
+    loops, peers_ = ([row.get("process") for row in found if row["method"] == name] for name in ("loop", "peer"))
+    assert len(set(loops)) == 1 and peers_[0] != peers_[2] and peers_[1] is peers_[3] is None
+    assert len(started) == 3 and not any(made._process.poll() is None for made in started)
 
 
 def test_turns_end_with_their_time_but_not_before_three(toy):

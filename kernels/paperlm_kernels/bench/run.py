@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from paperlm_kernels.bench import ops
 from paperlm_kernels.bench.operation import Operation, Task
 from paperlm_kernels.bench.rows import Row
-from paperlm_kernels.bench.worker import READY
+from paperlm_kernels.bench.worker import DONE, READY
 
 TOGETHER = 16
 "Processes that import at once, where there are as many cores: each holds some hundred megabytes while it waits."
@@ -28,7 +28,7 @@ TURNS = 3
 
 
 class Worker:
-    """A process of `paperlm_kernels.bench.worker` that waits to be told to begin. `rows` are those it has given."""
+    """A process of `paperlm_kernels.bench.worker` that waits to be told to begin. `rows` are those of its task."""
 
     def __init__(self, operation: Operation, task: Task) -> None:
         from paperlm_kernels.bench.clocks import KEEP_FREED
@@ -37,6 +37,7 @@ class Worker:
         self.rows: list[Row] = []
         self.waiting = True
         "for the next word: to begin, to have another turn, or to finish"
+        self.ended = False
         self.imported = threading.Event()
         "set too when it has died of it, which `go` finds"
         # What this process can import, that one can.
@@ -63,18 +64,28 @@ class Worker:
         self._lines.put(None)
         self.imported.set()
 
+    def take(self, task: Task) -> None:
+        """Another task, when the one before is done."""
+        self.task, self.rows, self.waiting = task, [], True
+        self._tell(json.dumps(dataclasses.asdict(task)))
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # it has ended, and the end of its output says so
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
     def go(self, word: str, device: str) -> None:
         """Let it work until its turn is over or all is done; if something went wrong, the last row says what.
         `device` names it in that row."""
         self.waiting = False
-        with contextlib.suppress(OSError):  # it has ended, and the end of its output says so
-            self._process.stdin.write(f"{word}\n")
-            self._process.stdin.flush()
+        self._tell(word)
         until = time.monotonic() + self.operation.limit
         try:
             while (line := self._lines.get(timeout=max(0.0, until - time.monotonic()))) is not None:
                 if not line.endswith("\n"):
                     break  # it died over this row
+                if line == f"{DONE}\n":
+                    return
                 if (found := json.loads(line)) is None:
                     self.waiting = True
                     return
@@ -100,6 +111,7 @@ class Worker:
 
     def close(self) -> None:
         """End it, if it has not ended."""
+        self.ended = True
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(OSError):
@@ -108,7 +120,8 @@ class Worker:
 
 
 def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, list[Row]], None]) -> list[Row]:
-    """Rows of all tasks, one process a task; `collect` is called after each. Absent methods give an outcome row.
+    """Rows of all tasks, one process a task, or a method, where processes go on; `collect` is called after each task.
+    Absent methods give an outcome row.
 
     Tasks of a case follow each other, its `first` before the others: the fields that `shared` makes of its rows go into
     the times of the others.
@@ -116,9 +129,17 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
     wanted, everything = list(tasks), []
     reasons = [None if t.method == operation.first else operation.absent(t.method, t.device) for t in wanted]
     started: list[Worker] = []
+    ready: dict[str | int, Worker] = {}
     absent: list[tuple[Task, str]] = []
     device = wanted[0].device if wanted else ""
     shared: dict[str, dict] = {}
+
+    def worker(task: Task) -> Worker:
+        key = task.method if operation.goes_on else id(task)
+        if key not in ready or (operation.goes_on and ready[key].ended):
+            ready[key] = Worker(operation, task)
+            started.append(ready[key])
+        return ready[key]
 
     def finished(task: Task, found: list[Row]) -> None:
         if task.method == operation.first:
@@ -136,10 +157,8 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
 
     try:
         for batch in _batches(operation, list(zip(wanted, reasons, strict=True))):
-            ready = {}
             for task in (task for group in batch for task, reason in group if reason is None):
-                ready[id(task)] = Worker(operation, task)
-                started.append(ready[id(task)])
+                worker(task)
             for made in ready.values():
                 made.imported.wait(operation.limit)
             for group in batch:
@@ -148,7 +167,9 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
                     if reason is not None:
                         absent.append((task, reason))
                     else:
-                        workers.append(ready[id(task)])
+                        workers.append(worker(task))
+                        if workers[-1].task is not task:
+                            workers[-1].take(task)
                         workers[-1].go("begin", device)
                 _turns(workers, device)
                 for made in workers:

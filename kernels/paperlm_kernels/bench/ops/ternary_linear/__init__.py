@@ -20,6 +20,7 @@ class TernaryLinear(Declared):
         "determinism": "whether three runs give the same bits",
         "kernels": "time of each kernel of the layer",
     }
+    goes_on = True
     packages = ("gemlite", "torchao", "quack-kernels", "bitblas")
     numbers = ("value", "low", "high", "floor_us", "over_floor")
 
