@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
+
 import pytest
 import torch
 
@@ -163,3 +168,41 @@ def test_packings_that_expect_the_same_and_are_begun_together_have_rooms_of_thei
     packed = {n: Packed(*ends[n]()) for n in (2, 0, 1)}
     for n, one in packed.items():
         assert one.to_bytes() == right[n].to_bytes()
+
+
+KINDS = [{}, {"profile": "fast"}, {"profile": "fix4"}, {"mant_bits": 3, "block_norm": 512}]
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("options", KINDS)
+def test_sections_that_nobody_has_asked_for_hold_no_job_and_are_as_long_as_is_said(spot, options, monkeypatch):
+    jobs, init = [], Job.__init__
+
+    def noted(job, *rest):
+        jobs.append(weakref.ref(job))
+        init(job, *rest)
+
+    monkeypatch.setattr(Job, "__init__", noted)
+    t = odd_weights(2 * 16384 + 5).to(spot.device)
+    packed = pack(t, raw="never", backend=spot.backend, **options)
+    held, bits, device = weakref.ref(t), packed.bits_per_weight, packed.device
+    del t
+    assert not isinstance(packed._sections, dict)
+    gc.collect()
+    assert held() is None and jobs and not any(job() for job in jobs)
+    assert isinstance(packed.sections, dict) and (packed.bits_per_weight, packed.device) == (bits, device)
+    assert all(isinstance(section, torch.Tensor) for section in packed.sections.values())
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("options", KINDS)
+def test_a_copy_of_what_nobody_has_looked_at_holds_the_same_and_is_apart(spot, options):
+    t = odd_weights(2 * 16384 + 5)
+    right = pack(t, raw="never", backend="reference", **options)
+    for copied in (copy.deepcopy, lambda packed: pickle.loads(pickle.dumps(packed))):  # noqa: S301 - its own
+        packed = pack(t.to(spot.device), raw="never", backend=spot.backend, **options)
+        other = copied(packed)
+        assert other.to_bytes() == packed.to_bytes() == right.to_bytes()
+        other.sections[Section.PLANE].zero_()
+        assert packed.to_bytes() == right.to_bytes()
+        assert same_bits(packed.unpack(backend=spot.backend).cpu(), right.unpack())

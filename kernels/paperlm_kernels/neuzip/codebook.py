@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -203,15 +204,26 @@ class Codebook:
     def table(self, device: torch.device, which: str = "decoding") -> Tensor:
         """`decoding`, `packing`, `index` or `stored` on a device, int32 (the last two uint8)."""
         key = (device, which)
+        if "_kept_later" in self.__dict__:
+            self._keep()
         if key not in self._on_devices:
             array = getattr(self, which)
             array = array if array.dtype == np.uint8 else array.view(np.int32)
             self._on_devices[key] = torch.from_numpy(array.copy()).to(device)
         return self._on_devices[key]
 
-    def keep(self, device: torch.device, tables: dict[str, Tensor]) -> None:
-        """Tables that are on a device already."""
-        self._on_devices.update({(device, which): table for which, table in tables.items()})
+    def keep_later(self, device: torch.device, tables: Callable[[], dict[str, Tensor]]) -> None:
+        """Tables that are on a device already; they are made tensors of when one is asked for."""
+        self.__dict__["_kept_later"] = device, tables
+
+    def _keep(self) -> None:
+        device, tables = self.__dict__.pop("_kept_later")
+        self._on_devices.update({(device, which): table for which, table in tables().items()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        if "_kept_later" in self.__dict__:
+            self._keep()
+        return self.__dict__
 
     @property
     def table_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,20 @@ from paperlm_kernels.neuzip.streams import TooLongError
 
 Taken = tuple[int, int]
 "Words of streams, and patches, that a tensor took."
-Coded = tuple[Header, dict[Section, Tensor], Codebook | None, int | None]
+
+
+@dataclasses.dataclass
+class Later:
+    """Sections that become tensors when somebody asks for them: of a card's buffers that takes the host as long as the
+    card takes to write them."""
+
+    device: torch.device
+    stored: int
+    "bytes of all"
+    make: Callable[[], dict[Section, Tensor]]
+
+
+Coded = tuple[Header, dict[Section, Tensor] | Later, Codebook | None, int | None]
 "Header, sections, codebook, and of FIX4 the lowest exponent where it is known."
 
 

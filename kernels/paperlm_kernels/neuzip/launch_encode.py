@@ -6,7 +6,7 @@ wait while it is on its way, the rest is first written into room for as much as 
 or the one that is replaced, and a little more. Where it fits it stays there; else a kernel writes it once more.
 
 A card is done with a layer's weights before Python has launched what comes next. So buffers share allocations, kernels
-are found once, and tensors are made of buffers when the last kernel was launched.
+are found once, and tensors are made of buffers when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from paperlm_kernels.neuzip import kernel_codebook, kernel_encode, kernel_pairs
 from paperlm_kernels.neuzip.buffers import Layout, Room
 from paperlm_kernels.neuzip.codebook import PALETTE, STORED, SYMBOLS, Codebook
-from paperlm_kernels.neuzip.coding import Taken
+from paperlm_kernels.neuzip.coding import Later, Taken
 from paperlm_kernels.neuzip.fields import SCAN, WARP, plane_bytes
 from paperlm_kernels.neuzip.geometry import MOST_UNITS, OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
@@ -75,7 +75,7 @@ NOTED_OF_FIX4 = 2 * TOTALS
 _BYTES = ("stored", "lowest", "index", "units", "norm")
 "Buffers of uint8; most others are int32."
 
-Encoded = tuple[Header, dict[Section, Tensor], Codebook | None, int]
+Encoded = tuple[Header, Later, Codebook | None, int]
 "Header, sections, codebook, and of FIX4 the lowest exponent."
 
 
@@ -108,6 +108,8 @@ class Plan:
             "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else NOTED_OF_FIX4,
             "PART": TOLD, "CODES": TOLD_OF_CODES, "MOST": MOST_UNITS,
         })  # fmt: skip
+        self.stored = sum(header.lengths().values())
+        "Bytes of all sections but streams and patches."
         self.sizes = {"plane": plane_bytes(count, header.mant_bits), "norm": -(-count // n) if n else 0}
         scratch = {"counts": 2 * EXPONENTS, "escaping": blocks}
         kept = {name: _words(size) for name, size in self.sizes.items()}
@@ -196,16 +198,15 @@ class Job:
         read_back.sent()
         return read_back
 
-    def end(self, sections: dict[Section, Tensor], patches: Tensor) -> Header:
-        """Adds the sections that all codecs have. Returns the header with the number of patches."""
-        kept = self.kept.tensors
-        sections |= {
-            Section.PLANE: self.section("plane"), Section.BLOCK_SUM: kept["sums"],
-            Section.PATCH_DIR: kept["patch_directory"], Section.PATCH: patches,
-        }  # fmt: skip
-        if self.header.block_norm:
-            sections[Section.NORM] = self.section("norm")
-        return self.header.with_patches(patches.numel())
+
+def _every(plan: Plan, kept: Room, patches: Tensor) -> dict[Section, Tensor]:
+    """The sections that all codecs have."""
+    tensors, sizes = kept.tensors, plan.sizes
+    sections = {
+        Section.PLANE: kept.bytes("plane", sizes["plane"]), Section.BLOCK_SUM: tensors["sums"],
+        Section.PATCH_DIR: tensors["patch_directory"], Section.PATCH: patches,
+    }  # fmt: skip
+    return sections | ({Section.NORM: kept.bytes("norm", sizes["norm"])} if sizes["norm"] else {})
 
 
 def begin_encode(
@@ -254,6 +255,7 @@ class Guess:
 
 def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int], like: Taken | None) -> Callable[[], Encoded]:
     header, g, plan, device = job.header, job.header.geometry, job.plan, job.device
+    units = plan.sizes["units"]
     if book is None:
         counted = job.count(runs)
         own = job.take(plan.tables)
@@ -288,21 +290,25 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int], like: Taken | N
                 job.drop(streams)
             streams = write(words, words, count)
         plan.last = words, count
-        # while the device writes
-        sections = {
-            Section.CODEBOOK: own.bytes("stored", STORED) if book is None else book.table(device, "stored"),
-            Section.BLOCK_DIR: job.kept.tensors["directory"], Section.LANE_UNITS: job.section("units"),
-            Section.PAYLOAD: streams.tensors["payload"][: words + g.guard],
-        }  # fmt: skip
-        found = job.end(sections, streams.tensors["patches"][:count])
+        kept, written = job.kept, streams  # the job, and with it what only kernels need, is free again
+
+        def sections() -> dict[Section, Tensor]:
+            return {
+                Section.CODEBOOK: own.bytes("stored", STORED) if book is None else book.table(device, "stored"),
+                Section.BLOCK_DIR: kept.tensors["directory"], Section.LANE_UNITS: kept.bytes("units", units),
+                Section.PAYLOAD: written.tensors["payload"][: words + g.guard],
+                **_every(plan, kept, written.tensors["patches"][:count]),
+            }  # fmt: skip
+
+        later = Later(device, plan.stored + 4 * (words + g.guard + count), sections)
         if book is not None:
-            return found, sections, book, 0
+            return header.with_patches(count), later, book, 0
         made = Codebook.of_device(stored[:STORED], g.limit)
-        made.keep(device, {
-            "stored": sections[Section.CODEBOOK], "index": own.bytes("index", EXPONENTS),
+        made.keep_later(device, lambda: {
+            "stored": own.bytes("stored", STORED), "index": own.bytes("index", EXPONENTS),
             "packing": own.tensors["packing"], "decoding": own.tensors["decoding"],
         })  # fmt: skip
-        return found, sections, made, 0
+        return header.with_patches(count), later, made, 0
 
     return finish
 
@@ -329,14 +335,22 @@ def _fix4(job: Job, runs: tuple[int, int], like: Taken | None) -> Callable[[], E
         _, count, _, escaping, lowest = _totals(read_back)
         check_patches(count, escaping, header, *runs)
         plan.last = 0, count
+        kept, whole = job.kept, None
         if count > room:
-            patches = write(Layout(patches=count), count).tensors["patches"]
+            written = write(Layout(patches=count), count)
         else:
-            patches = early.tensors["patches"][:count]
+            written = early
             if not (guess and guess.holds(0, count)):
-                patches = patches.clone()  # what is kept has little spare room
-        kept = job.kept.tensors
-        sections = {Section.CODEBOOK: kept["lowest"].view(torch.uint8)[:1], Section.PAYLOAD: kept["payload"]}
-        return job.end(sections, patches), sections, None, int(lowest[0])
+                whole = early.tensors["patches"][:count].clone()  # what is kept has little spare room
+                written = None
+
+        def sections() -> dict[Section, Tensor]:
+            patches = whole if written is None else written.tensors["patches"][:count]
+            return {
+                Section.CODEBOOK: kept.tensors["lowest"].view(torch.uint8)[:1],
+                Section.PAYLOAD: kept.tensors["payload"], **_every(plan, kept, patches),
+            }  # fmt: skip
+
+        return header.with_patches(count), Later(job.device, plan.stored + 4 * count, sections), None, int(lowest[0])
 
     return finish

@@ -15,7 +15,7 @@ from torch import Tensor
 from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.neuzip import decode_errors, fields, reference
 from paperlm_kernels.neuzip.codebook import Codebook
-from paperlm_kernels.neuzip.coding import Taken, begin_coding, bits_of, owned
+from paperlm_kernels.neuzip.coding import Later, Taken, begin_coding, bits_of, owned
 from paperlm_kernels.neuzip.container import WORDS, aligned, read_container, write_container
 from paperlm_kernels.neuzip.errors import BlockSumError
 from paperlm_kernels.neuzip.geometry import profile_of
@@ -104,18 +104,18 @@ class Packed:
     """A packed tensor. `pack` and `from_bytes` make it; header and sections are not to be changed."""
 
     def __init__(
-        self, header: Header, sections: dict[Section, Tensor], book: Codebook | None, lowest: int | None = None
+        self, header: Header, sections: dict[Section, Tensor] | Later, book: Codebook | None, lowest: int | None = None
     ) -> None:
-        self.header, self.sections, self.book = header, sections, book
+        self.header, self._sections, self.book = header, sections, book
         self._updates = 0
         # of FIX4, the exponent of code 1: on the host, for a launch must not wait for the device
         if lowest is None:
-            lowest = int(sections[Section.CODEBOOK][0]) if header.codec == Codec.FIX4 else 0
+            lowest = int(self.sections[Section.CODEBOOK][0]) if header.codec == Codec.FIX4 else 0
         self.lowest = lowest
         self.decoding: Decoding | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"decoding": None}  # a copy's sections are elsewhere
+        return self.__dict__ | {"_sections": self.sections, "decoding": None}  # a copy's sections are elsewhere
 
     def __repr__(self) -> str:
         return (
@@ -134,8 +134,17 @@ class Packed:
         return getattr(torch, self.header.dtype)
 
     @property
+    def sections(self) -> dict[Section, Tensor]:
+        """Its parts, by name: uint8, or int32."""
+        if isinstance(self._sections, Later):
+            self._sections = self._sections.make()
+        return self._sections
+
+    @property
     def device(self) -> torch.device:
         """Where it is."""
+        if isinstance(self._sections, Later):
+            return self._sections.device
         return self.sections[Section.PLANE].device
 
     @property
@@ -149,7 +158,8 @@ class Packed:
     @property
     def bits_per_weight(self) -> float:
         """Of all sections, metadata included; tables that are built from them are not."""
-        stored = sum([t.nbytes for t in self.sections.values()])
+        late = isinstance(self._sections, Later)
+        stored = self._sections.stored if late else sum([t.nbytes for t in self.sections.values()])
         return 8 * stored / max(1, self.header.numel)
 
     def unpack(self, out: Tensor | None = None, *, check: bool = True, backend: str = "auto") -> Tensor:
@@ -262,7 +272,7 @@ class Packed:
         return words, header.patches
 
     def _take(self, other: Packed) -> None:
-        self.header, self.sections, self.book = other.header, other.sections, other.book
+        self.header, self._sections, self.book = other.header, other._sections, other.book
         self.lowest, self.decoding = other.lowest, None
         self._updates, self._template, self._raw, self._nonfinite = 0, other._template, other._raw, other._nonfinite
 
@@ -335,7 +345,7 @@ def _begun(
     like: Taken | None = None,
 ) -> Callable[[], Packed]:  # fmt: skip
     """Begins to pack; what is returned waits for the device and ends it. `header` is without what the coding tells."""
-    t = t.detach().contiguous()
+    t = (t.detach() if t.requires_grad else t).contiguous()
     extremes = t.aminmax() if header.lossy and t.numel() else None
     may_be_raw = raw == "auto" or t.numel() == 0
     coded = header.codec != Codec.RAW and not (may_be_raw and header.blocks < FEWEST_BLOCKS)
