@@ -29,7 +29,7 @@ from paperlm_kernels.neuzip.geometry import PROFILES  # noqa: E402
 from paperlm_kernels.neuzip.launch import WIDTH  # noqa: E402
 from paperlm_kernels.neuzip.launcher import WARPS  # noqa: E402
 from paperlm_kernels.neuzip.product import REGISTERS, gemv_registers  # noqa: E402
-from support_compile import compile_for, registers, spilled  # noqa: E402
+from support_compile import compile_for, registers, spilled, waits_first  # noqa: E402
 
 both = pytest.mark.parametrize("architecture", [90, 80])
 OCTET = {7: "*i64", 3: "*i32", 1: "*i16", 0: "*u8"}
@@ -48,13 +48,14 @@ def compiled(kernel, architecture, k, log_norm, profile="default", aligned=True,
         "OCTETS": g.octets, "LANES": g.lanes, "LIMIT": g.limit, "GUARD": g.guard, "UNIT": g.unit, "K": k,
         "LOG_NORM": log_norm, "ALIGNED": aligned, "WIDTH": WIDTH, "CHECK": True, "N": 512, "FIRST_WARP": True,
         "STREAMS": True, "PALETTE": PALETTE, "PART": 1024, "CODES": 256, "NOTED": 64,
-        "SCAN": 1024, "STEP": 4096,
+        "SCAN": 1024, "STEP": 4096, "MOST": 255, "PDL": architecture == 90,
     }  # fmt: skip
     constants = {name: value for name, value in known.items() if name in kernel.arg_names}
     types = {**POINTERS, "plane": OCTET[k], **more}
     return compile_for(
-        kernel, types, constants, set(), architecture, warps, 3, **({"maxnreg": maxnreg} if maxnreg else {})
-    )
+        kernel, types, constants, set(), architecture, warps, 3, launch_pdl=constants.get("PDL", False),
+        **({"maxnreg": maxnreg} if maxnreg else {}),
+    )  # fmt: skip
 
 
 @both
@@ -68,6 +69,7 @@ def test_decoding_stores_16_bytes_a_lane_and_spills_nothing(architecture, profil
     assert kernel.metadata.shared <= 1024  # of the one sum across lanes
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
+        assert waits_first(ptx)
 
 
 def test_two_normed_weights_are_rounded_at_once_the_second_into_the_upper_half(tmp_path):
@@ -96,6 +98,7 @@ def test_decoding_four_bits_stores_16_bytes_a_lane(architecture, k, log_norm, tm
     assert re.search(r"st\.global\.v4\.b32", kernel.asm["ptx"])
     if architecture == 90:
         assert spilled(kernel, tmp_path) == 0
+        assert waits_first(kernel.asm["ptx"])
 
 
 @both
@@ -191,11 +194,12 @@ def test_the_product_with_four_bit_exponents_compiles_and_spills_nothing(archite
 @both
 @pytest.mark.parametrize("warps,more,even", [(2, 1, True), (4, 1, True), (4, 2, False), (8, 2, True), (16, 1, False)])
 def test_the_product_on_tensor_cores_compiles_and_spills_nothing(architecture, warps, more, even, tmp_path):
-    constants = {"W": warps, "NT": more, "EVEN": even, "BLOCK": PROFILES["fix4"].block}
+    pdl = architecture == 90
+    constants = {"W": warps, "NT": more, "EVEN": even, "BLOCK": PROFILES["fix4"].block, "PDL": pdl}
     types = {**POINTERS, "x": "*i32", "plane": "*u8", "y": "*i16"}
     kernel = compile_for(
         kernel_gemv.fix4_gemv_kernel, types, constants, set(), architecture, warps, 3,
-        maxnreg=gemv_registers(constants),
+        maxnreg=gemv_registers(constants), launch_pdl=pdl,
     )  # fmt: skip
     ptx = kernel.asm["ptx"]
     # by 16 bytes are loaded weights, the next ones and values; nothing but the last sum crosses threads
@@ -203,6 +207,7 @@ def test_the_product_on_tensor_cores_compiles_and_spills_nothing(architecture, w
     assert len(re.findall("shfl", ptx)) <= 64 and kernel.metadata.shared <= 8192
     if architecture == 90:
         assert spilled(kernel, tmp_path) <= (0 if even else 8)  # before the loop
+        assert waits_first(ptx)
 
 
 @both

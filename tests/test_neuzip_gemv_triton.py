@@ -70,7 +70,7 @@ def product(x, packed, warps):
     kernel_gemv.fix4_gemv_kernel[(-(-rows // 16),)](
         x.view(torch.int32), s[Section.PAYLOAD], s[Section.PLANE], s[Section.PATCH], s[Section.PATCH_DIR],
         y.view(torch.int16), tokens, rows, columns, packed.lowest, W=warps, NT=1 if tokens <= 8 else 2,
-        EVEN=columns % (128 * warps) == 0, BLOCK=packed.header.geometry.block,
+        EVEN=columns % (128 * warps) == 0, BLOCK=packed.header.geometry.block, PDL=False,
     )  # fmt: skip
     return y
 

@@ -9,6 +9,8 @@ import os
 import triton
 import triton.language as tl
 
+from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
+
 ASM = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 "The interpreter has no inline assembly. Whether it interprets, Triton looks up where a kernel is declared."
 BOTH_ROUNDED = tl.constexpr("cvt.rn.bf16x2.f32 $0, $1, $2;")
@@ -191,9 +193,13 @@ def store_patches(
 def decode_kernel(
     payload, directory, units, table, plane, plane8, norm, patches, patch_directory, found, out, numel,
     OCTETS: tl.constexpr, LANES: tl.constexpr, LIMIT: tl.constexpr, UNIT: tl.constexpr, K: tl.constexpr,
-    LOG_NORM: tl.constexpr, ALIGNED: tl.constexpr, CHECK: tl.constexpr,
+    LOG_NORM: tl.constexpr, ALIGNED: tl.constexpr, CHECK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Prefix codes. payload, directory, patches int32 (bits of uint32); plane in integers of an octet's size."""
+    """Prefix codes. payload, directory, patches int32 (bits of uint32); plane in integers of an octet's size. PDL: see
+    `overlap`."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     block = tl.program_id(0)
     lane = tl.arange(0, LANES)
     BLOCK: tl.constexpr = OCTETS * LANES * 8
@@ -256,10 +262,13 @@ def decoded_fix4(octet, inside, codes, low, high, lowest, scales, K: tl.constexp
 def decode_fix4_kernel(
     payload, plane, plane8, norm, patches, patch_directory, out, numel, lowest,
     OCTETS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, LOG_NORM: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    ALIGNED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Exponents in four bits: lowest + code - 1. A program decodes 2 * WIDTH octets, a part of a block: many that have
-    all they read asked for at once use memory better than few that go on."""
+    all they read asked for at once use memory better than few that go on. PDL: see `overlap`."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     part = tl.program_id(0)
     PARTS: tl.constexpr = OCTETS * LANES // (2 * WIDTH)
     lane = tl.arange(0, WIDTH)

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from paperlm_kernels.neuzip.kernel_decode import sign_and_mantissa
 from paperlm_kernels.neuzip.kernel_product import rounded
+from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
 
 # Eight weights: $4 their codes, $5 and $6 of the plane the first and the last four, $7 the exponent below the lowest,
 # twice. $j gets weights j and j + 4. A shift brings two codes where exponents stand, a selection of bits adds signs and
@@ -224,10 +225,14 @@ def sums_of(c0, c1, c2, c3, W: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens", "rows", "columns", "lowest"])
 def fix4_gemv_kernel(
     x, payload, plane, patches, patch_directory, y, tokens, rows, columns, lowest,
-    W: tl.constexpr, NT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, NT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x int32 (tokens, columns / 2); payload int32, plane uint8; y int16 (tokens, rows). W warps. Columns are a
-    multiple of 128, EVEN: of 128 W; `lowest` is at least 1 (else code 0 would borrow from its neighbour)."""
+    multiple of 128, EVEN: of 128 W; `lowest` is at least 1 (else code 0 would borrow from its neighbour). PDL: see
+    `overlap`."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     LANES: tl.constexpr = 32 * W
     lane = tl.arange(0, LANES)
     warp, q, t = lane >> 5, (lane >> 2) & 7, lane & 3

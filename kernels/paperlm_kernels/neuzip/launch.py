@@ -12,6 +12,7 @@ from paperlm_kernels.neuzip import decode_errors, kernel_decode
 from paperlm_kernels.neuzip.geometry import OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
 from paperlm_kernels.neuzip.launcher import Launcher, Start, addresses, on_device
+from paperlm_kernels.overlap import overlaps
 
 if TYPE_CHECKING:
     from paperlm_kernels.neuzip.record import Packed
@@ -68,7 +69,7 @@ class Decoding:
             streams = [s[Section.PAYLOAD], s[Section.BLOCK_DIR], s[Section.LANE_UNITS], packed.book.table(device)]
             self.launcher, every = _STREAMS, [*streams, *every, decode_errors.word(device)]
             self.constants |= {"LIMIT": g.limit, "UNIT": g.unit}
-        self.constants |= {"K": header.mant_bits, "LOG_NORM": log_of(header.block_norm)}
+        self.constants |= {"K": header.mant_bits, "LOG_NORM": log_of(header.block_norm), "PDL": overlaps(device)}
         self.tensors = tuple(every)
         self.places = addresses(self.tensors)
         self._starts: dict[tuple[bool, bool], Start] = {}

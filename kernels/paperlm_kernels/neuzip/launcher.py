@@ -54,7 +54,7 @@ class Launcher:
     """A kernel with its compiled forms."""
 
     def __init__(self, kernel: Any, warps: int = WARPS, **options: Any) -> None:
-        """options: of the compiler."""
+        """options: of the compiler. A kernel with the constant PDL is started as that says (`overlap`)."""
         self.kernel, self.options = kernel, {"num_warps": warps, **options}
         self._compiled: dict[tuple, Any] = {}
         self._own: tuple[str, ...] = ()
@@ -77,7 +77,8 @@ class Launcher:
             start(*places, *numbers, *own)
             return start, own
         given = dict(zip(self._own, own, strict=True))
-        compiled = self.kernel[(programs,)](*tensors, *numbers, **given, **self.options)
+        options = self.options | ({"launch_pdl": True} if given.get("PDL") else {})
+        compiled = self.kernel[(programs,)](*tensors, *numbers, **given, **options)
         if compiled is not None:  # the interpreter compiles nothing
             self._compiled[self._key(tensors, numbers, places, own)] = compiled
         return None

@@ -15,6 +15,7 @@ from torch import Tensor
 from paperlm_kernels.backends import chosen_backend
 from paperlm_kernels.neuzip.header import Codec, Section
 from paperlm_kernels.neuzip.record import Packed
+from paperlm_kernels.overlap import overlaps
 
 if TYPE_CHECKING:
     from paperlm_kernels.neuzip.launcher import Launcher
@@ -128,7 +129,7 @@ def _gemv(x: Tensor, packed: Packed) -> Tensor:
     warps = warps_of(rows, columns)
     constants = {
         "W": warps, "NT": 1 if tokens <= 8 else 2, "EVEN": columns % (CHUNK * warps) == 0,
-        "BLOCK": packed.header.geometry.block,
+        "BLOCK": packed.header.geometry.block, "PDL": overlaps(x.device),
     }  # fmt: skip
     tensors = (
         x.view(torch.int32), s[Section.PAYLOAD], s[Section.PLANE], s[Section.PATCH], s[Section.PATCH_DIR],
