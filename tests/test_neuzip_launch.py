@@ -16,10 +16,11 @@ class Told:
     """In place of a kernel of Triton's. Each start is a grid, and of each argument what the kernel would have."""
 
     def __init__(self, kernel):
-        self.arg_names, self.starts, self.forms = kernel.arg_names, [], []
+        self.arg_names, self.starts, self.forms, self.early = kernel.arg_names, [], [], []
 
     def __getitem__(self, grid):
-        def compile_and_start(*given, num_warps, maxnreg=None, **constants):
+        def compile_and_start(*given, num_warps, maxnreg=None, launch_pdl=False, **constants):
+            self.early.append((constants.get("PDL"), launch_pdl))
             places = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in given]
             self.forms.append(constants)
             self.starts.append((grid[0], dict(zip(self.arg_names, [*places, *constants.values()], strict=True))))
@@ -60,6 +61,14 @@ def test_each_call_gives_what_the_first_gave_but_for_where_the_weights_go(told):
     assert len(kernel.forms) == 1 and len(kernel.starts) == 4, "compiled, looked for, and started twice without"
     for out, (grid, given) in zip(outs, kernel.starts, strict=True):
         assert (grid, given) == (kernel.starts[0][0], kernel.starts[0][1] | {"out": out.data_ptr()})
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_a_kernel_that_waits_for_the_one_in_front_is_started_early_and_no_other_is(told, hopper, monkeypatch):
+    packed, kernel = told
+    monkeypatch.setattr(launch, "overlaps", lambda device: hopper)
+    packed.unpack(backend="triton")
+    assert kernel.early == [(hopper, hopper)]
 
 
 @pytest.mark.parametrize("apart", [1, 2, 4])
