@@ -52,3 +52,22 @@ def test_names_to_leave_are_a_list_of_names_that_there_are():
         convert(build("llama"), RawStore, leave="down_proj")
     with pytest.raises(ValueError, match="did you mean 'down_proj'"):
         convert(build("llama"), RawStore, leave=["down_prj"])
+
+
+def test_a_policy_in_the_place_of_a_store_is_named_and_nothing_is_stored():
+    model = build("llama")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(TypeError, match="the store 'all' is a str; give PackedStore"):
+        convert(model, "all")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bool])
+def test_ids_of_another_type_are_named_where_nn_embedding_refuses_them_too(dtype):
+    model, ids = build("llama"), torch.ones(1, 4, dtype=dtype)
+    with pytest.raises(RuntimeError):
+        model.get_input_embeddings()(ids)
+    convert(model, RawStore, "all")
+    with pytest.raises(TypeError, match=rf"ids of {dtype}; .* ids.long\(\)"):
+        model.get_input_embeddings()(ids)
+    assert model.get_input_embeddings()(ids.int()).shape == (1, 4, model.config.hidden_size)

@@ -91,17 +91,23 @@ def convert(
     model on the meta device is stored without ever being there whole; what stays plain is then the caller's to load.
 
     Layers that share a weight share its store. keep_recomputed: see StoredWeight. Make the optimizer afterwards: the
-    old parameters are emptied.
+    old parameters are emptied. Resize a vocabulary before: transformers' `resize_token_embeddings` finds no rows in a
+    stored embedding, and raises ValueError.
 
     Where a store cannot be made (a value that is not finite in a store with loss, a dtype, memory), layers before it
     are stored, it and those behind it are as they were, and the model computes, unless `values` were to come: mend the
     weight, and convert the rest.
 
-    Raises TypeError for `leave` that is one string, ValueError for a name in it that no weight has, an unknown policy,
+    Raises TypeError for a store that cannot be called and for `leave` that is one string, ValueError for a name in it that no weight has, an unknown policy,
     a model with nothing to store, one alias of a tied weight without the others, an embedding that changes its rows as
     it looks them up, `values` of another shape than the weight's, and a Conv1D for a store that `multiplies`; and what
     the store raises, with the weight's name in a note.
     """
+    if not callable(store_factory):
+        raise TypeError(
+            f"the store {store_factory!r} is a {type(store_factory).__name__}; give PackedStore, or another that makes "
+            "a store of a tensor, and the policy behind it"
+        )
     _known(policy)
     owners, names = _holders(model, "_parameters"), _names(model)
     chosen, left = _chosen(names, policy, leave)

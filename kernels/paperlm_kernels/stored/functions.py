@@ -42,7 +42,10 @@ def _multiplied(x: Tensor, weight: StoredWeight, bias: Tensor | None) -> Tensor:
 
 def stored_embedding(ids: Tensor, weight: StoredWeight, padding_idx: int | None = None) -> Tensor:
     """Rows `ids` (...) of the weight, (..., width); only blocks that hold one of them are decoded. The gradient of row
-    padding_idx is dropped, as in torch.nn.functional.embedding."""
+    padding_idx is dropped, as in torch.nn.functional.embedding. Raises TypeError for ids of another type than int64 and
+    int32, and IndexError for a row that there is not."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"ids of {ids.dtype}; rows are asked for by int64 or int32: convert them with ids.long()")
     return _Embedding.apply(ids, weight.handle, weight, padding_idx)
 
 

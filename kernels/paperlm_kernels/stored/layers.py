@@ -124,7 +124,7 @@ class StoredEmbedding(StoredLayer):
 
     @not_compiled
     def forward(self, ids: Tensor) -> Tensor:
-        """ids (...), whole numbers -> (..., width). Raises IndexError for a row that there is not."""
+        """ids (...), int64 or int32 -> (..., width). Raises what `stored_embedding` does."""
         return stored_embedding(ids, self._weight(), self.padding_idx)
 
 
