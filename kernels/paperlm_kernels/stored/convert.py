@@ -98,10 +98,10 @@ def convert(
     are stored, it and those behind it are as they were, and the model computes, unless `values` were to come: mend the
     weight, and convert the rest.
 
-    Raises TypeError for a store that cannot be called and for `leave` that is one string, ValueError for a name in it that no weight has, an unknown policy,
-    a model with nothing to store, one alias of a tied weight without the others, an embedding that changes its rows as
-    it looks them up, `values` of another shape than the weight's, and a Conv1D for a store that `multiplies`; and what
-    the store raises, with the weight's name in a note.
+    Raises TypeError for a store that cannot be called and for `leave` that is one string, ValueError for a name in it
+    that no weight has, an unknown policy, a model with nothing to store, one alias of a tied weight without the others,
+    an embedding that changes its rows as it looks them up, `values` of another shape than the weight's, and a Conv1D
+    for a store that `multiplies`; and what the store raises, with the weight's name in a note.
     """
     if not callable(store_factory):
         raise TypeError(
