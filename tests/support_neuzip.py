@@ -43,3 +43,33 @@ def bits_of(t):
 
 def same_bits(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and np.array_equal(bits_of(a), bits_of(b))
+
+
+class Told:
+    """In place of a kernel of Triton's. Each start is a grid, and of each argument what the kernel would have."""
+
+    def __init__(self, kernel):
+        self.arg_names, self.starts, self.forms, self.early = kernel.arg_names, [], [], []
+
+    def __getitem__(self, grid):
+        def compile_and_start(*given, num_warps, maxnreg=None, launch_pdl=False, **constants):
+            self.early.append((constants.get("PDL"), launch_pdl))
+            places = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in given]
+            self.forms.append(constants)
+            self.starts.append((grid[0], dict(zip(self.arg_names, [*places, *constants.values()], strict=True))))
+            return Compiled(self)
+
+        return compile_and_start
+
+
+class Compiled:
+    """A form of it."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def start(*given):
+            self.kernel.starts.append((grid[0], dict(zip(self.kernel.arg_names, given, strict=True))))
+
+        return start

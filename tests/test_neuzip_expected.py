@@ -12,12 +12,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from paperlm_kernels.neuzip import launch_encode, pack
+from paperlm_kernels.neuzip import launch, launch_encode, pack
+from paperlm_kernels.neuzip.coding import Later
 from paperlm_kernels.neuzip.geometry import PROFILES
 from paperlm_kernels.neuzip.header import Section
 from paperlm_kernels.neuzip.launch_encode import SPARE, SPARE_PATCHES, SPARE_WORDS, Guess, Job, begin_encode
+from paperlm_kernels.neuzip.launcher import Launcher
 from paperlm_kernels.neuzip.record import Packed
-from support_neuzip import compiled_or_interpreted, gaussian, odd_weights, same_bits
+from support_neuzip import Told, compiled_or_interpreted, gaussian, odd_weights, same_bits
 
 B = PROFILES["fast"].block
 FILL = 0x5A5A5A5A
@@ -206,3 +208,29 @@ def test_a_copy_of_what_nobody_has_looked_at_holds_the_same_and_is_apart(spot, o
         other.sections[Section.PLANE].zero_()
         assert packed.to_bytes() == right.to_bytes()
         assert same_bits(packed.unpack(backend=spot.backend).cpu(), right.unpack())
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("options", KINDS)
+def test_what_was_packed_before_like_it_is_decoded_from_where_its_buffers_lie_and_no_tensors_are_made(
+    spot, options, monkeypatch
+):
+    name = "_FIX4" if options.get("profile") == "fix4" else "_STREAMS"
+    first, second = (odd_weights(2 * 16384 + 5, seed=n) for n in range(2))
+    packed = [pack(t.to(spot.device), raw="never", backend=spot.backend, **options) for t in (first, second)]
+    packed[1].update_(second.to(spot.device), backend=spot.backend)
+    kernel = Told(getattr(launch, name).kernel)
+    if spot.device == "cpu":  # interpreted kernels are given tensors
+        monkeypatch.setattr(launch, name, Launcher(kernel))
+    launch._starts.cache_clear()
+    decoded = [one.unpack(backend=spot.backend) for one in packed]
+    launch._starts.cache_clear()
+    assert [isinstance(one.source, Later) for one in packed] == [False, True]
+    if spot.device != "cpu":
+        assert same_bits(decoded[1], pack(second, raw="never", backend="reference", **options).unpack())
+        return
+    given, tensors = kernel.starts[1][1], launch.Decoding(packed[1]).tensors(packed[1])
+    assert len(kernel.forms) == 1 and tensors.keys() < given.keys()
+    for which, t in tensors.items():
+        if t.numel() and (which != "norm" or "block_norm" in options):
+            assert given[which] == t.data_ptr(), which

@@ -9,37 +9,7 @@ pytest.importorskip("triton")
 
 from paperlm_kernels.neuzip import launch, launch_encode, pack
 from paperlm_kernels.neuzip.launcher import Launcher, Starts
-from support_neuzip import gaussian
-
-
-class Told:
-    """In place of a kernel of Triton's. Each start is a grid, and of each argument what the kernel would have."""
-
-    def __init__(self, kernel):
-        self.arg_names, self.starts, self.forms, self.early = kernel.arg_names, [], [], []
-
-    def __getitem__(self, grid):
-        def compile_and_start(*given, num_warps, maxnreg=None, launch_pdl=False, **constants):
-            self.early.append((constants.get("PDL"), launch_pdl))
-            places = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in given]
-            self.forms.append(constants)
-            self.starts.append((grid[0], dict(zip(self.arg_names, [*places, *constants.values()], strict=True))))
-            return Compiled(self)
-
-        return compile_and_start
-
-
-class Compiled:
-    """A form of it."""
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        def start(*given):
-            self.kernel.starts.append((grid[0], dict(zip(self.kernel.arg_names, given, strict=True))))
-
-        return start
+from support_neuzip import Told, gaussian
 
 
 @pytest.fixture(params=["fast", "fix4"])
@@ -67,7 +37,9 @@ def test_each_call_gives_what_the_first_gave_but_for_where_the_weights_go(told):
 def test_a_kernel_that_waits_for_the_one_in_front_is_started_early_and_no_other_is(told, hopper, monkeypatch):
     packed, kernel = told
     monkeypatch.setattr(launch, "overlaps", lambda device: hopper)
+    launch._starts.cache_clear()
     packed.unpack(backend="triton")
+    launch._starts.cache_clear()
     assert kernel.early == [(hopper, hopper)]
 
 

@@ -28,7 +28,10 @@ class Later:
     device: torch.device
     stored: int
     "bytes of all"
+    taken: Taken
     make: Callable[[], dict[Section, Tensor]]
+    places: Callable[[], dict[str, int]]
+    "where the buffers lie, by the names that arguments of kernels have"
 
 
 Coded = tuple[Header, dict[Section, Tensor] | Later, Codebook | None, int | None]

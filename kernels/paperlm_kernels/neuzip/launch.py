@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from paperlm_kernels.neuzip import decode_errors, kernel_decode
+from paperlm_kernels.neuzip.coding import Later
 from paperlm_kernels.neuzip.geometry import OCTET
 from paperlm_kernels.neuzip.header import Codec, Header, Section
-from paperlm_kernels.neuzip.launcher import Launcher, Start, addresses, on_device
+from paperlm_kernels.neuzip.launcher import Launcher, Starts, addresses, aligned_alike, on_device
 from paperlm_kernels.overlap import overlaps
 
 if TYPE_CHECKING:
@@ -45,60 +47,84 @@ def log_of(block: int | None) -> int:
     return block.bit_length() - 1 if block else 0
 
 
+@functools.lru_cache(1024)
+def _starts(header: Header, device: torch.device, alike: bool | tuple[bool, ...], aligned: bool, check: bool) -> Starts:
+    """Of all tensors with a header (without patches) whose buffers begin alike on 16 bytes, or do not."""
+    g = header.geometry
+    constants = {
+        "OCTETS": g.octets, "LANES": g.lanes, "K": header.mant_bits, "LOG_NORM": log_of(header.block_norm),
+        "PDL": overlaps(device), "ALIGNED": aligned,
+    }  # fmt: skip
+    if header.codec == Codec.FIX4:
+        return Starts(constants | {"WIDTH": WIDTH})
+    return Starts(constants | {"LIMIT": g.limit, "UNIT": g.unit, "CHECK": check})
+
+
 class Decoding:
-    """What a packed tensor's kernel is given at every call."""
+    """What a packed tensor's kernel is given at every call: where its buffers lie. Of one that was just packed on a
+    device nobody makes tensors for it."""
 
     def __init__(self, packed: Packed) -> None:
-        self.header: Header = packed.header
-        self.sections = tuple(packed.sections.values())
-        header, s, g, device = self.header, packed.sections, packed.header.geometry, packed.device
-        plane = s[Section.PLANE]
-        every = [
-            octets_of(plane, header.mant_bits), plane, s.get(Section.NORM, plane), s[Section.PATCH],
-            s[Section.PATCH_DIR],
-        ]  # fmt: skip
-        self.constants = {"OCTETS": g.octets, "LANES": g.lanes}
-        self.numbers: tuple[int, ...] = (header.numel,)
-        self.programs = header.blocks
+        header, device, source = packed.header, packed.device, packed.source
+        self._plain, self._device = header.with_patches(0), device
+        self._source = source if isinstance(source, Later) else tuple(source.values())
+        self._tensors: dict[str, Tensor] | None = None
         if header.codec == Codec.FIX4:
-            self.launcher, every = _FIX4, [s[Section.PAYLOAD], *every]
-            self.numbers += (packed.lowest,)
-            self.constants["WIDTH"] = WIDTH
-            self.programs = -(-header.numel // (2 * WIDTH * OCTET))
+            self._launcher, self._numbers = _FIX4, (header.numel, packed.lowest)
+            self._programs = -(-header.numel // (2 * WIDTH * OCTET))
         else:
-            streams = [s[Section.PAYLOAD], s[Section.BLOCK_DIR], s[Section.LANE_UNITS], packed.book.table(device)]
-            self.launcher, every = _STREAMS, [*streams, *every, decode_errors.word(device)]
-            self.constants |= {"LIMIT": g.limit, "UNIT": g.unit}
-        self.constants |= {"K": header.mant_bits, "LOG_NORM": log_of(header.block_norm), "PDL": overlaps(device)}
-        self.tensors = tuple(every)
-        self.places = addresses(self.tensors)
-        self._starts: dict[tuple[bool, bool], Start] = {}
+            self._launcher, self._numbers = _STREAMS, (header.numel,)
+            self._programs = header.blocks
+        if isinstance(source, Later):
+            self._at = source.places()
+            self._at["plane8"] = self._at["plane"]
+            if header.codec != Codec.FIX4:
+                self._at["found"] = decode_errors.word(device).data_ptr()
+            self._alike: bool | tuple[bool, ...] = True  # buffers of an allocation begin on 64 bytes
+        else:
+            tensors = self.tensors(packed)
+            places = addresses(tensors.values())
+            self._at, self._alike = dict(zip(tensors, places, strict=True)), aligned_alike(places)
+        self._starts: dict[tuple[bool, bool], Starts] = {}
+
+    def tensors(self, packed: Packed) -> dict[str, Tensor]:
+        """All that a kernel reads, by the names of its arguments, in order. packed: the tensor, which holds this."""
+        if self._tensors is not None:
+            return self._tensors
+        s, plane, streams = packed.sections, packed.sections[Section.PLANE], packed.header.codec == Codec.PFX
+        found = {"payload": s[Section.PAYLOAD]}
+        if streams:
+            found |= {
+                "directory": s[Section.BLOCK_DIR], "units": s[Section.LANE_UNITS],
+                "table": packed.book.table(packed.device),
+            }  # fmt: skip
+        found |= {
+            "plane": octets_of(plane, packed.header.mant_bits), "plane8": plane, "norm": s.get(Section.NORM, plane),
+            "patches": s[Section.PATCH], "patch_directory": s[Section.PATCH_DIR],
+        }  # fmt: skip
+        self._tensors = found | ({"found": decode_errors.word(packed.device)} if streams else {})
+        return self._tensors
 
     def fits(self, packed: Packed) -> bool:
         """Whether the tensor has the sections that it had."""
-        now = packed.sections.values()
-        return len(now) == len(self.sections) and all(map(operator.is_, self.sections, now))
+        now, before = packed.source, self._source
+        if isinstance(now, Later) or isinstance(before, Later):
+            return now is before
+        return len(now) == len(before) and all(map(operator.is_, before, now.values()))
 
-    def __call__(self, target: Tensor, check: bool) -> None:
-        """Decodes into a contiguous tensor."""
+    def __call__(self, packed: Packed, target: Tensor, check: bool) -> None:
+        """Decodes the tensor that holds this into a contiguous one."""
         place = target.data_ptr()
-        known = check, place & 15 == 0
-        found = self._starts.get(known)
+        form = place & 15 == 0, check
+        starts = self._starts.get(form)
+        if starts is None:
+            starts = self._starts[form] = _starts(self._plain, self._device, self._alike, *form)
+
+        def tensor(name: str) -> Tensor:
+            return target.detach().view(torch.int16) if name == "out" else self.tensors(packed)[name]
+
         with on_device(target):
-            if found is not None:
-                start, behind = found
-                start(*self.places, place, *behind)
-                return
-            constants = self.constants | {"ALIGNED": known[1]}
-            if self.launcher is _STREAMS:
-                constants["CHECK"] = check
-            ready = self.launcher(
-                self.programs, (*self.tensors, target.detach().view(torch.int16)), self.numbers, constants,
-                (*self.places, place),
-            )  # fmt: skip
-        if ready is not None:
-            start, own = ready
-            self._starts[known] = start, (*self.numbers, *own)
+            starts.run(self._launcher, self._programs, self._at | {"out": place}, tensor, *self._numbers)
 
 
 def decoding_of(packed: Packed) -> Decoding:
@@ -110,7 +136,7 @@ def decoding_of(packed: Packed) -> Decoding:
 
 def run_decode(packed: Packed, target: Tensor, check: bool) -> None:
     """Decodes into a contiguous bfloat16 tensor. check: a stream that ends elsewhere sets the device's error word."""
-    decoding_of(packed)(target, check)
+    decoding_of(packed)(packed, target, check)
 
 
 def block_sums(t: Tensor, header: Header) -> Tensor:

@@ -289,7 +289,7 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int], like: Taken | N
             if streams is not None:
                 job.drop(streams)
             streams = write(words, words, count)
-        plan.last = words, count
+        taken = plan.last = words, count
         kept, written = job.kept, streams  # the job, and with it what only kernels need, is free again
 
         def sections() -> dict[Section, Tensor]:
@@ -300,7 +300,11 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int], like: Taken | N
                 **_every(plan, kept, written.tensors["patches"][:count]),
             }  # fmt: skip
 
-        later = Later(device, plan.stored + 4 * (words + g.guard + count), sections)
+        def places() -> dict[str, int]:
+            table = own.places()["decoding"] if book is None else book.table(device).data_ptr()
+            return kept.places() | written.places() | {"table": table}
+
+        later = Later(device, plan.stored + 4 * (words + g.guard + count), taken, sections, places)
         if book is not None:
             return header.with_patches(count), later, book, 0
         made = Codebook.of_device(stored[:STORED], g.limit)
@@ -334,7 +338,7 @@ def _fix4(job: Job, runs: tuple[int, int], like: Taken | None) -> Callable[[], E
     def finish() -> Encoded:
         _, count, _, escaping, lowest = _totals(read_back)
         check_patches(count, escaping, header, *runs)
-        plan.last = 0, count
+        taken = plan.last = 0, count
         kept, whole = job.kept, None
         if count > room:
             written = write(Layout(patches=count), count)
@@ -351,6 +355,11 @@ def _fix4(job: Job, runs: tuple[int, int], like: Taken | None) -> Callable[[], E
                 Section.PAYLOAD: kept.tensors["payload"], **_every(plan, kept, patches),
             }  # fmt: skip
 
-        return header.with_patches(count), Later(job.device, plan.stored + 4 * count, sections), None, int(lowest[0])
+        def places() -> dict[str, int]:
+            there = {"patches": whole.data_ptr()} if written is None else written.places()
+            return kept.places() | there
+
+        later = Later(job.device, plan.stored + 4 * count, taken, sections, places)
+        return header.with_patches(count), later, None, int(lowest[0])
 
     return finish

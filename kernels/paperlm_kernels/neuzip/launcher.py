@@ -34,6 +34,11 @@ def all_aligned(places: tuple[int, ...]) -> bool:
     return not functools.reduce(operator.or_, places) & 15
 
 
+def aligned_alike(places: tuple[int, ...]) -> bool | tuple[bool, ...]:
+    """Which of them are multiples of 16; True for all. A kernel is compiled for each such pattern."""
+    return all_aligned(places) or tuple([place & 15 == 0 for place in places])
+
+
 def on_device(t: Tensor) -> AbstractContextManager:
     """A context in which launches go to a tensor's device; it takes time only where that is not the current one."""
     if t.device.type != "cuda" or t.device.index == torch.cuda.current_device():
@@ -93,9 +98,7 @@ class Launcher:
         return self._compiled.get(self._key(tensors, numbers, places, own)), own
 
     def _key(self, tensors: Sequence[Tensor], numbers: Sequence[float], places: tuple[int, ...], own: tuple) -> tuple:
-        # a kernel is compiled for buffers that begin on 16 bytes, or for some that do not, and for short numbers
-        aligned = all_aligned(places) or tuple([p & 15 == 0 for p in places])
-        return tensors[0].device, aligned, _wide(numbers), *own
+        return tensors[0].device, aligned_alike(places), _wide(numbers), *own  # it is compiled for short numbers
 
 
 class Starts:

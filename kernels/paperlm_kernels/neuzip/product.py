@@ -184,7 +184,7 @@ def _streams(x: Tensor, packed: Packed) -> Tensor:
     }  # fmt: skip
     with on_device(x):
         _stream_launcher(m)(
-            packed.header.blocks, (*decoding_of(packed).tensors, x.view(torch.int64), partial),
+            packed.header.blocks, (*decoding_of(packed).tensors(packed).values(), x.view(torch.int64), partial),
             (packed.header.numel, columns, tokens), constants,
         )  # fmt: skip
     return (partial.sum(2) if parts > 1 else partial.squeeze(2)).to(x.dtype)

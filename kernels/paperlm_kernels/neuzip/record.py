@@ -141,6 +141,11 @@ class Packed:
         return self._sections
 
     @property
+    def source(self) -> dict[Section, Tensor] | Later:
+        """Its sections, or what makes them."""
+        return self._sections
+
+    @property
     def device(self) -> torch.device:
         """Where it is."""
         if isinstance(self._sections, Later):
@@ -264,6 +269,8 @@ class Packed:
     @property
     def _taken(self) -> Taken | None:
         """Words of its streams and number of patches, if it is coded."""
+        if isinstance(self._sections, Later):
+            return self._sections.taken
         header = self.header
         if header.codec == Codec.RAW:
             return None
