@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 
 import pytest
 from paperlm_kernels.bench import ops, peers, report, rows, run
@@ -152,7 +153,10 @@ def test_methods_that_take_turns_are_measured_alternately_and_as_often(toy):
     assert mixed == sorted(mixed)
 
 
-def test_on_a_gpu_processes_start_together_and_none_measures_before_all_have_imported(toy, monkeypatch):
+@pytest.mark.parametrize(("together", "cores"), [(2, 4), (4, 2)])
+def test_on_a_gpu_processes_start_together_and_none_measures_before_all_have_imported(
+    toy, monkeypatch, together, cores
+):
     """The toy touches no device, so that this runs anywhere."""
     toy()
     begun = []
@@ -165,8 +169,8 @@ def test_on_a_gpu_processes_start_together_and_none_measures_before_all_have_imp
     started: list[run.Worker] = []
     monkeypatch.setattr(run.Worker, "__init__", _noting(run.Worker.__init__, begun, "start", started))
     monkeypatch.setattr(run.Worker, "go", go)
-    monkeypatch.setattr(run, "TOGETHER", 2)
-    monkeypatch.setattr(run.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(run, "TOGETHER", together)
+    monkeypatch.setattr(run.os, "cpu_count", lambda: cores)
     names = ("loop", "peer", "raises", "loop")
     tasks = [Task("squares", "two", name, ("time",), device="cuda") for name in names]
     found = run.run(ops.operation("squares"), tasks, lambda task, found: None)
@@ -181,8 +185,53 @@ def test_a_process_that_dies_while_it_imports_is_a_row_that_says_so_and_keeps_no
     importing = "    def modules(self, method):\n        return ['no_such_module']\n\n    def run(self, task):"
     toy("squares3", text=TOY.replace("    def run(self, task):", importing))
     task = Task("squares3", "two", "loop", ("time",), device="cuda")
-    (row,) = run.run(ops.operation("squares3"), [task], lambda task, found: None)
-    assert row["outcome"] == "failed: ModuleNotFoundError: No module named 'no_such_module'"
+    begin = time.monotonic()
+    found = run.run(ops.operation("squares3"), [task, task], lambda task, found: None)
+    assert [row["outcome"] for row in found] == ["failed: ModuleNotFoundError: No module named 'no_such_module'"] * 2
+    assert time.monotonic() - begin < 30, "of 60 that an import may take"
+
+
+def test_imports_without_an_end_are_waited_for_once_for_all(toy):
+    hanging = "    def modules(self, method):\n        time.sleep(600)\n\n    def run(self, task):"
+    toy("squares5", limit=2.0, text=TOY.replace("    def run(self, task):", hanging))
+    tasks = [Task("squares5", "two", "loop", ("time",), device="cuda")] * 3
+    begin = time.monotonic()
+    found = run.run(ops.operation("squares5"), tasks, lambda task, found: None)
+    assert [row["outcome"] for row in found] == ["failed: no result after 2 s"] * 3
+    assert time.monotonic() - begin < 2 + 3 * 2 + 3
+
+
+def test_an_operation_that_takes_turns_does_not_go_on(toy):
+    toy("squares6", in_turns=True, text=TOY.replace("    in_turns =", "    goes_on = True\n    in_turns ="))
+    with pytest.raises(ValueError, match="squares6 takes turns and goes on; set one of"):
+        run.run(ops.operation("squares6"), [], lambda task, found: None)
+
+
+def test_a_process_that_dies_between_two_cases_costs_neither_of_them(toy, monkeypatch):
+    toy("squares7", text=TOY.replace("    in_turns =", "    goes_on = True\n    in_turns ="))
+    started: list[run.Worker] = []
+    monkeypatch.setattr(run.Worker, "__init__", _noting(run.Worker.__init__, [], "start", started))
+    tasks = [Task("squares7", case, "loop", ("time",), device="cuda") for case in ("ten", "two", "ten")]
+
+    def killed(task, found):
+        started[-1]._process.kill()
+        started[-1]._process.wait()
+
+    found = run.run(ops.operation("squares7"), tasks, killed)
+    assert [row["value"] for row in found] == [285.0, 1.0, 285.0] and len(started) == 3
+
+
+def test_nothing_of_a_task_is_there_for_the_next_of_its_process(toy):
+    kept = """        global kept
+        if "kept" in globals() and kept() is not None:
+            raise RuntimeError("it is there")
+        held = type("Held", (), {})()
+        held.itself, kept = held, __import__("weakref").ref(held)
+        begun, turns"""
+    text = TOY.replace("    in_turns =", "    goes_on = True\n    in_turns =").replace("        begun, turns", kept)
+    toy("squares8", text=text)
+    tasks = [Task("squares8", "two", "loop", ("time",), device="cuda")] * 2
+    assert [row["value"] for row in run.run(ops.operation("squares8"), tasks, lambda task, found: None)] == [1.0, 1.0]
 
 
 def _noting(function, notes: list[str], note: str, made: list):

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from paperlm_kernels.neuzip import launch, launch_encode, pack
+from paperlm_kernels.neuzip.buffers import Layout
 from paperlm_kernels.neuzip.coding import Later
 from paperlm_kernels.neuzip.geometry import PROFILES
 from paperlm_kernels.neuzip.header import Section
@@ -96,6 +97,44 @@ def test_what_was_expected_may_be_as_far_off_as_the_spare_room(spot, writes, pro
             assert sum(kept.values()) <= needed + words // 128 + 4 * (patches // 3 + 6 * SPARE)
 
 
+@compiled_or_interpreted
+def test_much_more_than_is_needed_is_not_kept_where_it_was_expected(spot):
+    t = odd_weights(B + 3000, seed=1, finite=False)
+    for profile in ("fast", "fix4"):
+        right = exact(t, profile)
+        words, patches = right._taken
+        made = Packed(
+            *begin_encode(t.to(spot.device), right.header.with_patches(0), None, like=(words, 50 * patches))()
+        )
+        assert made.to_bytes() == right.to_bytes()
+        assert made.sections[Section.PATCH].untyped_storage().nbytes() <= 4 * (words + patches) + 1024
+
+
+def test_where_nothing_was_expected_nothing_is_spare_and_no_length_below_zero_has_room():
+    assert Guess((100_000, 0)).patches == 0 and Guess((0, 0)).fewest == 0
+    assert Guess((0, 0)).holds(0, 0) and not Guess((0, 0)).holds(-1, 0)
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("profile", ["fast", "fix4"])
+def test_a_room_that_does_not_do_is_free_before_another_is_taken(spot, profile, monkeypatch):
+    asked, room = [], Layout.room
+
+    def noted(layout, *rest, **named):
+        alive = [made() is not None for made in asked]
+        made = room(layout, *rest, **named)
+        if {name for name, _ in layout.offsets} <= {"payload", "patches"}:
+            assert not any(alive)
+            asked.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(Layout, "room", noted)
+    t = odd_weights(B + 3000, seed=1, finite=False)
+    right = exact(t, profile)
+    made = begin_encode(t.to(spot.device), right.header.with_patches(0), None, like=(20_000, 30))()
+    assert len(asked) == 2 and Packed(*made).to_bytes() == right.to_bytes()
+
+
 def most_wrong(right, sign, spare_of):
     """The most that can be expected too much (sign 1) or too little (-1) so that what is right still fits."""
     wrong = 0
@@ -106,7 +145,7 @@ def most_wrong(right, sign, spare_of):
 
 @compiled_or_interpreted
 def test_streams_without_room_leave_it_as_it_was_and_those_with_room_what_lies_around_it(spot):
-    t = odd_weights(B + 3000, seed=3, finite=False)
+    t = odd_weights(B + 3001, seed=3, finite=False)  # the last octet is not whole
     right = exact(t, "fast")
     header, (words, patches) = right.header.with_patches(0), right._taken
     begin_encode(t.to(spot.device), header, None, like=(1, patches))()  # the job below does what it does
@@ -154,6 +193,7 @@ def test_an_update_expects_what_is_replaced_whatever_was_packed_in_between(spot,
     other = odd_weights(B + 3000, seed=7, finite=False)
     pack(other.to(spot.device), profile=profile, raw="never", backend=spot.backend)
     packed.update_(t.to(spot.device), backend=spot.backend)  # with the old codebook
+    pack(other.to(spot.device), profile=profile, raw="never", backend=spot.backend)
     del writes[:]
     packed.update_(t.to(spot.device), backend=spot.backend)
     assert len(writes) == 1
@@ -193,7 +233,18 @@ def test_sections_that_nobody_has_asked_for_hold_no_job_and_are_as_long_as_is_sa
     gc.collect()
     assert held() is None and jobs and not any(job() for job in jobs)
     assert isinstance(packed.sections, dict) and (packed.bits_per_weight, packed.device) == (bits, device)
+    assert packed.sections is packed.sections
     assert all(isinstance(section, torch.Tensor) for section in packed.sections.values())
+
+
+@compiled_or_interpreted
+def test_what_is_first_asked_for_in_inference_mode_can_be_changed_outside_of_it(spot):
+    packed = pack(gaussian(2 * B).to(spot.device), profile="fast", raw="never", backend=spot.backend)
+    with torch.inference_mode():
+        before = packed.sections[Section.PLANE].clone()
+    packed.sections[Section.PLANE][0] ^= 1
+    assert not any(section.is_inference() for section in packed.sections.values())
+    assert packed.sections[Section.PLANE][0] == before[0] ^ 1
 
 
 @compiled_or_interpreted

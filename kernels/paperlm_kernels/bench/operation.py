@@ -68,8 +68,9 @@ class Operation(abc.ABC):
     in_turns: ClassVar[bool] = False
     "the methods of a case take turns, so that clocks drift for all; else each is done before the next"
     goes_on: ClassVar[bool] = False
-    """a method's process measures its next case too, if it has not failed; not with turns. For times that only the card
-    determines: what a process does first takes many times as long as they do."""
+    """a method's process measures its next case too, if it has not failed; not with `in_turns`. For times that only the
+    card determines: what a process does first takes many times as long as they do. Not for methods that compile anew
+    with each case up to a limit (torch.compile), or that go on behind an error of the card."""
     limit: ClassVar[float] = 180.0
     "seconds after which a method is given up, of one turn where there are turns"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -67,6 +68,8 @@ class Worker:
     def take(self, task: Task) -> None:
         """Another task, when the one before is done."""
         self.task, self.rows, self.waiting = task, [], True
+        self._errors.seek(0)  # of the process too: what it says from now on is of this task
+        self._errors.truncate()
         self._tell(json.dumps(dataclasses.asdict(task)))
 
     def _tell(self, line: str) -> None:
@@ -109,6 +112,10 @@ class Worker:
             return f"ended by {signal.Signals(-status).name}{kill}"
         return lines[-1][:300] if lines else f"exit status {status}"
 
+    def dead(self) -> bool:
+        """Whether it has ended, of itself too."""
+        return self.ended or self._process.poll() is not None
+
     def close(self) -> None:
         """End it, if it has not ended."""
         self.ended = True
@@ -124,22 +131,29 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
     Absent methods give an outcome row.
 
     Tasks of a case follow each other, its `first` before the others: the fields that `shared` makes of its rows go into
-    the times of the others.
+    the times of the others. Raises ValueError for an operation that takes turns and goes on.
     """
-    wanted, everything = list(tasks), []
+    if operation.in_turns and operation.goes_on:
+        raise ValueError(f"{operation.name} takes turns and goes on; set one of in_turns and goes_on")
+    wanted, everything = [dataclasses.replace(task) for task in tasks], []  # each is one of its own, though it is twice
     reasons = [None if t.method == operation.first else operation.absent(t.method, t.device) for t in wanted]
     started: list[Worker] = []
     ready: dict[str | int, Worker] = {}
+
+    def key(task: Task) -> str | int:
+        return task.method if operation.goes_on else id(task)
+
+    left = collections.Counter(key(task) for task, reason in zip(wanted, reasons, strict=True) if reason is None)
     absent: list[tuple[Task, str]] = []
     device = wanted[0].device if wanted else ""
     shared: dict[str, dict] = {}
 
     def worker(task: Task) -> Worker:
-        key = task.method if operation.goes_on else id(task)
-        if key not in ready or (operation.goes_on and ready[key].ended):
-            ready[key] = Worker(operation, task)
-            started.append(ready[key])
-        return ready[key]
+        made = ready.get(key(task))
+        if made is None or (made.task is not task and made.dead()):
+            made = ready[key(task)] = Worker(operation, task)
+            started.append(made)
+        return made
 
     def finished(task: Task, found: list[Row]) -> None:
         if task.method == operation.first:
@@ -159,8 +173,9 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
         for batch in _batches(operation, list(zip(wanted, reasons, strict=True))):
             for task in (task for group in batch for task, reason in group if reason is None):
                 worker(task)
+            until = time.monotonic() + operation.limit
             for made in ready.values():
-                made.imported.wait(operation.limit)
+                made.imported.wait(max(0.0, until - time.monotonic()))
             for group in batch:
                 workers = []
                 for task, reason in group:
@@ -175,6 +190,9 @@ def run(operation: Operation, tasks: Iterable[Task], collect: Callable[[Task, li
                 for made in workers:
                     device = made.rows[-1]["device"] if made.rows else device
                     finished(made.task, made.rows)
+                    left[key(made.task)] -= 1
+                    if not left[key(made.task)]:
+                        made.close()
                 if device != wanted[0].device:  # a process has told the card's name
                     without()
         without()
@@ -191,7 +209,7 @@ Group = list[tuple[Task, str | None]]
 def _batches(operation: Operation, tasks: Group) -> Iterator[list[Group]]:
     """Groups whose processes start together. None measures before all have imported what they need: that keeps a core
     and the disk busy for longer than many measure, of whom some let a card wait for Python. On a CPU one at a time:
-    those that wait would take memory from the one that measures."""
+    those that wait would take memory from the one that measures, as those that go on do."""
     groups = [[pair] for pair in tasks]
     if operation.in_turns:
         key = lambda pair: (pair[0].case, pair[0].method == operation.first)  # noqa: E731

@@ -1,4 +1,4 @@
-"""One task in a process of its own: JSON is its argument, rows of JSON are its output.
+"""One task in a process of its own, or a method's, one after the other: JSON is its argument, rows of JSON its output.
 
 It writes READY when it has imported what it needs, and touches the device only when a line arrives on its standard
 input. Where methods take turns it writes `null` at the end of each, and waits for `again` or `finish`. Where a process
@@ -60,11 +60,9 @@ def _task(given: dict[str, Any]) -> Task:
 
 
 def _clear() -> None:
-    """Nothing of a task is left on the device for the next."""
-    import torch
-
+    """No tensor of a task is left on the device for the next."""
     gc.collect()
-    if torch.cuda.is_initialized():
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 

@@ -217,8 +217,10 @@ class Codebook:
         self.__dict__["_kept_later"] = device, tables
 
     def _keep(self) -> None:
-        device, tables = self.__dict__.pop("_kept_later")
-        self._on_devices.update({(device, which): table for which, table in tables().items()})
+        if (later := self.__dict__.get("_kept_later")) is not None:  # else another thread was faster
+            device, tables = later
+            self._on_devices.update({(device, which): table for which, table in tables().items()})
+            self.__dict__.pop("_kept_later", None)
 
     def __getstate__(self) -> dict[str, Any]:
         if "_kept_later" in self.__dict__:

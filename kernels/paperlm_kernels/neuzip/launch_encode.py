@@ -288,6 +288,7 @@ def _pfx(job: Job, book: Codebook | None, runs: tuple[int, int], like: Taken | N
         if streams is None or not guess.holds(words, count):
             if streams is not None:
                 job.drop(streams)
+                streams = None  # so that its room can be used for what follows
             streams = write(words, words, count)
         taken = plan.last = words, count
         kept, written = job.kept, streams  # the job, and with it what only kernels need, is free again
@@ -339,8 +340,11 @@ def _fix4(job: Job, runs: tuple[int, int], like: Taken | None) -> Callable[[], E
         _, count, _, escaping, lowest = _totals(read_back)
         check_patches(count, escaping, header, *runs)
         taken = plan.last = 0, count
+        nonlocal early
         kept, whole = job.kept, None
         if count > room:
+            job.drop(early)
+            early = None  # so that its room can be used for what follows
             written = write(Layout(patches=count), count)
         else:
             written = early

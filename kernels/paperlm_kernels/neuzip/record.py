@@ -136,9 +136,11 @@ class Packed:
     @property
     def sections(self) -> dict[Section, Tensor]:
         """Its parts, by name: uint8, or int32."""
-        if isinstance(self._sections, Later):
-            self._sections = self._sections.make()
-        return self._sections
+        found = self._sections  # once: another thread may be at it
+        if isinstance(found, Later):
+            with torch.inference_mode(False):  # whoever asks first, they are tensors like any other
+                self._sections = found = found.make()
+        return found
 
     @property
     def source(self) -> dict[Section, Tensor] | Later:
@@ -148,23 +150,22 @@ class Packed:
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        if isinstance(self._sections, Later):
-            return self._sections.device
-        return self.sections[Section.PLANE].device
+        found = self._sections
+        return found.device if isinstance(found, Later) else found[Section.PLANE].device
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes on a GPU: sections, each a multiple of 64, and the codebook's tables. The same number on
-        every device, from the start; on a GPU up to a thousandth of the streams, a fourth of the patches and 256 bytes
-        may be added by spare room (`launch_encode.Guess`)."""
+        every device, from the start; on a GPU spare room may add a thousandth of the streams, a third of the patches
+        and 300 bytes (`launch_encode.Guess`)."""
         own = sum(aligned(t.numel() * t.element_size()) for t in self.sections.values())
         return own + (self.book.table_bytes if self.book else 0)
 
     @property
     def bits_per_weight(self) -> float:
         """Of all sections, metadata included; tables that are built from them are not."""
-        late = isinstance(self._sections, Later)
-        stored = self._sections.stored if late else sum([t.nbytes for t in self.sections.values()])
+        found = self._sections
+        stored = found.stored if isinstance(found, Later) else sum([t.nbytes for t in found.values()])
         return 8 * stored / max(1, self.header.numel)
 
     def unpack(self, out: Tensor | None = None, *, check: bool = True, backend: str = "auto") -> Tensor:
@@ -269,13 +270,14 @@ class Packed:
     @property
     def _taken(self) -> Taken | None:
         """Words of its streams and number of patches, if it is coded."""
-        if isinstance(self._sections, Later):
-            return self._sections.taken
+        found = self._sections
+        if isinstance(found, Later):
+            return found.taken
         header = self.header
         if header.codec == Codec.RAW:
             return None
         streams = header.codec == Codec.PFX
-        words = self.sections[Section.PAYLOAD].numel() - header.geometry.guard if streams else 0
+        words = found[Section.PAYLOAD].numel() - header.geometry.guard if streams else 0
         return words, header.patches
 
     def _take(self, other: Packed) -> None:
