@@ -1,4 +1,4 @@
-"""Runs each method on each case in its own process and collects the rows."""
+"""Runs each method on each case, in a process of its own, and collects the rows."""
 
 from __future__ import annotations
 
