@@ -50,11 +50,15 @@ class Told:
 
     def __init__(self, kernel):
         self.arg_names, self.starts, self.forms, self.early = kernel.arg_names, [], [], []
+        self.buffers = set()
 
     def __getitem__(self, grid):
         def compile_and_start(*given, num_warps, maxnreg=None, launch_pdl=False, **constants):
             self.early.append((constants.get("PDL"), launch_pdl))
             places = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in given]
+            self.buffers |= {
+                name for name, a in zip(self.arg_names, given, strict=False) if isinstance(a, torch.Tensor)
+            }
             self.forms.append(constants)
             self.starts.append((grid[0], dict(zip(self.arg_names, [*places, *constants.values()], strict=True))))
             return Compiled(self)
