@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import weakref
 
@@ -285,3 +286,28 @@ def test_what_was_packed_before_like_it_is_decoded_from_where_its_buffers_lie_an
     for which, t in tensors.items():
         if t.numel() and (which != "norm" or "block_norm" in options):
             assert given[which] == t.data_ptr(), which
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("name", ["sections", "device", "bits_per_weight", "_taken"])
+def test_what_another_thread_makes_of_the_sections_between_two_looks_at_them_changes_nothing(spot, name):
+    packed = pack(gaussian(2 * B).to(spot.device), profile="fast", raw="never", backend=spot.backend)
+    later, right = packed.source, getattr(packed, name)
+    made = later.make()
+
+    class Racing(Packed):
+        _sections = property(lambda self: next(looks), lambda self, value: None)
+
+    looks = itertools.chain([later], itertools.repeat(made))
+    packed.__class__ = Racing
+    found = getattr(packed, name)
+    assert found.keys() == right.keys() if name == "sections" else found == right
+
+
+@compiled_or_interpreted
+def test_tables_of_a_codebook_that_two_threads_ask_for_at_once_are_there_for_both(spot):
+    packed = pack(gaussian(2 * B).to(spot.device), profile="fast", raw="never", backend=spot.backend)
+    book, device = packed.book, packed.device
+    made = book.__dict__["_kept_later"][1]()
+    book.keep_later(device, lambda: (book.__dict__.pop("_kept_later"), made)[1])
+    assert book.table(device, "index") is made["index"] and book.table(device) is made["decoding"]
