@@ -210,6 +210,16 @@ def test_weights_of_a_checkpoint_are_those_of_its_matrices_in_bfloat16_in_the_or
     ] * 2
 
 
+def test_a_checkpoint_is_of_its_case_alone_and_others_beside_it_have_normal_weights(trained):
+    path, _ = trained
+    options = {"weights": str(path), "sha256": "0"}
+    task = Task("neuzip", "figure4_00", "ours", ("bits",), device="cpu", small=True, options=options)
+    operation = ops.operation("neuzip")
+    beside, alone = (list(operation.run(dataclasses.replace(task, options=given))) for given in (options, {}))
+    own = list(operation.run(dataclasses.replace(task, case="checkpoint")))
+    assert beside[0]["value"] == alone[0]["value"] != own[0]["value"]
+
+
 def test_a_checkpoint_is_asked_for_and_refused_where_nothing_would_read_it(tmp_path, capsys):
     (tmp_path / "model.safetensors").write_bytes(b"8")
     assert main(["neuzip", "--device", "cpu", "--cases", "checkpoint"]) == 2

@@ -14,7 +14,7 @@ from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.operation import Operation, Row, Task
 from paperlm_kernels.bench.ops.neuzip import on_file
 from paperlm_kernels.bench.ops.neuzip.coder import FILE_PARTS, TOKENS, Coder, Inputs
-from paperlm_kernels.bench.ops.neuzip.declared import BANDWIDTH, sized
+from paperlm_kernels.bench.ops.neuzip.declared import BANDWIDTH, CHECKPOINT, sized
 from paperlm_kernels.bench.ops.neuzip.methods import METHODS
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
@@ -28,9 +28,9 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
 
 def _rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     device, case = torch.device(task.device), sized(task)
-    name = clocks.device_name(device)
+    name, file = clocks.device_name(device), task.options.get("weights") if task.case == CHECKPOINT.name else None
     try:
-        coder = METHODS[task.method](Inputs(case, device, task.seed, task.options.get("weights")))
+        coder = METHODS[task.method](Inputs(case, device, task.seed, file))
         stored = coder.stored()
         decode = coder.call("decode")
         got = decode().clone()
