@@ -230,7 +230,7 @@ def test_sections_that_nobody_has_asked_for_hold_no_job_and_are_as_long_as_is_sa
     packed = pack(t, raw="never", backend=spot.backend, **options)
     held, bits, device = weakref.ref(t), packed.bits_per_weight, packed.device
     del t
-    assert not isinstance(packed._sections, dict)
+    assert not isinstance(packed.source, dict)
     gc.collect()
     assert held() is None and jobs and not any(job() for job in jobs)
     assert isinstance(packed.sections, dict) and (packed.bits_per_weight, packed.device) == (bits, device)
@@ -296,7 +296,7 @@ def test_what_another_thread_makes_of_the_sections_between_two_looks_at_them_cha
     made = later.make()
 
     class Racing(Packed):
-        _sections = property(lambda self: next(looks), lambda self, value: None)
+        source = property(lambda self: next(looks), lambda self, value: None)
 
     looks = itertools.chain([later], itertools.repeat(made))
     packed.__class__ = Racing

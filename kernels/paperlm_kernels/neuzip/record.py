@@ -106,7 +106,8 @@ class Packed:
     def __init__(
         self, header: Header, sections: dict[Section, Tensor] | Later, book: Codebook | None, lowest: int | None = None
     ) -> None:
-        self.header, self._sections, self.book = header, sections, book
+        self.header, self.source, self.book = header, sections, book
+        "Sections, or what makes them."
         self._updates = 0
         # of FIX4, the exponent of code 1: on the host, for a launch must not wait for the device
         if lowest is None:
@@ -115,7 +116,7 @@ class Packed:
         self.decoding: Decoding | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_sections": self.sections, "decoding": None}  # a copy's sections are elsewhere
+        return self.__dict__ | {"source": self.sections, "decoding": None}  # a copy's sections are elsewhere
 
     def __repr__(self) -> str:
         return (
@@ -136,21 +137,16 @@ class Packed:
     @property
     def sections(self) -> dict[Section, Tensor]:
         """Its parts, by name: uint8, or int32."""
-        found = self._sections  # once: another thread may be at it
+        found = self.source  # once: another thread may be at it
         if isinstance(found, Later):
             with torch.inference_mode(False):  # whoever asks first, they are tensors like any other
-                self._sections = found = found.make()
+                self.source = found = found.make()
         return found
-
-    @property
-    def source(self) -> dict[Section, Tensor] | Later:
-        """Its sections, or what makes them."""
-        return self._sections
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
-        found = self._sections
+        found = self.source
         return found.device if isinstance(found, Later) else found[Section.PLANE].device
 
     @property
@@ -164,7 +160,7 @@ class Packed:
     @property
     def bits_per_weight(self) -> float:
         """Of all sections, metadata included; tables that are built from them are not."""
-        found = self._sections
+        found = self.source
         stored = found.stored if isinstance(found, Later) else sum([t.nbytes for t in found.values()])
         return 8 * stored / max(1, self.header.numel)
 
@@ -270,7 +266,7 @@ class Packed:
     @property
     def _taken(self) -> Taken | None:
         """Words of its streams and number of patches, if it is coded."""
-        found = self._sections
+        found = self.source
         if isinstance(found, Later):
             return found.taken
         header = self.header
@@ -281,7 +277,7 @@ class Packed:
         return words, header.patches
 
     def _take(self, other: Packed) -> None:
-        self.header, self._sections, self.book = other.header, other._sections, other.book
+        self.header, self.source, self.book = other.header, other.source, other.book
         self.lowest, self.decoding = other.lowest, None
         self._updates, self._template, self._raw, self._nonfinite = 0, other._template, other._raw, other._nonfinite
 
