@@ -243,7 +243,7 @@ MARKS = {
         SWEPT,
         *(
             f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
-            for name in ("kv_attention", "neuzip", "neuzip_one_host", "neuzip_h100", "neuzip_student_t")
+            for name in ("kv_attention", "neuzip", "neuzip_h100", "neuzip_student_t")
         ),
     ],
 }

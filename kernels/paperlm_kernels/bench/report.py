@@ -45,13 +45,17 @@ def _case(case: tuple, methods: dict[str, Cells]) -> str:
         ", ".join(filter(None, (f"{metric.replace('_', ' ')} ({part})" if part else metric.replace("_", " "), unit)))
         for (metric, part), unit in columns.items()
     ]
+    several = len({row.get("commit") for row in every}) > 1
     lines = []
     for cells in methods.values():
         lost = {part: row["outcome"] for (metric, part), row in cells.items() if metric == "outcome"}
         values = [value_of(cells[key]) if key in cells else lost.get(key[1], "") for key in columns]
         if any(values):
-            lines.append([title(cells), *values])
-    return "\n\n".join(filter(None, [caption, markdown(["method", *heads], lines), not_measured(methods)]))
+            lines.append(
+                [title(cells), *values, commits(cells[key] for key in columns if key in cells) if several else ""]
+            )
+    heads = ["method", *heads, "commit"]
+    return "\n\n".join(filter(None, [caption, markdown(heads, lines), not_measured(methods)]))
 
 
 def circumstances(rows: list[Row]) -> list[str]:
@@ -59,8 +63,13 @@ def circumstances(rows: list[Row]) -> list[str]:
     last = rows[-1]
     versions = [f"{name} {last['versions'][name]}" for name in ("torch", "triton") if name in last["versions"]]
     dates = " and ".join(sorted({row["date"] for row in rows}))
-    commits = " and ".join(sorted({row["commit"][:7] for row in rows if row.get("commit")}))
-    return [last["device"], *versions, dates, *([f"commit {commits}"] if commits else [])]
+    found = commits(sorted(rows, key=lambda row: row.get("commit", "")))
+    return [last["device"], *versions, dates, *([f"commit {found}"] if found else [])]
+
+
+def commits(rows: Iterable[Row]) -> str:
+    """Of these rows, in their order, each once."""
+    return " and ".join(dict.fromkeys(row["commit"][:7] for row in rows if row.get("commit")))
 
 
 def not_measured(methods: dict[str, Cells]) -> str:
