@@ -357,6 +357,9 @@ def test_what_is_not_supported_and_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             QuantizedKV.empty(1, 1, 64, 8, **options)
+    for sizes in ((0, 2, 64, 8), (1, -1, 64, 8), (1, 2, 64, -1)):
+        with pytest.raises(ValueError, match="; a cache has room for 1 or more"):
+            QuantizedKV.empty(*sizes)
     with pytest.raises(ValueError, match="a multiple of 4"):
         QuantizedKV.empty(1, 1, 90, 8)
     cache, k, _ = filled(SPOTS[0], 4, 64)

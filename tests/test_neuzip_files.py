@@ -279,6 +279,12 @@ def test_a_link_leads_to_the_file_that_is_replaced_and_what_is_no_file_stays(mod
         assert main(["pack", str(model), "-f", "-o", str(other)]) == 2
         assert "is no file, and stays" in capsys.readouterr().err
     assert pipe.is_fifo()
+    for given, says in (
+        ([tmp_path], "is no file; give a file"), ([tmp_path / "none"], "is not there; give a file"),
+        ([model, "-o", tmp_path / "none" / "m.nzm"], f"there is no folder {tmp_path / 'none'}; make it"),
+    ):  # fmt: skip
+        assert main(["pack", *map(str, given)]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_a_command_that_is_told_to_end_leaves_no_part_of_a_file(tmp_path):

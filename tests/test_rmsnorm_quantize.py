@@ -316,6 +316,8 @@ def test_a_second_derivative_is_refused(spot):
         ({"up": torch.ones(2, 40).half()}, TypeError, "give one dtype"),
         ({"up": torch.ones(2, 40), "residual": torch.ones(2, 40)}, ValueError, "give one"),
         ({"backend": "trito"}, ValueError, "did you mean 'triton'"),
+        ({"eps": -1e-5}, ValueError, "eps=-1e-05; .* 0 or above"),
+        ({"eps": float("nan")}, ValueError, "eps=nan; .* 0 or above"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_does(options, error, words):

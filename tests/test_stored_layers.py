@@ -192,6 +192,12 @@ def test_tied_layers_share_a_store_and_one_of_them_alone_is_refused():
 def test_a_model_without_layers_to_store_or_with_hooks_on_them_is_refused():
     with pytest.raises(ValueError, match="no layer to store"):
         convert(nn.Sequential(nn.Tanh()), RawStore)
+    model = nn.Sequential(nn.Linear(64, 64))
+    convert(model, RawStore)
+    with pytest.raises(
+        ValueError, match=r"no layer to store .*: 1 weights of the model are stored already"
+    ):
+        convert(model, RawStore)
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="hooks, which would be lost"):

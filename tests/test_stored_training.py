@@ -279,6 +279,8 @@ def test_an_optimizer_names_what_it_cannot_train():
         LomoSgd(model.requires_grad_(False), LR)
     rounded = build("llama")
     convert(rounded, partial(PackedStore, mant_bits=3, block_norm=512))
+    with pytest.warns(UserWarning, match="none of the .* stored weights is trained: they are frozen"):
+        LomoSgd(rounded, LR).close()
     with pytest.raises(ValueError, match="that rounds"):
         LomoSgd(rounded.requires_grad_(True), LR)
 

@@ -338,6 +338,14 @@ def test_autocast_does_not_round_the_integers():
     assert torch.equal(y, right) and torch.equal(y, (codes.long() @ ternary(64, 2048).long().T).float())
 
 
+@pytest.mark.parametrize("name", ["codes", "act_scale", "rowsum", "alpha"])
+def test_a_number_in_the_place_of_a_tensor_is_refused(name):
+    _, codes, scale, alpha, packed = case(SPOTS[0], 3, 150, 300)
+    given = {"codes": codes, "act_scale": scale, "rowsum": None, "alpha": alpha} | {name: 1.0}
+    with pytest.raises(TypeError, match=rf"{name} is a float; give a tensor: torch.tensor\({name}\)"):
+        ternary_linear(packed=packed, **given)
+
+
 def test_lists_that_do_not_fit_the_tokens_are_refused():
     _, codes, scale, alpha, packed = case(SPOTS[0], 3, 150, 300)
     places, counts = places_above_zero(torch.ones(3, 150))

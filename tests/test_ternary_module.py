@@ -116,8 +116,12 @@ def test_weights_of_another_shape_layout_or_without_scales_are_refused_when_they
     layer = TernaryLinear.from_linear(latent(100, 200))
     state = layer.state_dict()
     for change, error, words in (
-        ({"layout": torch.tensor([2, 100, 200], dtype=torch.int32)}, ValueError, "version 2"),
-        ({"layout": torch.tensor([1, 100, 199], dtype=torch.int32)}, ValueError, "100 x 199 for a layer of 100 x 200"),
+        ({"layout": state["layout"] + torch.tensor([1, 0, 0, 0, 0, 0], dtype=torch.int32)}, ValueError, "version 2"),
+        (
+            {"layout": state["layout"] - torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.int32)},
+            ValueError,
+            "100 x 199 for a layer of 100 x 200",
+        ),
         ({"weight": torch.full_like(state["weight"], 0xFF)}, ValueError, "the code 3"),
         ({"weight": torch.zeros_like(state["weight"])}, ValueError, "padding beyond 100 x 200"),
         ({"alpha": torch.zeros_like(state["alpha"])}, ValueError, "not above 0"),
@@ -197,12 +201,36 @@ def test_no_layer_a_weight_that_is_no_number_and_a_layout_of_two_numbers_are_ref
         TernaryLinear.from_linear()
     linear = latent(8, 16)
     layer = TernaryLinear.from_linear(linear)
-    with pytest.raises(ValueError, match=r"layout of shape \(2,\); it is version, rows and columns"):
+    with pytest.raises(ValueError, match=r"layout of shape \(2,\); it is version, rows, columns, and the quantizer"):
         layer.load_state_dict(layer.state_dict() | {"layout": torch.tensor([1, 8])})
     with torch.no_grad():
         linear.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"codes other than|not above 0"):
+    with pytest.raises(ValueError, match="a value that is not finite"):
         TernaryLinear.from_linear(linear)
+    with torch.no_grad():
+        linear.weight[0, 0] = -torch.inf
+    with pytest.raises(ValueError, match="a value that is not finite"):
+        TernaryLinear.from_linear(linear)
+    with pytest.raises(ValueError, match="device meta, which holds no values"):
+        TernaryLinear.from_linear(linear.to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"activation": "int4_absmean"}, "int4_absmean, multiple 1, 200 entries kept"),
+        ({"activation": "int4_absmean", "multiple": 2}, "int4_absmean, multiple 2, 200 entries kept"),
+        ({"keep": 0.5}, "int8_absmax, multiple 1, 100 entries kept"),
+    ],
+)
+def test_a_layer_of_another_quantizer_refuses_the_weights_which_would_give_other_numbers(options, said):
+    made, other = (TernaryLinear.from_linear(latent(100, 200), **given) for given in (options, {}))
+    with pytest.raises(ValueError, match=f"trained with {said}, for a layer with int8_absmax, multiple 1, 200 entries"):
+        other.load_state_dict(made.state_dict())
+    again = TernaryLinear.from_linear(latent(100, 200, seed=3), **options)
+    again.load_state_dict(made.state_dict())
+    x = normal(3, 200)
+    assert torch.equal(again(x), made(x)) and not torch.equal(other(x), made(x))
 
 
 def test_a_product_without_steps_and_one_in_whole_numbers_are_refused():

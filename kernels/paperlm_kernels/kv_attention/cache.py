@@ -61,8 +61,12 @@ class QuantizedKV:
         step_dtype: torch.dtype = torch.float16,
         device: torch.device | str = "cpu",
     ) -> QuantizedKV:
-        """A cache with room for `capacity` positions and nothing in it. bits: 3 or 4; see `layout.KVLayout`."""
+        """A cache with room for `capacity` positions and nothing in it. bits: 3 or 4; see `layout.KVLayout`. Raises
+        ValueError for a size below 1, and for options that there are not."""
         layout = KVLayout(head_dim, bits, mapping, first_bits)
+        for name, size in (("batch", batch), ("heads", heads), ("capacity", capacity)):
+            if size < 1:
+                raise ValueError(f"{name}={size}; a cache has room for 1 or more")
         if step_dtype not in (torch.float16, torch.float32):
             raise ValueError(f"steps of {step_dtype}; they are float16 or float32")
 

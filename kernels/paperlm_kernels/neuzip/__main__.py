@@ -61,7 +61,11 @@ def main(given: list[str] | None = None) -> int:
 
 def _convert(args: argparse.Namespace) -> None:
     packs = args.command == "pack"
+    if not args.file.is_file():
+        raise ValueError(f"{args.file} is {'no file' if args.file.exists() else 'not there'}; give a file")
     target = args.out or args.file.with_suffix(".nzm" if packs else ".safetensors")
+    if not target.parent.is_dir():
+        raise ValueError(f"{target}: there is no folder {target.parent}; make it, or give another file with -o")
     if target.exists() and target.samefile(args.file):
         raise ValueError(f"{target} is the file that is read, which would be lost; give another name with -o")
     if target.exists() and not args.force:

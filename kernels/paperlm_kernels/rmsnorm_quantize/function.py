@@ -68,7 +68,7 @@ def rmsnorm_quantize(
 
     Source: BitNet a4.8, arXiv 2411.04965, section 3.1. No gradient; for training, `rmsnorm_fake_quantize`.
     """
-    chosen, k = _checked(x, gain, mode, multiple, keep, residual, up)
+    chosen, k = _checked(x, gain, mode, multiple, keep, residual, up, eps)
     padding = -x.shape[-1] % ALIGNED
     lead = x.shape[:-1]
     with torch.no_grad():
@@ -113,7 +113,7 @@ def rmsnorm_fake_quantize(
     differentiated as they are. Between the passes the kernels keep x (or the stream; or gate and up) and a number a
     token.
     """
-    chosen, k = _checked(x, gain, mode, multiple, keep, residual, up)
+    chosen, k = _checked(x, gain, mode, multiple, keep, residual, up, eps)
     if chosen_backend(backend, x, x.dtype) == "triton":
         from paperlm_kernels.rmsnorm_quantize.ops import fake_quantize
 
@@ -139,7 +139,7 @@ def rmsnorm_training_input(
 
     One read of x and one write of each. Arguments and errors are those of `rmsnorm_quantize`.
     """
-    chosen, k = _checked(x, gain, mode, multiple, keep, None, None)
+    chosen, k = _checked(x, gain, mode, multiple, keep, None, None, eps)
     if chosen_backend(backend, x, x.dtype) == "triton":
         from paperlm_kernels.rmsnorm_quantize.ops import fake_quantize
 
@@ -171,9 +171,11 @@ def _rows(x: Tensor, up: Tensor | None, gain: Tensor | None, residual: Tensor | 
 
 def _checked(
     x: Tensor, gain: Tensor | None, mode: str, multiple: float, keep: float | None, residual: Tensor | None,
-    up: Tensor | None,
+    up: Tensor | None, eps: float,
 ) -> tuple[Mode, int]:  # fmt: skip
     chosen = mode_of(mode, multiple)
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps={eps}; what is added to the mean of squares is 0 or above, such as 1e-5")
     if x.ndim < 1 or x.shape[-1] < 1 or not x.is_floating_point():
         raise TypeError(f"x of shape {tuple(x.shape)} and {x.dtype}; give floating-point rows (..., D)")
     for name, other, right in (("gain", gain, x.shape[-1:]), ("residual", residual, x.shape), ("up", up, x.shape)):

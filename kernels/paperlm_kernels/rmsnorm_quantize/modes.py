@@ -32,7 +32,8 @@ MODES = {
     "fp4_e2m1": Mode(12.0, -12, 12, e2m1=True),
     "fp4_e1m2": Mode(7.0, -7, 7),
 }
-"""BitNet a4.8 (arXiv 2411.04965, section 3.1); FP4 as in LLM-FP4. E1M2 has one exponent only, and is INT4 absmax."""
+"""BitNet a4.8 (arXiv 2411.04965, section 3.1); FP4 as in LLM-FP4. E1M2 has one exponent only, and is INT4 absmax.
+Saved layers have a quantizer's place here (`TernaryLinear.layout`): a new one comes last."""
 
 
 def mode_of(name: str, multiple: float) -> Mode:

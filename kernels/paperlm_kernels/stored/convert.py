@@ -112,6 +112,10 @@ def convert(
     owners, names = _holders(model, "_parameters"), _names(model)
     chosen, left = _chosen(names, policy, leave)
     if not chosen:
+        if already := len(stored_weights(model)):
+            raise ValueError(
+                f"no layer to store under policy {policy!r}: {already} weights of the model are stored already"
+            )
         found = f"; left: {_listed([f'{n} ({why})' for n, why in left.items()])}" if left else ""
         raise ValueError(
             f"no layer to store under policy {policy!r}: nn.Linear, Conv1D or nn.Embedding is looked for{found}"

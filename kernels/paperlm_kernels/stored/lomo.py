@@ -7,6 +7,7 @@ training (arXiv 2410.20650, section 3.2) is this with compressed weights.
 from __future__ import annotations
 
 import collections
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,12 @@ class LomoSgd(torch.optim.Optimizer):
                 if weight.waits:
                     raise ValueError(f"{name}: another LomoSgd updates it; call its close() first")
                 self._stored[parameter] = weight
+        if stored and not self._stored:
+            warnings.warn(
+                f"none of the {len(stored)} stored weights is trained: they are frozen, as convert() leaves those of a "
+                f"store that rounds; the {len(parameters)} parameters beside them are",
+                stacklevel=2,
+            )
         super().__init__(parameters, {"lr": first, "steps": 0})
         self._updated: set[Tensor] = set()
         self._under_way: collections.deque[WeightStore] = collections.deque()

@@ -200,15 +200,18 @@ def _checked(
     codes: Tensor, act_scale: Tensor, rowsum: Tensor | None, alpha: Tensor, packed: PackedTernary, K: int, N: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], torch.Size]:
     """Codes (M, K), scale (M,), rowsum (M,) and alpha (N,), and the tokens' axes."""
+    if alpha is None:
+        raise ValueError("no alpha: ternary weights have a scale for each matrix, mean|W| of its latent weight")
+    if act_scale is None:
+        raise ValueError("no act_scale: codes have a step for each token; rmsnorm_quantize gives both")
+    for name, value in (("codes", codes), ("act_scale", act_scale), ("rowsum", rowsum), ("alpha", alpha)):
+        if not isinstance(value, Tensor) and not (name == "rowsum" and value is None):
+            raise TypeError(f"{name} is a {type(value).__name__}; give a tensor: torch.tensor({name})")
     if codes.dtype != torch.int8:
         raise TypeError(f"codes of {codes.dtype}; quantize the activations to int8 first, with rmsnorm_quantize")
     if codes.ndim < 1 or codes.shape[-1] not in (K, padded(K)):
         raise ValueError(f"codes of shape {tuple(codes.shape)} for weights of {N} x {K}; their last axis is {K}, or "
                          f"{padded(K)} with its padding")  # fmt: skip
-    if alpha is None:
-        raise ValueError("no alpha: ternary weights have a scale for each matrix, mean|W| of its latent weight")
-    if act_scale is None:
-        raise ValueError("no act_scale: codes have a step for each token; rmsnorm_quantize gives both")
     lead = codes.shape[:-1]
     rowsum = codes.sum(-1, dtype=torch.int32) if rowsum is None else rowsum
     for name, values, dtype in (("act_scale", act_scale, torch.float32), ("rowsum", rowsum, torch.int32)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
-from paperlm_kernels.rmsnorm_quantize.modes import kept, mode_of
+from paperlm_kernels.rmsnorm_quantize.modes import MODES, kept, mode_of
 from paperlm_kernels.ternary_linear.function import ternary_linear
 from paperlm_kernels.ternary_linear.packing import LAYOUT, VERSION, PackedTernary, pack_weights
 
@@ -17,8 +17,8 @@ class TernaryLinear(nn.Module):
     """y = x_q W_q^T: the input quantized a token at a time, the weights in two bits. For use after training.
 
     Made of latent weights by `from_linear`. activation, multiple and keep are those of `rmsnorm_quantize`: the
-    quantizer that the model was trained with. In a state dict: `weight` (packed), `alpha`, `layout`, which loading
-    checks.
+    quantizer that the model was trained with. In a state dict: `weight` (packed), `alpha`, and `layout`, which loading
+    checks: of which version it is, rows and columns, and the quantizer.
     """
 
     def __init__(
@@ -48,9 +48,20 @@ class TernaryLinear(nn.Module):
             raise ValueError(f"a bias of shape {tuple(bias.shape)} and {bias.dtype} for {self.out_features} rows of "
                              "weights; it has a floating-point number for each")  # fmt: skip
         self.register_buffer("bias", bias)
-        sizes = (VERSION, packed.out_features, packed.in_features)
-        self.register_buffer("layout", torch.tensor(sizes, dtype=torch.int32))
+        self.register_buffer("layout", torch.tensor(self._layout(), dtype=torch.int32))
         self.register_load_state_dict_pre_hook(_check)
+
+    def _layout(self) -> list[int]:
+        """`layout`: version, rows, columns; which quantizer of `MODES`, its multiple, and how many entries it keeps."""
+        kept_of = kept(self.keep, self.in_features)
+        return [
+            VERSION,
+            self.out_features,
+            self.in_features,
+            list(MODES).index(self.activation),
+            int(self.multiple),
+            kept_of,
+        ]
 
     @classmethod
     def from_linear(cls, *linears: nn.Linear, **options: object) -> TernaryLinear:
@@ -128,16 +139,32 @@ def _check(module: TernaryLinear, state: dict[str, Tensor], prefix: str, *_: obj
             f"packed weights without {', '.join(missing)}: a layer is saved with its layout, weights and scales; save "
             "the whole state_dict, or pack the latent weights anew with TernaryLinear.from_linear"
         )
-    if found["layout"].shape != (3,):
-        raise ValueError(f"{prefix}layout of shape {tuple(found['layout'].shape)}; it is version, rows and columns")
-    version, rows, columns = found["layout"].tolist()
+    if found["layout"].shape != (6,):
+        raise ValueError(
+            f"{prefix}layout of shape {tuple(found['layout'].shape)}; it is version, rows, columns, and the "
+            "quantizer's number, multiple and kept entries: pack the latent weights anew with TernaryLinear.from_linear"
+        )
+    version, rows, columns, *quantizer = found["layout"].tolist()
     if (rows, columns) != (module.out_features, module.in_features):
         raise ValueError(
             f"packed weights of {rows} x {columns} for a layer of {module.out_features} x {module.in_features}"
         )
+    own = module._layout()[3:]
+    if quantizer != own:
+        raise ValueError(
+            f"packed weights that were trained with {_named(quantizer)}, for a layer with {_named(own)}: make it with "
+            "that activation, multiple and keep"
+        )
     metadata = {"layout": LAYOUT, "layout_version": version, "out_features": rows, "in_features": columns}
     PackedTernary.load(found["weight"], metadata)
     state[prefix + "alpha"] = _scales(found["alpha"], module)
+
+
+def _named(quantizer: Sequence[int]) -> str:
+    """The last three numbers of `layout` in words."""
+    number, multiple, entries = quantizer
+    name = list(MODES)[number] if 0 <= number < len(MODES) else f"quantizer {number}, which is not known"
+    return f"{name}, multiple {multiple}, {entries} entries kept"
 
 
 def _scales(alpha: Tensor | float | None, rows: PackedTernary | TernaryLinear) -> Tensor:

@@ -170,9 +170,18 @@ def fused_alpha(alphas: Sequence[Tensor | float], rows: Sequence[int]) -> Tensor
 
 def pack_weights(weights: Sequence[Tensor]) -> tuple[PackedTernary, Tensor]:
     """Latent weights (N_i, K) as one packed matrix, one below the other, and its alpha (sum of N_i): Q, K and V share
-    their input, so do gate and up. Raises ValueError for weights of different width."""
+    their input, so do gate and up. Raises ValueError for weights of different width, without values (meta), and with
+    values that are not finite."""
+    for weight in weights:
+        if weight.is_meta:
+            raise ValueError("a weight on the device meta, which holds no values: load it first")
     if len({weight.shape[-1] for weight in weights}) != 1:
         shapes = ", ".join(str(tuple(weight.shape)) for weight in weights) or "none"
         raise ValueError(f"weights of shapes {shapes}; those of one product have one input and so the same width")
     codes, alphas = zip(*(quantize_weight(weight) for weight in weights), strict=True)
+    if not bool(torch.stack([alpha.isfinite() for alpha in alphas]).all()):
+        raise ValueError(
+            "a weight has a value that is not finite, or mean|W| is above float32's largest number: every code of the "
+            "matrix would be of it; mend the checkpoint, or bring the weights to range"
+        )
     return pack_ternary(torch.cat(codes)), fused_alpha(alphas, [len(c) for c in codes])
