@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import operator
 import shutil
 import time
 import weakref
@@ -18,7 +19,7 @@ from paperlm.errors import JobError, RecordError, SpecError
 from paperlm.files import write_sealed
 from paperlm.jobs import Inputs, Machine
 from paperlm.plan.project import Project
-from paperlm.record import model_store
+from paperlm.record import environment, model_store
 from paperlm.record.places import Places
 from paperlm.run import run_named
 
@@ -110,6 +111,43 @@ def test_a_job_that_does_not_fit_on_the_card_leaves_a_record_that_says_so_and_an
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(torch.cuda.OutOfMemoryError):
         run._measured(job, Inputs(work=tmp_path), Machine(device="cpu"))
+
+
+def test_a_record_names_the_code_of_the_jobs_start_and_says_if_another_took_its_place(tmp_path, monkeypatch):
+    """Of the end it would name a commit that computed nothing of it."""
+    now, begin = ["a", False], run.run_job
+    monkeypatch.setattr(environment, "_git", lambda: (f"commit {now[0]}", now[1]))
+    monkeypatch.setattr(environment, "source_digest", lambda: now[0])
+    made_with = lambda: operator.attrgetter("commit", "modified", "source")(made(tmp_path, model()).environment)  # noqa: E731
+
+    def edited(job, inputs, machine):
+        (inputs.work / "half").touch()
+        now[0] = "b"
+        return begin(job, inputs, machine)
+
+    maker(tmp_path).make(model())
+    assert made_with() == ("commit a", False, "a")
+    monkeypatch.setattr(run, "run_job", edited)
+    maker(tmp_path).make(model(), True)
+    assert made_with() == ("commit a", True, "a")
+
+    def killed(job, inputs, machine):
+        (inputs.work / "half").touch()
+        raise KeyboardInterrupt
+
+    def interrupted():
+        monkeypatch.setattr(run, "run_job", killed)
+        with pytest.raises(KeyboardInterrupt):
+            maker(tmp_path).make(model(), True)
+        monkeypatch.setattr(run, "run_job", begin)
+
+    interrupted()
+    maker(tmp_path).make(model(), True)
+    assert made_with() == ("commit b", False, "b"), "it went on with the same code"
+    interrupted()
+    now[0] = "c"
+    maker(tmp_path).make(model(), True)
+    assert made_with() == ("commit c", True, "c"), "it went on from what other code had made"
 
 
 def test_a_model_that_did_not_fit_leaves_no_half_of_its_files(tmp_path, monkeypatch):

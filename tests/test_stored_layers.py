@@ -194,9 +194,7 @@ def test_a_model_without_layers_to_store_or_with_hooks_on_them_is_refused():
         convert(nn.Sequential(nn.Tanh()), RawStore)
     model = nn.Sequential(nn.Linear(64, 64))
     convert(model, RawStore)
-    with pytest.raises(
-        ValueError, match=r"no layer to store .*: 1 weights of the model are stored already"
-    ):
+    with pytest.raises(ValueError, match=r"no layer to store .*: 1 weights of the model are stored already"):
         convert(model, RawStore)
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].register_forward_hook(lambda *_: None)

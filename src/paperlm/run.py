@@ -29,6 +29,7 @@ from paperlm.locks import held
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.agreement import disagreements
+from paperlm.record.environment import begun_with, capture, has_unfinished
 from paperlm.record.model_store import Origin, checked_model, has_model, read_manifest, store_model, weights_of
 from paperlm.record.places import Places
 from paperlm.record.record import DataUsed, Record, drift, read_record, write_record
@@ -147,6 +148,7 @@ class Maker:
         manifests = [load_manifest(path, one.data_id) for path, one in zip(data, job.data(), strict=True)]
         work = self.places.root / self.places.work(job)
         work.mkdir(parents=True, exist_ok=True)
+        code = begun_with(work) if ranks.leads() else None
         building = self._building(job) if job.leaves_model else None
         if building is not None and ranks.leads():
             shutil.rmtree(building, ignore_errors=True)
@@ -162,9 +164,9 @@ class Maker:
                 result = _measured(job, inputs, self.machine)
                 if result is None:  # not the leading process of several
                     return None
-                environment = _environment(self.machine)
+                environment = capture(self.machine.torch_device(), code)
         if parents.blocked:
-            environment = _environment(Machine(device="cpu"))
+            environment = capture(Machine(device="cpu").torch_device(), code)
         record = Record(
             job_id=job.job_id,
             kind=job.kind,
@@ -231,7 +233,7 @@ def _measured(job: Job, inputs: Inputs, machine: Machine) -> Result | None:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(error, torch.cuda.OutOfMemoryError) or ranks.world_size() > 1:
             raise
-        if any(path != inputs.model for path in inputs.work.iterdir()):
+        if has_unfinished(inputs.work):
             raise
         if inputs.model is not None:
             shutil.rmtree(inputs.model)
@@ -278,12 +280,6 @@ def _let_go() -> None:
 
 def _stamp(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.is_file() else None
-
-
-def _environment(machine: Machine):
-    from paperlm.record.environment import capture
-
-    return capture(machine.torch_device())
 
 
 def run_named(project: Project, what: str, machine: Machine, with_parents: bool, again: bool) -> None:

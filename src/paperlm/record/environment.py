@@ -7,12 +7,14 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from paperlm.files import write_json
 from paperlm.record.record import Environment
 
 if TYPE_CHECKING:
@@ -24,17 +26,55 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def capture(device: torch.device) -> Environment:
-    """Environment of this process, which computes on `device`."""
+class Code(NamedTuple):
+    """What a job computes with: see `record.Environment`."""
+
+    commit: str | None
+    modified: bool | None
+    source: str
+
+
+def code() -> Code:
+    """As it is now."""
+    return Code(*_git(), source_digest())
+
+
+CODE = "code.json"
+"In a job's folder of work: with what it began."
+
+
+def has_unfinished(work: Path) -> bool:
+    """Whether something is kept there that a job goes on from, beside a model that is made anew."""
+    return any(entry.name not in (CODE, "model") for entry in work.iterdir())
+
+
+def begun_with(work: Path) -> Code:
+    """As it is at the start of a job that works in this folder. Modified, if what is there already was made by other
+    code: the job goes on from it."""
+    now, path = code(), work / CODE
+    if has_unfinished(work):
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))["source"]
+        except (OSError, ValueError, TypeError, KeyError):
+            before = None
+        return now if before == now.source else now._replace(modified=True)
+    write_json(path, now._asdict())
+    return now
+
+
+def capture(device: torch.device, begun: Code | None = None) -> Environment:
+    """Environment of this process, which computes on `device`. begun: the code at the start of its work; where it has
+    changed since, nobody knows what of it was loaded before, and the record says `modified`."""
     import torch  # records are read without it
 
-    commit, modified = _git()
+    now = code()
+    commit, modified, source = begun or now
     on_gpu = device.type == "cuda"
     return Environment(
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         commit=commit,
-        modified=modified,
-        source=source_digest(),
+        modified=modified if source == now.source else True,
+        source=source,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         cpu=cpu_name(),
@@ -45,7 +85,6 @@ def capture(device: torch.device) -> Environment:
     )
 
 
-@functools.cache
 def source_digest() -> str:
     """Digest of every module of both packages: what a commit alone does not say of a copy without history."""
     found = hashlib.sha256()

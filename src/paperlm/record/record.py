@@ -29,7 +29,8 @@ class Environment(Frozen):
     date: str
     commit: str | None
     modified: bool | None
-    "True if the tree had changes that are not in the commit; None: not known"
+    """True if the tree had changes that are not in the commit, or the code changed while the job was made;
+    None: not known"""
     source: str | None = None
     "digest of both packages' modules; None: the record is older than this field"
     python: str
