@@ -10,6 +10,8 @@ import pytest
 from paperlm import cli
 from paperlm.plan.project import ROOT
 
+OF_GPU = ROOT / "paper_tables/records/gpu/pretrain/llama_71m-admin-s0-3a13e1ff.json"
+
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
     """What a verb says when it refuses, with exit status 2."""
@@ -27,6 +29,14 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture) -> str:
         ("tabel", "unknown verb 'tabel'; did you mean 'table'"),
         ("plan --config seeds=[0", "not valid YAML"),
         ("plan --config-json []", "no object of JSON"),
+        ("plan --config-json {} --config scale=gpu", "--config beside --config-json, which is a whole configuration"),
+        ("evidence --config-json {} --scale gpu", "--scale beside --config-json, which is a whole configuration"),
+        ('run --job {"kind":"hub_model"} --scale smoke --config seeds=x', "--config is for a job that is named"),
+        ('run --job {"kind":"hub_model"} --scale smoke --config-json {}', "--config is for a job that is named"),
+        (
+            f"table mixln_table1 --config scale=tiny --records {OF_GPU} --out x.csv",
+            "no job of scale tiny and seeds [0]",
+        ),
         ("run x --micro-batch -1", "--micro-batch: '-1' is no whole number of 1 or more"),
         ("run x --micro-batch ²", "--micro-batch: '²' is no whole number of 1 or more"),
         ("run x --checkpoint-seconds nan", "--checkpoint-seconds: 'nan' is no number of seconds above 0"),

@@ -150,7 +150,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     )
     p.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     p.add_argument("--size", choices=["full", "small"], default="full", help="small: an eighth of each size, to try it")
-    p.add_argument("--out", required=True, type=to_write(".jsonl"), help="JSON lines file to append the rows to")
+    p.add_argument("--out", required=True, type=to_write(".jsonl"), help="JSON lines file, of this case alone")
 
     p = verb("summary", _summary, "print a built table, its diff and its verdicts")
     p.add_argument("tables", nargs="+", type=Path, help="CSV files of built tables and figures")
@@ -220,7 +220,11 @@ def _project(options: argparse.Namespace):
 
     root = clone()
     if options.config_json is not None:
-        return open_project(parse(options.config_json, ProjectConfig, "--config-json"))
+        if unread := [f"--{name}" for name in ("config", "scale") if getattr(options, name, None)]:
+            raise SpecError(f"{unread[0]} beside --config-json, which is a whole configuration: put it in there")
+        # the folder may be given by a variable too, and is a choice of the machine
+        own = {"local_data": options.local_data} if getattr(options, "local_data", "") else {}
+        return open_project(parse({**options.config_json, **own}, ProjectConfig, "--config-json"))
     given = {}
     for item in options.config:
         key, equals, value = item.partition("=")
@@ -235,6 +239,15 @@ def _project(options: argparse.Namespace):
     if getattr(options, "local_data", ""):
         given["local_data"] = options.local_data
     return open_project(configuration(root, given))
+
+
+def _with_records(options: argparse.Namespace):
+    """The project, which knows a job of one at least of the records that are given."""
+    from paperlm.tables.results import check_asked
+
+    project = _project(options)
+    check_asked(project, options.records)
+    return project
 
 
 def _prepare_data(options: argparse.Namespace) -> None:
@@ -263,8 +276,7 @@ def _machine_of(options: argparse.Namespace) -> Machine:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from paperlm.jobs import parse_job
-    from paperlm.run import Maker, run_named
+    from paperlm.run import run_given, run_named
 
     machine = _machine_of(options)
     if (options.job is None) == (options.what is None):
@@ -275,26 +287,12 @@ def _run(options: argparse.Namespace) -> None:
             raise SpecError("--keep is for --job; a job that is named keeps what its children need")
         run_named(project, options.what, machine, options.with_parents, options.again)
         return
-    from paperlm.jobs.base import Trunk
-    from paperlm.plan.project import clone
-    from paperlm.record.places import Places
-
-    root = clone()
+    if options.config or options.config_json is not None:
+        raise SpecError("--config is for a job that is named: --job has its own settings, and --scale its folders")
     if not options.scale:
         raise SpecError("--job needs --scale: the record goes to results/<scale>/")
-    scales = [path.stem for path in (root / "workflow/scales").glob("*.yaml")]
-    if options.scale not in scales:
-        raise SpecError(f"--scale: {unknown('scale', options.scale, scales)}")
-    job = parse_job(options.job)
-    parts = list(filter(None, options.keep.split(",")))
-    updates = [part.removeprefix("trunk-") for part in parts]
-    if not all(update.isdecimal() and int(update) in job.snapshots() for update in updates):
-        there = job.snapshots()
-        states = f"it has states {there.start} to {there.stop - 1}" if there else "it has none beside its last"
-        raise SpecError(f"--keep takes updates of the job separated by commas, got {options.keep!r}; {states}")
-    keep = tuple(Trunk(int(u)) if u != part else int(u) for part, u in zip(parts, updates, strict=True))
-    maker = Maker(Places(root, options.scale), machine, options.local_data, {job.job_id: keep})
-    (maker.with_parents if options.with_parents else maker.make)(job, options.again)
+    given = options.scale, options.keep, machine, options.local_data, options.with_parents, options.again
+    run_given(options.job, *given)
 
 
 def _why(options: argparse.Namespace) -> None:
@@ -328,7 +326,7 @@ def _table(options: argparse.Namespace) -> None:
     from paperlm.figures.base import exhibit_contents
     from paperlm.tables.build import write_table
 
-    write_table(_project(options), options.table, options.records, options.out, options.html, exhibit_contents)
+    write_table(_with_records(options), options.table, options.records, options.out, options.html, exhibit_contents)
 
 
 def _consistency(options: argparse.Namespace) -> None:
@@ -340,13 +338,13 @@ def _consistency(options: argparse.Namespace) -> None:
 def _curves(options: argparse.Namespace) -> None:
     from paperlm.figures.curves import draw_curves
 
-    draw_curves(_project(options), options.table, options.records, options.out)
+    draw_curves(_with_records(options), options.table, options.records, options.out)
 
 
 def _figure(options: argparse.Namespace) -> None:
     from paperlm.figures.base import write_figure
 
-    write_figure(_project(options), options.figure, options.records, options.out)
+    write_figure(_with_records(options), options.figure, options.records, options.out)
 
 
 def _measure(options: argparse.Namespace) -> int:

@@ -17,16 +17,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from paperlm import ranks
 from paperlm.data.settings import DataSettings
 from paperlm.data.shards import load_manifest
 from paperlm.errors import JobError, RecordError, SpecError, unknown
 from paperlm.files import discard, gone_beside, temporary_beside
-from paperlm.jobs import Inputs, Job, Machine, Result, run_job
-from paperlm.jobs.base import Stage, in_order
+from paperlm.jobs import Inputs, Job, Machine, Result, parse_job, run_job
+from paperlm.jobs.base import Stage, Trunk, in_order
 from paperlm.locks import held
-from paperlm.plan.project import Project
+from paperlm.plan.project import Project, clone
 from paperlm.plan.state import State
 from paperlm.record.agreement import disagreements
 from paperlm.record.environment import begun_with, capture, has_unfinished
@@ -280,6 +281,28 @@ def _let_go() -> None:
 
 def _stamp(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def run_given(
+    settings: Mapping[str, Any], scale: str, keep: str, machine: Machine, local_data: str, with_parents: bool,
+    again: bool,
+) -> None:  # fmt: skip
+    """Make a job that no exhibit need have, into the folders of a scale. keep: updates after which its model is kept,
+    separated by commas (`trunk-<update>`: for one to go on from). SpecError for another scale or update."""
+    root = clone()
+    scales = [path.stem for path in (root / "workflow/scales").glob("*.yaml")]
+    if scale not in scales:
+        raise SpecError(f"--scale: {unknown('scale', scale, scales)}")
+    job = parse_job(settings)
+    parts = list(filter(None, keep.split(",")))
+    updates = [part.removeprefix("trunk-") for part in parts]
+    if not all(update.isdecimal() and int(update) in job.snapshots() for update in updates):
+        there = job.snapshots()
+        states = f"it has states {there.start} to {there.stop - 1}" if there else "it has none beside its last"
+        raise SpecError(f"--keep takes updates of the job separated by commas, got {keep!r}; {states}")
+    stages = tuple(Trunk(int(u)) if u != part else int(u) for part, u in zip(parts, updates, strict=True))
+    maker = Maker(Places(root, scale), machine, local_data, {job.job_id: stages})
+    (maker.with_parents if with_parents else maker.make)(job, again)
 
 
 def run_named(project: Project, what: str, machine: Machine, with_parents: bool, again: bool) -> None:

@@ -63,7 +63,7 @@ def circumstances(rows: list[Row]) -> list[str]:
     last = rows[-1]
     versions = [f"{name} {last['versions'][name]}" for name in ("torch", "triton") if name in last["versions"]]
     dates = " and ".join(sorted({row["date"] for row in rows}))
-    found = commits(sorted(rows, key=lambda row: row.get("commit", "")))
+    found = commits(sorted(rows, key=lambda row: row.get("commit") or ""))
     return [last["device"], *versions, dates, *([f"commit {found}"] if found else [])]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from paperlm.jobs import Job
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.record import Record, read_record
+
+CHOICES = ("micro_batch", "compiled", "world_size")
+"Of a record's cost: what was computed in parts or together."
 
 
 def why(project: Project, first: str, second: str) -> None:
@@ -58,6 +63,9 @@ def _flat(job: Job, record: Record | None) -> dict[tuple[str, str], Any]:
         found["data", settings.dataset] = settings.data_id
     if record is None:
         return found
+    for one in record.data:  # as it was read, which may be another than today's
+        found["data", one.dataset] = one.data_id
+        found |= {("data", f"{one.dataset}: {name}"): _short(value) for name, value in one.checksums.items()}
     for part, number in record.behaviour.items():
         found["rules", part] = number
     for ancestor, parts in record.ancestors.items():
@@ -67,8 +75,22 @@ def _flat(job: Job, record: Record | None) -> dict[tuple[str, str], Any]:
     found |= {("version", name): version for name, version in record.versions.items()}
     found |= {("environment", key): value for key, value in environment.items()}
     found |= {("result", key): value for key, value in record.metrics.items()}
-    found["result", "outcome"] = record.outcome
+    found |= {("result", "outcome"): record.outcome, ("result", "reason"): record.reason}
+    found["result", "labels"] = "; ".join(record.labels)
+    found |= {("weights", job_id): digest for job_id, digest in record.weights.items()}
+    found |= {("standard error", key): value for key, value in record.standard_errors.items()}
+    for group, parts in (("series", record.series), ("answers", record.answers)):
+        found |= {(group, key): _short(value.model_dump()) for key, value in parts.items()}
+    cost = record.cost.model_dump()
+    found |= {("machine's choice", key): cost[key] for key in CHOICES if key in cost}
     return found
+
+
+def _short(value: Any) -> Any:
+    """Of many numbers a digest, which says that they differ."""
+    if not isinstance(value, dict | list):
+        return value
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _settings(found: dict[tuple[str, str], Any], job: Job, prefix: str) -> None:

@@ -172,6 +172,16 @@ def read_records(paths: Iterable[Path]) -> dict[str, Record]:
     return found
 
 
+def check_asked(project: Project, records: Iterable[Path]) -> None:
+    """RecordError where records are given and no exhibit has a job of any of them: a whole table would be "not run"."""
+    names = [path.name for path in records if path.suffix == ".json"]
+    if names and not any(name.removesuffix(".json") in project.jobs for name in names):
+        raise RecordError(
+            f"{names[0]}: no job of scale {project.scale.scale} and seeds {project.config.seeds}, and no other of the "
+            f"{len(names)} records is of one: give --config scale=... and --config seeds=[...] as they were made with"
+        )
+
+
 def collect(project: Project, name: str, records: Iterable[Path]) -> Results:
     """Match records with the exhibit's cells. SpecError for a mean of columns that are not of one job."""
     by_job = read_records(records)
