@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 
 import pytest
 
@@ -158,6 +159,20 @@ def test_a_reference_is_not_taken_of_an_exhibit_that_was_built_from_other_jobs(c
         RecordError, match=r"mixln_table1\.diff\.csv: was built from llama_71m-pre_ln-s0-00000000, which mixln"
     ):
         take_reference(copy)
+
+
+def test_a_reference_is_not_taken_of_a_table_that_was_built_before_a_record_of_its_was_there(copy, monkeypatch):
+    """It would say the seeds of today over numbers of fewer."""
+    first, second = [job for cell in copy.cells("mixln_table1") for job in cell.jobs][:2]
+    built(copy, "mixln_table1", jobs=first.job_id)
+    there = {first.job_id, second.job_id}
+    kept = ROOT / "paper_tables/records/gpu/pretrain/llama_71m-admin-s0-3a13e1ff.json"
+    stored = lambda _, job: types.SimpleNamespace(path=kept) if job.job_id in there else None  # noqa: E731
+    monkeypatch.setattr(State, "stored", stored)
+    with pytest.raises(RecordError, match=f"was built without {second.job_id}, whose record is there now; build it ag"):
+        take_reference(copy)
+    there.remove(second.job_id)
+    take_reference(copy)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from paperlm.plan.costs import write_costs
 from paperlm.plan.exhibit import ClaimSpec
 from paperlm.plan.project import Project
 from paperlm.plan.state import State
+from paperlm.plan.table import JobsTable
 from paperlm.record.places import REFERENCE
 from paperlm.record.record import read_record
 from paperlm.tables.contents import read_built
@@ -65,13 +66,18 @@ def _places(project: Project, state: State, name: str) -> dict[str, list[Any]]:
     """Where and when the records of an exhibit were made, and for which seeds they were asked for.
 
     Rows of measurements (operation/case/method) say it themselves. Raises RecordError for a table that was built from
-    other jobs than it has today; a figure's files name none.
+    other jobs than it has today, or before a record was there; a figure's files name none.
     """
     diff = project.root / f"paper_tables/{name}.diff.csv"
-    asked = (row["jobs"] for row in read_built(diff) if "/" not in row["jobs"])
+    named = (row["jobs"].split() for row in read_built(diff) if "/" not in row["jobs"])
+    built_from = list(dict.fromkeys(job for ids in named for job in ids))
     jobs = {job.job_id: job for job in project.jobs_of(name)}
-    if strangers := [job for ids in asked for job in ids.split() if job not in jobs]:
+    if strangers := [job for job in built_from if job not in jobs]:
         raise RecordError(f"{diff}: was built from {strangers[0]}, which {name} does not ask for now; build it again")
+    of_jobs = isinstance(project.exhibit(name)[1], JobsTable)
+    asked = {job.job_id: job for cell in project.cells(name) for job in cell.jobs} if of_jobs else {}
+    if later := [one for one, job in asked.items() if one not in built_from and state.stored(job)]:
+        raise RecordError(f"{diff}: was built without {later[0]}, whose record is there now; build it again")
     stored = filter(None, map(state.stored, jobs.values()))
     found = [read_record(project.root / one.path).environment for one in stored]
     places = {
