@@ -15,7 +15,6 @@ from typing import Any
 
 from paperlm_kernels.bench.operation import Task
 
-from paperlm.bench import with_ours
 from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
 from paperlm.errors import RecordError
@@ -233,6 +232,8 @@ def _drift(row: Row) -> list[str]:
     """What has changed since a row was measured, of the behaviours that it names."""
     if (then := row.get("behaviour")) is None:
         return []
+    from paperlm.bench import with_ours  # stands above the tables, and knows the operations of both packages
+
     operation = with_ours().operation(row["op"])
     now = operation.identity(Task(row["op"], row["case"], row["name"], ())).get("behaviour")
     then, now = (one if isinstance(one, dict) else {row["op"]: one} for one in (then, now))
