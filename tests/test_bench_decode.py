@@ -25,11 +25,26 @@ def test_every_method_has_a_rate_and_its_shape_beside_it(rows):
     assert set(rates) == {"ours", "ours_kv4", "ours_kv3", "transformers", "transformers padded"}
     assert all(row["value"] > 0 and row["unit"] == "tokens/s" for row in rates.values())
     assert all(row["shape"]["batch"] == 2 and row["shape"]["context"] == 12 for row in rates.values())
+    for row in rates.values():  # of the fastest round, which makes no fewer tokens than the 80th percentile
+        assert 1e6 * row["shape"]["batch"] / row["fastest_token_us"] >= 0.999 * row["high"]
     launched = {row["name"]: row for row in rows if row["metric"] == "kernel"}
     assert set(launched) == set(rates) and all(row["unit"] == "us" for row in launched.values())
     said = {row["name"]: row["outcome"] for row in rows if row["metric"] == "outcome"}
     assert said.pop("transformers compiled") == "absent: it is compiled for a GPU"
     assert set(said) == set(rates) and all("on a GPU only" in one for one in said.values())  # memory
+
+
+@pytest.mark.parametrize("method", ["ours", "ours_kv4"])
+def test_keys_and_values_of_ours_are_those_of_the_seed(method):
+    with_ours()
+    from paperlm_kernels.bench.ops.decode import CASES
+    from paperlm_kernels.bench.ops.decode.sides import Ours
+
+    def held(seed: int) -> torch.Tensor:
+        cache = Ours(CASES["3B_b1"].small(), method, CPU, seed).decoder.blocks[0].cache
+        return cache.keys if method == "ours" else cache.k_data
+
+    assert torch.equal(held(0), held(0)) and not torch.equal(held(0), held(1))
 
 
 def test_the_shapes_are_the_papers():

@@ -67,6 +67,21 @@ def test_memory_that_a_cpu_does_not_count_is_said_to_be_absent(rows):
     assert len(said) == 6 and all("on a GPU only" in r["outcome"] for r in said)
 
 
+def test_a_cap_is_named_only_where_one_is_set(monkeypatch):
+    with_ours()
+    from paperlm_kernels.bench.operation import Task
+
+    from paperlm.bench.ops.descent import updates
+
+    def full(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(updates, "fresh", full)
+    operation = with_ours().operation("descent")
+    (row,) = updates.rows_of(operation, Task("descent", "gpt_neo_2_7b", "lomo", ("update",), small=True, device="cpu"))
+    assert row["outcome"] == "out of memory"
+
+
 def test_kernels_of_an_update_are_of_one_phase_each_by_their_whole_names():
     with_ours()
     from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_pairs

@@ -62,6 +62,9 @@ def test_both_sides_are_measured_in_turns_on_a_cpu(tmp_path, capsys):
         (["--methods", "ours_cce_kahan"], "unknown method 'ours_cce_kahan'; did you mean 'ours_cce_exact'"),
         (["--cases", "tyny"], "unknown case 'tyny'; did you mean 'tiny'"),
         (["--micro-batches", "64,-1"], "--micro-batches '64,-1': give numbers of 1 or more"),
+        (["--micro-batches", "3,5"], "--micro-batches 3,5: none divides the 16 sequences of tiny; name one that does"),
+        (["--micro-batches", "16", "--scale", "small"], "none divides the 2 sequences of tiny"),
+        (["--micro-batches", "3", "--cases", "documented"], "none divides the 512 sequences of 71M"),
     ],
 )
 def test_a_filtered_loss_and_other_wrong_arguments_are_refused(arguments, message, capsys):
@@ -74,18 +77,30 @@ def test_a_table_that_asks_for_an_unknown_operation_is_told_the_nearest(tmp_path
         measure_case("cros_entropy", "tiny_cpu", "", "cpu", "small", tmp_path / "rows.jsonl")
 
 
+COMMON = {
+    "op": "pretrain", "case": "71M", "metric": "throughput", "unit": "tokens/s", "device": "a card", "seed": 0,
+    "versions": {"torch": "9.9"}, "date": "2030-01-01", "order": "natural", "scale": "full",
+    "shape": {"batch": 512, "seq_len": 256, "vocab": 32000, "dtype": "bfloat16"},
+}  # fmt: skip
+
+
 def test_each_loss_of_ours_has_a_line_against_the_peer():
-    common = {
-        "op": "pretrain", "case": "71M", "metric": "throughput", "unit": "tokens/s", "device": "a card", "seed": 0,
-        "versions": {"torch": "9.9"}, "date": "2030-01-01", "order": "natural", "scale": "full",
-        "shape": {"batch": 512, "seq_len": 256, "vocab": 32000, "dtype": "bfloat16"},
-    }  # fmt: skip
     values = {"ours": 300.0, "ours_cce_exact_kept": 330.0, "transformers": 200.0}
-    found = [{**common, "name": m, "method": m, "value": v, "low": v - 1, "high": v + 1} for m, v in values.items()]
+    found = [{**COMMON, "name": m, "method": m, "value": v, "low": v - 1, "high": v + 1} for m, v in values.items()]
     found[2]["method"] = "transformers 5.0"
-    lost = {**common, "name": "ours_cce_exact", "method": "ours_cce_exact", "metric": "outcome", "value": None}
+    lost = {**COMMON, "name": "ours_cce_exact", "method": "ours_cce_exact", "metric": "outcome", "value": None}
     first, second, _, missing = pretrain.tables([*found, {**lost, "outcome": "failed: why"}]).splitlines()[2:]
     peer, place = "200 (199-201) (transformers 5.0)", "a card, torch 9.9, 2030-01-01"
     assert first == f"| 71M, 512 x 256, bf16 | 300 (299-301) | {peer} | 1.50 | {place} |"
     assert second.startswith("| 71M, 512 x 256, bf16, cce_exact_kept | 330 (329-331) |") and " 1.65 " in second
     assert missing == "Not measured on a card: ours_cce_exact (failed: why)."
+
+
+def test_a_peer_of_another_day_or_another_pytorch_is_said_beside_the_ratio():
+    values = {"value": 200.0, "low": 199.0, "high": 201.0}
+    mine, peer = ({**COMMON, **values, "name": name, "method": name} for name in ("ours", "transformers"))
+    for changed in ({"date": "2029-12-31"}, {"versions": {"torch": "8.8"}}):
+        (line,) = pretrain.tables([mine, peer | changed]).splitlines()[2:]
+        told = {"torch": "9.9"} | changed.get("versions", {})
+        date = changed.get("date", "2030-01-01")
+        assert line.endswith(f"| 1.00 | a card, torch 9.9, 2030-01-01; the peer: torch {told['torch']}, {date} |")

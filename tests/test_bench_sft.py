@@ -108,6 +108,8 @@ def test_what_was_not_measured_on_a_card_is_said_behind_the_tables():
     found = [{**common, "name": name, "method": name, "device": "a card"} for name in METHODS if name != "trl"]
     said = sft.tables(found).splitlines()[-1]
     assert said == "Not measured on a card: 71M; 71M_128k; trl of 130M; 130M_128k."
+    small = [{**row, "name": "trl", "method": "trl", "scale": "small"} for row in found[:1]]
+    assert sft.tables([*found, *small]).splitlines()[-1] == said, "a size to try the benchmark is no measurement"
     assert "Not measured" not in sft.tables([{**row, "device": "cpu (one, 1 thread)"} for row in found])
 
 

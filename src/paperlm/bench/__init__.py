@@ -36,29 +36,36 @@ def main(arguments: list[str]) -> int:
 def measure_case(op: str, case: str, methods: str, device: str, size: str, out: Path) -> int:
     """Write the rows of methods on a case to `out`, with the measures that tables show; returns the exit status.
 
-    The file is there when all were measured, not before, and every row says as `case_seconds` how long all took; while
-    another process measures it, this one waits and leaves that one's rows.
+    The file is there when all were measured, not before, in place of one with older rows of the case, and every row
+    says as `case_seconds` how long all took. While another process measures it, this one waits, and leaves that one's
+    rows if they are what it was asked for.
 
     methods: names separated by commas; empty: all. device: cpu or cuda. size: full, or small to try it. A method that
     fails or is absent leaves a row that says so, and the table prints `not run` with its reason: that is no failure
-    of the job. Raises SpecError for an unknown operation, case or method, before anything is written.
+    of the job. Raises SpecError for an unknown operation, case or method, for a group of cases and for a file with rows
+    of other cases, before anything is written.
     """
     try:
         operation = with_ours().operation(op)
     except ValueError as error:
         raise SpecError(str(error)) from error
-    if case not in (cases := (*operation.groups, *operation.cases)):
-        raise SpecError(unknown("case", case, cases))
-    known = (*operation.methods, *filter(None, (operation.first,)))
-    if strangers := [name for name in map(str.strip, methods.split(",")) if name and name not in known]:
-        raise SpecError(unknown("method", strangers[0], known))
+    if case in operation.groups and case not in operation.cases:
+        raise SpecError(f"{case} is a group of cases; name one of them: {', '.join(operation.groups[case])}")
+    if case not in operation.cases:
+        raise SpecError(unknown("case", case, operation.cases))
     usual = operation.defaults(device, for_tables=True)
-    arguments = [op, "--cases", case, "--methods", methods or usual.methods, "--measure", usual.measures]
+    wanted = list(filter(None, map(str.strip, (methods or usual.methods).split(","))))
+    known = (*operation.methods, *filter(None, (operation.first,)))
+    if strangers := [name for name in wanted if name not in known]:
+        raise SpecError(unknown("method", strangers[0], known))
+    arguments = [op, "--cases", case, "--methods", ",".join(wanted), "--measure", usual.measures]
     arguments += ["--repeats", str(usual.repeats), "--warmup", str(usual.warmup), "--seconds", str(usual.seconds)]
     partial = out.with_name(f".{out.name}.partial")
+    _rows_there(out, op, case)
     before = out.stat().st_mtime_ns if out.is_file() else None
     with held(out.with_name(f".{out.name}.lock"), f"{op}, {case}"):
-        if out.is_file() and out.stat().st_mtime_ns != before:
+        there = _rows_there(out, op, case)
+        if there and out.stat().st_mtime_ns != before and _are(there, wanted, device, size):
             return 0
         partial.unlink(missing_ok=True)
         started = time.monotonic()
@@ -71,3 +78,23 @@ def measure_case(op: str, case: str, methods: str, device: str, size: str, out: 
             partial.replace(out)
             return 0
         return status
+
+
+def _rows_there(out: Path, op: str, case: str) -> list[rows.Row]:
+    """Rows of the case in a file that is to be replaced; none without a file. SpecError if others would be lost."""
+    if not out.is_file():
+        return []
+    try:
+        found = rows.read(out)
+    except ValueError as error:
+        raise SpecError(f"{error}; or name another --out, for this file is replaced") from None
+    others = {f"{row['op']}, {row['case']}" for row in found} - {f"{op}, {case}"}
+    if others:
+        raise SpecError(f"{out} has rows of {'; '.join(sorted(others))}, which would be lost: name another --out")
+    return found
+
+
+def _are(found: list[rows.Row], methods: list[str], device: str, size: str) -> bool:
+    """Whether rows of a case are those of these methods, on a device of this kind and in this size."""
+    like = [row for row in found if row["scale"] == size and row["device"].startswith("cpu") == (device == "cpu")]
+    return {*methods} <= {row["name"] for row in like}

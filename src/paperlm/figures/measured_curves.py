@@ -16,7 +16,9 @@ from paperlm.figures.style import DASHES, palette, title_and_scale
 from paperlm.plan.measured import places
 from paperlm.plan.project import Project
 from paperlm.tables.build import table_contents
+from paperlm.tables.contents import Contents
 from paperlm.tables.measurements import Rows
+from paperlm.tables.vocabulary import EARLIER_RULES
 
 
 class Options(FigureOptions):
@@ -83,7 +85,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     figure.tight_layout()
     contents = table_contents(project, spec.table, records)
     untested = contents.untested if not found.empty else "nothing has been measured"
-    labels = several_runs(zip(found["run"], found["row"], strict=True))
+    labels = several_runs(zip(found["run"], found["row"], strict=True)) + of_earlier_rules(contents, panels.values())
     return Drawing(figure, found, contents.samples, untested, one_sample=contents.one_sample, labels=labels)
 
 
@@ -96,6 +98,14 @@ def several_runs(points: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         return ()
     said = "; ".join(f"{run} ({', '.join(map(repr, names))})" for run, names in rows.items())
     return (f"of {len(rows)} runs, maybe on several machines, the column `run` says which point: {said}",)
+
+
+def of_earlier_rules(contents: Contents, columns: Iterable[str]) -> tuple[str, ...]:
+    """A label for each row of the table whose numbers in these columns are of earlier rules."""
+    drawn = {*columns}
+    found = [cell for key, cell in contents.cells.items() if key in contents.drifted_cells and cell.column in drawn]
+    said = [f"{c.row}: {part}" for c in found for part in c.labels.split("; ") if part.startswith(EARLIER_RULES)]
+    return tuple(dict.fromkeys(said))
 
 
 def points(project: Project, name: str, records: Iterable[Path]) -> Iterable[tuple]:

@@ -73,6 +73,8 @@ class Contents:
     "why no claim of the table can be judged; empty: they are judged"
     judged_columns: frozenset[str] = frozenset()
     "columns that claims are judged on although the table is `untested`"
+    untested_cells: Mapping[Key, str] = field(default_factory=dict)
+    "cells that no claim can be judged on -> why"
     depends_on_scale: bool = True
     "False: the same at every scale, so that no scale's rule about claims applies"
     drifted_cells: frozenset[Key] = frozenset()

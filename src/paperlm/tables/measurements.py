@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paperlm_kernels.bench.operation import Task
+
 from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
 from paperlm.errors import RecordError
@@ -23,7 +25,15 @@ from paperlm.plan.table import MeasuredColumn, MeasurementsTable
 from paperlm.tables.claims import CellSamples, PrintedCell
 from paperlm.tables.contents import Contents, DiffRow, check_labels, relative, without_print
 from paperlm.tables.published import PublishedTable, half_a_digit, number
-from paperlm.tables.vocabulary import ENVIRONMENT_BOUND, MISPRINT, NOT_COMPARABLE, NOT_RUN, OUT_OF_MEMORY
+from paperlm.tables.vocabulary import (
+    EARLIER_RULES,
+    ENVIRONMENT_BOUND,
+    MISPRINT,
+    NOT_COMPARABLE,
+    NOT_RUN,
+    OUT_OF_MEMORY,
+    REFERENCE,
+)
 
 LOWER_BOUND = "lower_bound"
 UNITS = {"peak_memory": "MiB", "memory": "GiB", "time": "ms"}
@@ -52,6 +62,8 @@ class Measured:
     field: str = "value"
     factor: float = 1.0
     shape: Shape = dataclasses.field(default_factory=dict)
+    reference: bool = False
+    "a method of ours whose kernels did not run: its PyTorch reference did"
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -65,6 +77,11 @@ class Measured:
         """When times were measured, and the commit that measured them: on another day a card and its host differ."""
         timed = [row for row in self.rows if row["metric"] == "time"]
         return ", ".join(dict.fromkeys(f"{(row.get('commit') or 'no commit')[:9]} on {row['date']}" for row in timed))
+
+    @property
+    def drifted(self) -> tuple[str, ...]:
+        """`neuzip 1 -> 2` for each behaviour that the rows name and that is another one today."""
+        return tuple(dict.fromkeys(change for row in self.rows for change in _drift(row)))
 
     @property
     def noise(self) -> float:
@@ -87,17 +104,28 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         check_labels(name, rows, columns, published)
     found = Rows(records, paper, table, project.scale.benchmarks)
     diff, samples, proxies = [], {}, {}
+    drifted, of_reference = set(), {}
     for place in places(project, name):
-        measured = found.of(place)
+        measured, key = found.of(place), (place.row, place.column)
         if measured.values and place.measured != place.case:
             proxies[place.row] = "on a CPU, {tokens} tokens, {vocab} ids, width {width}".format(**measured.shape)
         printed = published.cell(place.row, place.column)
         diff.append(_diff_row(project, name, place, measured, printed))
         if measured.values:
             deviation = measured.noise * abs(statistics.fmean(measured.values))
-            samples[place.row, place.column] = CellSamples(
-                measured.values, deviation=deviation, printed=printed, run=measured.run
+            samples[key] = CellSamples(
+                measured.values,
+                # a number that is computed has no row, and is the same for every seed
+                seeds=tuple(row["seed"] for row in measured.rows),
+                deviation=deviation,
+                printed=printed,
+                run=measured.run,
             )
+            if measured.drifted:
+                drifted.add(key)
+            # its losses and errors are those of the same arithmetic; what it takes is not what the kernels take
+            if measured.reference and place.quantity.metric in (*MEMORY, "time"):
+                of_reference[key] = REFERENCE
     untested = ""
     if project.scale.device == "cpu":
         untested = "measured on a CPU at a small shape: of its claims only those on memory alone are judged there"
@@ -108,6 +136,8 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
         one_sample="one set of inputs; noise of a cell: the spread of its repetitions",
         untested=untested,
         judged_columns=frozenset(label for label, c in table.columns.items() if c.metric in MEMORY),
+        untested_cells=of_reference,
+        drifted_cells=frozenset(drifted),
         proxies=proxies,
         notes=(f"{NOT_COMPARABLE}: measured on other inputs than the paper's, on a CPU",) if proxies else (),
     )
@@ -121,7 +151,11 @@ class Rows:
         rows = [r for r in rows if r["order"] == "natural" and r["scale"] == size]
         devices = list(dict.fromkeys(r["device"] for r in rows))
         device = table.device if table.device in devices else devices[-1] if devices else None
+        # stable: of one day, the last in the file is the newest
+        rows.sort(key=lambda r: r["date"])
         self._rows = [r for r in rows if r["device"] == device]
+        self._elsewhere = [r for r in rows if r["device"] != device]
+        self._device = device
         self._paper = paper
         for row in self._rows if size == "full" else ():
             _check_shape(row, paper)
@@ -136,7 +170,12 @@ class Rows:
         if method == LOWER_BOUND and quantity.metric == "peak_memory":
             return self._bound(place.measured, quantity.where["measure"])
         mine = [r for r in self._rows if r["case"] == place.measured and r["name"] == method]
-        chosen = {r["seed"]: r for r in mine if _fits(r, quantity)}
+        chosen: dict[int, Row] = {}
+        for row in mine:
+            if _fits(row, quantity):
+                chosen[row["seed"]] = row
+            elif _failed(row, quantity) and _run_of(chosen.get(row["seed"], row)) != _run_of(row):
+                del chosen[row["seed"]]
         for row in chosen.values():
             if quantity.field == "value" and UNITS.get(row["metric"], row["unit"]) != row["unit"]:
                 raise RecordError(
@@ -144,8 +183,20 @@ class Rows:
                 )
         if chosen:
             rows = tuple(chosen[seed] for seed in sorted(chosen))
-            return Measured(rows, field=quantity.field, factor=quantity.factor, shape=rows[-1]["shape"])
-        outcomes = [r["outcome"] for r in mine if r["metric"] == "outcome"]
+            reference = any(row.get("settings", {}).get("backend") == "reference" for row in mine)
+            return Measured(
+                rows, field=quantity.field, factor=quantity.factor, shape=rows[-1]["shape"], reference=reference
+            )
+        cards = [
+            r["device"]
+            for r in self._elsewhere
+            if (r["case"], r["name"]) == (place.measured, method) and _fits(r, quantity)
+        ]
+        outcomes = [r["outcome"] for r in mine if _failed(r, quantity)]
+        outcomes = outcomes or [r["outcome"] for r in mine if r["metric"] == "outcome"]
+        if cards and not outcomes:
+            where = ", ".join(dict.fromkeys(cards))
+            return Measured(outcome=f"measured on {where} only; this table is of {self._device}")
         measured = any(r["metric"] != "outcome" for r in mine)
         return Measured(outcome=outcomes[-1] if outcomes else "", other=measured and not outcomes)
 
@@ -164,6 +215,29 @@ def _fits(row: Row, quantity: MeasuredColumn) -> bool:
         and all(str(row.get(key)) == value for key, value in quantity.where.items())
         and row.get(quantity.field) is not None
     )
+
+
+def _failed(row: Row, quantity: MeasuredColumn) -> bool:
+    """Whether a row says that the method, or the part of it that the quantity is of, was tried and gave no number. One
+    that is absent was not tried: what was measured where it is there stands."""
+    parts = ("", quantity.metric, *quantity.where.values())
+    return row["metric"] == "outcome" and row.get("measure", "") in parts and not row["outcome"].startswith("absent")
+
+
+def _run_of(row: Row) -> tuple[str, str]:
+    return row["date"], row.get("commit") or ""
+
+
+def _drift(row: Row) -> list[str]:
+    """What has changed since a row was measured, of the behaviours that it names."""
+    if (then := row.get("behaviour")) is None:
+        return []
+    from paperlm.bench import with_ours  # stands above the tables, and knows the operations of both packages
+
+    operation = with_ours().operation(row["op"])
+    now = operation.identity(Task(row["op"], row["case"], row["name"], ())).get("behaviour")
+    then, now = (one if isinstance(one, dict) else {row["op"]: one} for one in (then, now))
+    return [f"{name} {number} -> {now.get(name)}" for name, number in then.items() if number != now.get(name)]
 
 
 def _check_shape(row: Row, paper: PaperSpec) -> None:
@@ -271,10 +345,21 @@ def _circumstances(measured: Measured) -> str:
         sizes = "N={tokens}, V={vocab}, D={width}".format(**measured.shape)
     if not measured.rows:
         return f"computed; {sizes}"
-    row = measured.rows[-1]
+    rows = measured.rows
     versions = [
-        f"{package} {version}" for package, version in row["versions"].items() if package in ("torch", "triton")
+        f"{package} {_joined(row['versions'].get(package) for row in rows)}"
+        for package in ("torch", "triton")
+        if any(package in row["versions"] for row in rows)
     ]
-    data = f"{row.get('source', '')} data".strip()
-    commit = [f"commit {row['commit'][:7]}"] if row.get("commit") else []
-    return ", ".join([row["device"], *versions, row["date"], data, sizes, *commit])
+    data = f"{_joined(row.get('source') for row in rows)} data".strip()
+    commits = _joined((row.get("commit") or "")[:7] for row in rows)
+    where = [_joined(row["device"] for row in rows), *versions, _joined(row["date"] for row in rows), data, sizes]
+    said = [", ".join([*where, *([f"commit {commits}"] if commits else [])])]
+    said += [REFERENCE] if measured.reference else []
+    said += [f"{EARLIER_RULES}: {', '.join(measured.drifted)}"] if measured.drifted else []
+    return "; ".join(said)
+
+
+def _joined(values: Iterable[str | None]) -> str:
+    """Each of them once: seeds may have been measured on several days."""
+    return " and ".join(dict.fromkeys(filter(None, values)))

@@ -63,6 +63,15 @@ class Reading:
         contents = self.contents.get(self.exhibits[key[0]])
         return contents is not None and key[1] in contents.drifted_cells
 
+    def untestable(self, claim: ClaimSpec) -> str:
+        """Why a claim cannot be judged on the cells that it reads, with their rows; empty: it can."""
+        reasons: dict[str, dict[str, None]] = {}
+        for exhibit, key in sorted(_formula(self, claim, {}).cells):
+            contents = self.contents.get(self.exhibits[exhibit])
+            if contents is not None and key in contents.untested_cells:
+                reasons.setdefault(contents.untested_cells[key], {})[key[0]] = None
+        return "; ".join(f"{reason}: {', '.join(rows)}" for reason, rows in reasons.items())
+
     def paired(self, left: Key, right: Key) -> PairedGap | None:
         """Two cells on the same items; None where a record of them keeps none. Claims on one pair say the same."""
         if (left, right) not in self._paired:
@@ -120,6 +129,8 @@ def judged(reading: Reading, paper: PaperSpec, claim: ClaimSpec) -> Verdict:
         return not_tested(f"about the print: {claim.of_print}")
     if contents.untested and not _within(reading, claim):
         return not_tested(contents.untested)
+    if reason := reading.untestable(claim):
+        return not_tested(reason)
     if contents.depends_on_scale:
         if rule.judge == "none":
             return not_tested(f"scale {project.scale.scale}: {rule.why}")

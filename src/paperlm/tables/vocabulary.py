@@ -21,6 +21,9 @@ MISPRINT = "misprint"
 EARLIER_RULES = "earlier rules"
 "Label of a number whose record was made when the same settings gave another number."
 
+REFERENCE = "PyTorch reference, not the kernels"
+"Label of a measurement of ours where no kernels ran: its memory and time say nothing about them."
+
 MOODS: dict[str, Mood] = {
     "match": "good",
     "within seeds": "good",

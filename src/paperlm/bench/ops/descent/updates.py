@@ -71,7 +71,8 @@ def _measured(operation: Operation, task: Task, device: torch.device) -> Iterato
     except RuntimeError as error:
         if not clocks.out_of_memory(error):
             raise
-        yield operation.outcome(task, name, f"out of memory: more than {CAP:g} GiB")
+        cap = f": more than {CAP:g} GiB" if device.type == "cuda" else ""
+        yield operation.outcome(task, name, f"out of memory{cap}")
         return
     if "update" in task.measures:
         rate = 1 / percentiles(seconds)[0]

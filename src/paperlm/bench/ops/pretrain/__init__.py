@@ -20,6 +20,7 @@ from paperlm.models.sizes import SIZES, Size
 
 OURS = "ours"
 PEER = "transformers"
+MICRO_BATCHES = "64,128,256"
 DOCUMENTED = ("71M", "130M", "250M", "350M", "1B")
 
 
@@ -89,16 +90,33 @@ class Pretrain(Operation):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--micro-batches",
-            default="64,128,256",
-            help="sequences of a forward pass, separated by commas: the fastest is taken (default 64,128,256; of those "
-            "that divide the batch)",
+            help="sequences of a forward pass, separated by commas: of those that divide the batch, the fastest is "
+            f"taken (default: {MICRO_BATCHES}, or the whole batch)",
         )
 
     def options(self, given: argparse.Namespace) -> dict[str, Any]:
+        if given.micro_batches is None:
+            return {"micro_batches": [int(part) for part in MICRO_BATCHES.split(",")]}
         parts = [part.strip() for part in given.micro_batches.split(",") if part.strip()]
         if not parts or not all(part.isdecimal() and int(part) for part in parts):
             raise ValueError(f"--micro-batches {given.micro_batches!r}: give numbers of 1 or more, such as 64,128,256")
-        return {"micro_batches": [int(part) for part in parts]}
+        sizes = [int(part) for part in parts]
+        for name in self._cases_of(given):
+            case = CASES[name].small() if given.scale == "small" else CASES[name]
+            if all(case.batch % size for size in sizes):
+                raise ValueError(
+                    f"--micro-batches {given.micro_batches}: none divides the {case.batch} sequences of {name}; name "
+                    "one that does, or leave it out"
+                )
+        return {"micro_batches": sizes}
+
+    def _cases_of(self, given: argparse.Namespace) -> list[str]:
+        """The cases that a command line asks for, whose names are known."""
+        import torch
+
+        device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        names = filter(None, map(str.strip, (given.cases or self.defaults(device).cases).split(",")))
+        return [case for name in names for case in self.groups.get(name, (name,))]
 
     def identity(self, task: Task) -> dict[str, Any]:
         case = sized(task)

@@ -13,7 +13,8 @@ SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 def throughput_table(rows: Iterable[Row]) -> str:
     """A line per case and loss: ours, the peer, their ratio, with the 20th and 80th percentile.
 
-    Later rows replace earlier ones; a loss of ours is compared with the peer of the last run.
+    Later rows replace earlier ones; a loss of ours is compared with the peer of the last run. Where that was on another
+    day or with another PyTorch, the last column says so.
     """
     heads = ["size, tokens an update, precision", "ours, tokens/s", "peer, tokens/s", "ratio", "device, date"]
     lines, missing = [], []
@@ -29,9 +30,15 @@ def throughput_table(rows: Iterable[Row]) -> str:
             beside = ["", ""]
             if peer is not None:
                 beside = [f"{_value(peer)} ({peer['method']})", f"{row['value'] / peer['value']:.2f}"]
-            place = f"{row['device']}, torch {row['versions']['torch']}, {row['date']}"
+            place = f"{row['device']}, {_when(row)}"
+            if peer is not None and _when(peer) != _when(row):
+                place += f"; the peer: {_when(peer)}"
             lines.append([label, _value(row), *beside, place])
     return "\n\n".join(filter(None, [markdown(heads, lines), *missing]))
+
+
+def _when(row: Row) -> str:
+    return f"torch {row['versions']['torch']}, {row['date']}"
 
 
 def _value(row: Row) -> str:

@@ -107,6 +107,7 @@ def rows_of(operation: Operation, task: Task) -> Generator[Row | None, bool | No
         loss = MATERIALISED if task.method == OURS else task.method.removeprefix(f"{OURS}_")
         return ours(case, micro, device, loss)
 
+    # the usual ones need not divide a small batch, which is then one
     choices = [micro for micro in task.options["micro_batches"] if case.batch % micro == 0] or [case.batch]
     speeds = _speeds(build, ids, choices) if len(choices) > 1 else dict.fromkeys(choices, 0.0)
     if not speeds:

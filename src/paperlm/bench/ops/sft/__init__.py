@@ -113,11 +113,11 @@ class SFT(Operation):
         yield from rows_of(self, task)
 
     def tables(self, found: Iterable[Row]) -> str:
-        """Rows as Markdown; on a GPU also which methods of the documented cases have none."""
+        """Rows as Markdown; on a GPU also which methods of the documented cases have none in full size."""
         found = list(found)
         parts = [report.tables(found)]
         for device in dict.fromkeys(row["device"] for row in found if not row["device"].startswith("cpu")):
-            there = {(row["case"], row["name"]) for row in found if row["device"] == device}
+            there = {(row["case"], row["name"]) for row in found if row["device"] == device and row["scale"] == "full"}
             missing = {
                 case: [method for method in METHODS if (case, method) not in there]
                 for case in self.groups["documented"]
