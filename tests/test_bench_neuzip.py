@@ -13,12 +13,14 @@ import torch
 from paperlm_kernels.bench import ops, rows
 from paperlm_kernels.bench.command import main
 from paperlm_kernels.bench.operation import Task
-from paperlm_kernels.bench.ops.neuzip import declared, methods, on_file
-from paperlm_kernels.bench.ops.neuzip.checkpoint import weights_of
-from paperlm_kernels.bench.ops.neuzip.coder import Inputs
+from paperlm_kernels.bench.ops.neuzip import declared, methods, on_file, task
+from paperlm_kernels.bench.ops.neuzip.checkpoint import digest, weights_of
+from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.neuzip import entropy_report
 from safetensors.torch import save_file
+
+from paperlm.plan.project import ROOT
 
 
 def test_the_floors_are_those_of_bytes_read_and_written():
@@ -26,6 +28,29 @@ def test_the_floors_are_those_of_bytes_read_and_written():
     assert declared.CASES["w2e27"].floor(10.69) == pytest.approx(105.1, abs=0.1)
     assert 2 * 2**27 / declared.CASES["w2e27"].floor(10.69) / 1e3 == pytest.approx(2554, abs=1)  # GB/s
     assert [declared.CASES[f"figure4_{i:02d}"].weights * 2 for i in (0, 12)] == [10**5, 10**8]
+
+
+@pytest.mark.parametrize("part", ["decode", "gemv", "gemv16"])
+def test_a_product_has_the_floor_of_the_packed_weights_alone(part, monkeypatch):
+    case, device = declared.CASES["w2e27"], torch.device("cuda")
+    monkeypatch.setattr(task, "cold_times", lambda *given, **options: [100.0])
+    monkeypatch.setattr(task, "copies_of", lambda *given: 1)
+    monkeypatch.setattr(task.clocks, "clock_and_power", lambda: None)
+    coder = types.SimpleNamespace(inputs=types.SimpleNamespace(device=device), case=case, call=lambda part: None)
+    asked = Task("neuzip", case.name, "ours_fix4", (part,))
+    row = task._time(ops.operation("neuzip"), asked, coder, part, 12.0, "NVIDIA H200")
+    written = 2 if part == "decode" else 0  # bytes a weight
+    assert row["floor_us"] == pytest.approx(1e6 * 2**27 * (1.5 + written) / declared.BANDWIDTH, rel=1e-4)
+    assert row["over_floor"] == pytest.approx(100 / row["floor_us"], rel=1e-4)
+
+
+def test_the_floors_of_committed_products_are_those_of_products():
+    found = rows.read(ROOT / "paper_tables/records/bench/neuzip.jsonl")
+    products = [row for row in found if row.get("measure") in TOKENS]
+    assert len(products) == 65
+    for row in products:
+        floor = declared.Case("", "", row["shape"]["weights"]).product_floor(row["bits"])
+        assert (row["floor_us"], row["over_floor"]) == pytest.approx((floor, row["value"] / floor), rel=2e-5)
 
 
 def test_every_method_and_case_that_is_declared_is_there():
@@ -211,13 +236,22 @@ def test_weights_of_a_checkpoint_are_those_of_its_matrices_in_bfloat16_in_the_or
 
 
 def test_a_checkpoint_is_of_its_case_alone_and_others_beside_it_have_normal_weights(trained):
-    path, _ = trained
-    options = {"weights": str(path), "sha256": "0"}
+    path, own = trained
+    options = {"weights": str(path), "sha256": digest(own[: declared.CHECKPOINT.small().weights])}
     task = Task("neuzip", "figure4_00", "ours", ("bits",), device="cpu", small=True, options=options)
     operation = ops.operation("neuzip")
     beside, alone = (list(operation.run(dataclasses.replace(task, options=given))) for given in (options, {}))
     own = list(operation.run(dataclasses.replace(task, case="checkpoint")))
     assert beside[0]["value"] == alone[0]["value"] != own[0]["value"]
+
+
+def test_a_checkpoint_that_changes_between_methods_is_refused(trained):
+    path, own = trained
+    options = ops.operation("neuzip").options(argparse.Namespace(cases="trained", weights=path, scale="full"))
+    asked = Task("neuzip", "checkpoint", "copy", ("bits",), device="cpu", options=options)
+    save_file({"a.weight": -own.view(-1, 64)}, path)
+    with pytest.raises(ValueError, match=r"model.safetensors has changed since the call began: .* measure again"):
+        list(ops.operation("neuzip").run(asked))
 
 
 def test_a_checkpoint_is_asked_for_and_refused_where_nothing_would_read_it(tmp_path, capsys):
