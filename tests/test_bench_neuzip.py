@@ -66,7 +66,7 @@ def test_the_listing_needs_no_card_and_says_why_a_peer_cannot_run(capsys):
     assert all(name in listed for name in ops.operation("neuzip").methods)
 
 
-def test_a_run_on_a_cpu_gives_times_bits_and_no_error_where_nothing_is_lost(tmp_path):
+def test_a_run_on_a_cpu_gives_times_bits_and_no_error_where_nothing_is_lost(tmp_path, capsys):
     out = tmp_path / "rows.jsonl"
     given = ["--device", "cpu", "--repeats", "1", "--scale", "small", "--out", str(out)]
     measures = "decode,encode,update,bits,error,determinism"
@@ -79,7 +79,10 @@ def test_a_run_on_a_cpu_gives_times_bits_and_no_error_where_nothing_is_lost(tmp_
     assert bits["copy"] == 16 and 12 < bits["ours_fix4"] < 12.1 and 10.5 < bits["ours"] < 10.8
     timed = [(row["name"], row["measure"]) for row in found if row["metric"] == "time"]
     assert {("ours", "decode"), ("ours", "encode"), ("ours_fix4", "update")} <= set(timed)
-    assert ("copy", "update") not in timed, "a copy keeps nothing of the one before"
+    lacking = [(row["name"], row["measure"]) for row in found if row.get("outcome") == "absent: has no such part"]
+    assert lacking == [("copy", "update")], "a copy keeps nothing of the one before"
+    assert "copy: decode" in (said := capsys.readouterr()).err and "update absent: has no such part" in said.err
+    assert "| - |" in next(line for line in said.out.splitlines() if line.startswith("| copy"))
     assert all(row["gb_per_s"] > 0 for row in found if row["metric"] == "time")
     assert all(row["value"] == 1 for row in found if row["metric"] == "determinism")
     assert [row["outcome"] for row in found if row["name"] == "dfloat11"] == ["absent: needs a CUDA GPU"]
@@ -90,7 +93,9 @@ def test_the_reference_of_the_papers_code_has_exact_bytes_near_the_entropy_and_n
     out = tmp_path / "rows.jsonl"
     chosen = ["--methods", "rans", "--device", "cpu", "--measure", "decode,encode,bits,error"]
     assert main(["neuzip", "--cases", case, *chosen, "--out", str(out)]) == 0
-    found = {row["metric"]: row["value"] for row in rows.read(out)}
+    lacking = [row["measure"] for row in rows.read(out) if row["metric"] == "outcome"]
+    assert lacking == ["decode", "encode"]
+    found = {row["metric"]: row["value"] for row in rows.read(out) if row["metric"] != "outcome"}
     assert found.keys() == {"bits", "error"} and found["error"] == 0
     # of the exponents of a normal distribution 2.5453 bits, and the table of shares; the second is whole chunks
     assert 0 < found["bits"] - 8 - 2.5453 - 16 * 256 / declared.CASES[case].weights < 0.03
@@ -108,7 +113,7 @@ def test_products_are_timed_where_the_weights_are_a_matrix(tmp_path):
     assert [row["outcome"] for row in found if row["case"] == "figure4_07"] == [why] * 4
 
 
-def test_files_are_packed_and_unpacked_on_one_core_and_the_method_without_files_gives_no_row(tmp_path):
+def test_files_are_packed_and_unpacked_on_one_core_and_the_method_without_files_says_so(tmp_path):
     out = tmp_path / "rows.jsonl"
     given = ["--device", "cpu", "--repeats", "1", "--scale", "small", "--out", str(out)]
     chosen = ["--methods", "ours,ours_fix4_k3,copy,zipnn", "--measure", "pack_file,unpack_file,bits"]
@@ -116,6 +121,8 @@ def test_files_are_packed_and_unpacked_on_one_core_and_the_method_without_files_
     found = rows.read(out)
     fast = {(row["name"], row["measure"]): row for row in found if row["metric"] == "throughput"}
     assert set(fast) == {(name, part) for name in ("ours", "ours_fix4_k3") for part in ("pack_file", "unpack_file")}
+    lacking = [(row["name"], row["measure"]) for row in found if row.get("outcome") == "absent: has no such part"]
+    assert lacking == [("copy", "pack_file"), ("copy", "unpack_file")]
     for row in fast.values():
         assert row["value"] > 0 and row["unit"] == "MB/s" and row["cores"] == 1 and "1 thread)" in row["device"]
     bits = {row["name"]: row["value"] for row in found if row["metric"] == "bits"}

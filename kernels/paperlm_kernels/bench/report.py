@@ -24,6 +24,8 @@ class Where(NamedTuple):
 Place = tuple[str, str, str, Where]
 "(case, order, scale, where)"
 SYNTHETIC = "synthetic"
+NO_PART = "absent: has no such part"
+"The outcome of a part that a method does not have; tables have a dash for it."
 
 
 def by_measure(row: Row) -> str:
@@ -105,7 +107,11 @@ def _case(case: Place, methods: dict[str, Cells]) -> str:
     several = len({row.get("commit") for row in every}) > 1
     lines = []
     for cells in methods.values():
-        lost = {part: row["outcome"] for (metric, part), row in cells.items() if metric == "outcome"}
+        lost = {
+            part: "-" if row["outcome"] == NO_PART else row["outcome"]
+            for (metric, part), row in cells.items()
+            if metric == "outcome"
+        }
         values = [value_of(cells[key]) if key in cells else lost.get(key[1], "") for key in columns]
         if any(values):
             lines.append(

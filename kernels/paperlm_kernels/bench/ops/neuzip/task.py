@@ -67,6 +67,8 @@ def _rows_of(operation: Operation, task: Task) -> Iterator[Row]:
                     yield operation.row(
                         task, name, "kernel", "us", [1e3 * ms], measure=f"{which} {kernel}", launches=launches
                     )
+        else:
+            yield operation.lacks(task, name, part)
 
 
 def _different(got: torch.Tensor, weights: torch.Tensor) -> int:
