@@ -13,12 +13,14 @@ import torch
 from paperlm_kernels.bench import ops, rows
 from paperlm_kernels.bench.command import main
 from paperlm_kernels.bench.operation import Task
-from paperlm_kernels.bench.ops.neuzip import declared, methods, on_file
-from paperlm_kernels.bench.ops.neuzip.checkpoint import weights_of
-from paperlm_kernels.bench.ops.neuzip.coder import Inputs
+from paperlm_kernels.bench.ops.neuzip import declared, methods, on_file, task
+from paperlm_kernels.bench.ops.neuzip.checkpoint import digest, weights_of
+from paperlm_kernels.bench.ops.neuzip.coder import TOKENS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.neuzip import entropy_report
 from safetensors.torch import save_file
+
+from paperlm.plan.project import ROOT
 
 
 def test_the_floors_are_those_of_bytes_read_and_written():
@@ -26,6 +28,29 @@ def test_the_floors_are_those_of_bytes_read_and_written():
     assert declared.CASES["w2e27"].floor(10.69) == pytest.approx(105.1, abs=0.1)
     assert 2 * 2**27 / declared.CASES["w2e27"].floor(10.69) / 1e3 == pytest.approx(2554, abs=1)  # GB/s
     assert [declared.CASES[f"figure4_{i:02d}"].weights * 2 for i in (0, 12)] == [10**5, 10**8]
+
+
+@pytest.mark.parametrize("part", ["decode", "gemv", "gemv16"])
+def test_a_product_has_the_floor_of_the_packed_weights_alone(part, monkeypatch):
+    case, device = declared.CASES["w2e27"], torch.device("cuda")
+    monkeypatch.setattr(task, "cold_times", lambda *given, **options: [100.0])
+    monkeypatch.setattr(task, "copies_of", lambda *given: 1)
+    monkeypatch.setattr(task.clocks, "clock_and_power", lambda: None)
+    coder = types.SimpleNamespace(inputs=types.SimpleNamespace(device=device), case=case, call=lambda part: None)
+    asked = Task("neuzip", case.name, "ours_fix4", (part,))
+    row = task._time(ops.operation("neuzip"), asked, coder, part, 12.0, "NVIDIA H200")
+    written = 2 if part == "decode" else 0  # bytes a weight
+    assert row["floor_us"] == pytest.approx(1e6 * 2**27 * (1.5 + written) / declared.BANDWIDTH, rel=1e-4)
+    assert row["over_floor"] == pytest.approx(100 / row["floor_us"], rel=1e-4)
+
+
+def test_the_floors_of_committed_products_are_those_of_products():
+    found = rows.read(ROOT / "paper_tables/records/bench/neuzip.jsonl")
+    products = [row for row in found if row.get("measure") in TOKENS]
+    assert len(products) == 65
+    for row in products:
+        floor = declared.Case("", "", row["shape"]["weights"]).product_floor(row["bits"])
+        assert (row["floor_us"], row["over_floor"]) == pytest.approx((floor, row["value"] / floor), rel=2e-5)
 
 
 def test_every_method_and_case_that_is_declared_is_there():
@@ -41,7 +66,7 @@ def test_the_listing_needs_no_card_and_says_why_a_peer_cannot_run(capsys):
     assert all(name in listed for name in ops.operation("neuzip").methods)
 
 
-def test_a_run_on_a_cpu_gives_times_bits_and_no_error_where_nothing_is_lost(tmp_path):
+def test_a_run_on_a_cpu_gives_times_bits_and_no_error_where_nothing_is_lost(tmp_path, capsys):
     out = tmp_path / "rows.jsonl"
     given = ["--device", "cpu", "--repeats", "1", "--scale", "small", "--out", str(out)]
     measures = "decode,encode,update,bits,error,determinism"
@@ -54,7 +79,10 @@ def test_a_run_on_a_cpu_gives_times_bits_and_no_error_where_nothing_is_lost(tmp_
     assert bits["copy"] == 16 and 12 < bits["ours_fix4"] < 12.1 and 10.5 < bits["ours"] < 10.8
     timed = [(row["name"], row["measure"]) for row in found if row["metric"] == "time"]
     assert {("ours", "decode"), ("ours", "encode"), ("ours_fix4", "update")} <= set(timed)
-    assert ("copy", "update") not in timed, "a copy keeps nothing of the one before"
+    lacking = [(row["name"], row["measure"]) for row in found if row.get("outcome") == "absent: has no such part"]
+    assert lacking == [("copy", "update")], "a copy keeps nothing of the one before"
+    assert "copy: decode" in (said := capsys.readouterr()).err and "update absent: has no such part" in said.err
+    assert "| - |" in next(line for line in said.out.splitlines() if line.startswith("| copy"))
     assert all(row["gb_per_s"] > 0 for row in found if row["metric"] == "time")
     assert all(row["value"] == 1 for row in found if row["metric"] == "determinism")
     assert [row["outcome"] for row in found if row["name"] == "dfloat11"] == ["absent: needs a CUDA GPU"]
@@ -65,7 +93,9 @@ def test_the_reference_of_the_papers_code_has_exact_bytes_near_the_entropy_and_n
     out = tmp_path / "rows.jsonl"
     chosen = ["--methods", "rans", "--device", "cpu", "--measure", "decode,encode,bits,error"]
     assert main(["neuzip", "--cases", case, *chosen, "--out", str(out)]) == 0
-    found = {row["metric"]: row["value"] for row in rows.read(out)}
+    lacking = [row["measure"] for row in rows.read(out) if row["metric"] == "outcome"]
+    assert lacking == ["decode", "encode"]
+    found = {row["metric"]: row["value"] for row in rows.read(out) if row["metric"] != "outcome"}
     assert found.keys() == {"bits", "error"} and found["error"] == 0
     # of the exponents of a normal distribution 2.5453 bits, and the table of shares; the second is whole chunks
     assert 0 < found["bits"] - 8 - 2.5453 - 16 * 256 / declared.CASES[case].weights < 0.03
@@ -83,7 +113,7 @@ def test_products_are_timed_where_the_weights_are_a_matrix(tmp_path):
     assert [row["outcome"] for row in found if row["case"] == "figure4_07"] == [why] * 4
 
 
-def test_files_are_packed_and_unpacked_on_one_core_and_the_method_without_files_gives_no_row(tmp_path):
+def test_files_are_packed_and_unpacked_on_one_core_and_the_method_without_files_says_so(tmp_path):
     out = tmp_path / "rows.jsonl"
     given = ["--device", "cpu", "--repeats", "1", "--scale", "small", "--out", str(out)]
     chosen = ["--methods", "ours,ours_fix4_k3,copy,zipnn", "--measure", "pack_file,unpack_file,bits"]
@@ -91,6 +121,8 @@ def test_files_are_packed_and_unpacked_on_one_core_and_the_method_without_files_
     found = rows.read(out)
     fast = {(row["name"], row["measure"]): row for row in found if row["metric"] == "throughput"}
     assert set(fast) == {(name, part) for name in ("ours", "ours_fix4_k3") for part in ("pack_file", "unpack_file")}
+    lacking = [(row["name"], row["measure"]) for row in found if row.get("outcome") == "absent: has no such part"]
+    assert lacking == [("copy", "pack_file"), ("copy", "unpack_file")]
     for row in fast.values():
         assert row["value"] > 0 and row["unit"] == "MB/s" and row["cores"] == 1 and "1 thread)" in row["device"]
     bits = {row["name"]: row["value"] for row in found if row["metric"] == "bits"}
@@ -211,13 +243,22 @@ def test_weights_of_a_checkpoint_are_those_of_its_matrices_in_bfloat16_in_the_or
 
 
 def test_a_checkpoint_is_of_its_case_alone_and_others_beside_it_have_normal_weights(trained):
-    path, _ = trained
-    options = {"weights": str(path), "sha256": "0"}
+    path, own = trained
+    options = {"weights": str(path), "sha256": digest(own[: declared.CHECKPOINT.small().weights])}
     task = Task("neuzip", "figure4_00", "ours", ("bits",), device="cpu", small=True, options=options)
     operation = ops.operation("neuzip")
     beside, alone = (list(operation.run(dataclasses.replace(task, options=given))) for given in (options, {}))
     own = list(operation.run(dataclasses.replace(task, case="checkpoint")))
     assert beside[0]["value"] == alone[0]["value"] != own[0]["value"]
+
+
+def test_a_checkpoint_that_changes_between_methods_is_refused(trained):
+    path, own = trained
+    options = ops.operation("neuzip").options(argparse.Namespace(cases="trained", weights=path, scale="full"))
+    asked = Task("neuzip", "checkpoint", "copy", ("bits",), device="cpu", options=options)
+    save_file({"a.weight": -own.view(-1, 64)}, path)
+    with pytest.raises(ValueError, match=r"model.safetensors has changed since the call began: .* measure again"):
+        list(ops.operation("neuzip").run(asked))
 
 
 def test_a_checkpoint_is_asked_for_and_refused_where_nothing_would_read_it(tmp_path, capsys):

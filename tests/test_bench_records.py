@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from paperlm_kernels.bench import ops, peers, rows
@@ -43,6 +44,24 @@ def test_without_a_repository_the_commit_comes_from_the_environment(monkeypatch)
     monkeypatch.setenv("PAPERLM_COMMIT", "abc")
     rows.commit_id.cache_clear()
     assert rows.commit_id() == "abc"
+    rows.commit_id.cache_clear()
+
+
+def test_the_commit_of_a_repository_around_the_package_is_not_taken_for_its_own(monkeypatch, tmp_path):
+    copy = tmp_path / "site" / "rows.py"
+    copy.parent.mkdir()
+    copy.write_text(Path(rows.__file__).read_text())
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "of something else"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.delenv("PAPERLM_COMMIT", raising=False)
+    monkeypatch.setattr(rows, "__file__", str(copy))
+    rows.commit_id.cache_clear()
+    assert rows.commit_id() is None
+    for words in (["add", "."], ["commit", "-q", "-m", "of this file too"]):
+        subprocess.run([*git, *words], check=True)
+    rows.commit_id.cache_clear()
+    assert len(rows.commit_id()) == 40
     rows.commit_id.cache_clear()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import Future
@@ -13,11 +15,13 @@ import pytest
 import torch
 from paperlm_kernels.bench import cold, ops, rows
 from paperlm_kernels.bench.command import main
+from paperlm_kernels.bench.operation import Task
 from paperlm_kernels.bench.ops.kv_attention import declared as kv
 from paperlm_kernels.bench.ops.kv_attention.methods import METHODS as KV_METHODS
 from paperlm_kernels.bench.ops.kv_attention.methods import Inputs as KVInputs
-from paperlm_kernels.bench.ops.ternary_linear import OPERATION, declared, methods
+from paperlm_kernels.bench.ops.ternary_linear import OPERATION, declared, methods, swept
 from paperlm_kernels.bench.peers import AbsentError
+from paperlm_kernels.bench.report import NO_PART
 
 CPU = torch.device("cpu")
 
@@ -97,8 +101,16 @@ def test_a_run_on_a_cpu_gives_times_and_our_products_are_within_a_rounding_of_fl
     assert [row["outcome"] for row in found if row["name"] == "gemlite"] == ["absent: needs a CUDA GPU"]
 
 
+def test_a_part_that_a_method_does_not_have_leaves_a_row_that_says_so(monkeypatch):
+    monkeypatch.setattr(methods.METHODS["ours"], "parts", ("layer",))
+    given = Task("ternary_linear", "tiny_cpu_m1", "ours", ("product", "layer", "error"), repeats=1, device="cpu")
+    found = list(OPERATION.run(given))
+    assert [(row["metric"], row.get("measure"), row.get("outcome")) for row in found] == [
+        ("outcome", "product", NO_PART), ("time", "layer", None), ("outcome", "error", NO_PART)
+    ]  # fmt: skip
+
+
 def test_a_peer_that_has_not_what_is_measured_says_so_before_it_tunes_itself():
-    from paperlm_kernels.bench.operation import Task
     from paperlm_kernels.bench.ops.ternary_linear.task import rows_of
 
     given = Task("ternary_linear", "tiny_cpu_m1", "gemlite", ("product", "error"), device="cpu")
@@ -111,7 +123,7 @@ def test_codes_for_quack_are_three_bits_of_magnitude_under_one_of_sign_even_colu
     assert packed.tolist() == [[0x91, 0x10], [0x09, 0x99]]
 
 
-def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path):
+def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path, capsys):
     out = tmp_path / "rows.jsonl"
     chosen = ["--measure", "decode,append,error", "--device", "cpu", "--repeats", "1", "--out", str(out)]
     assert main(["kv_attention", *chosen]) == 0
@@ -120,6 +132,9 @@ def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path):
     assert found["ours_3bit", "bytes_per_token", None] == 2 * 4 * (24 + 2)
     assert all(found[name, "error", None] < 2**-8 for name in ("ours_4bit", "ours_3bit", "ours_3bit_q4", "torch"))
     assert found["ours_4bit", "time", "append"] > 0
+    lacking = [row["name"] for row in rows.read(out) if row.get("outcome") == NO_PART and row["measure"] == "append"]
+    assert lacking == ["ours_3bit_q4", "torch"]
+    assert re.search(r"^\| torch \| [^|]+ \| [^|]+ \| - \|", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_heads_that_are_filled_up_give_the_same_attention_and_others_need_none():
@@ -183,7 +198,7 @@ class SlowPool:
         assert how == {"wait": True, "cancel_futures": True}
 
 
-def test_tiles_are_compiled_for_each_case_in_turn_and_only_those_are_timed(monkeypatch, capsys):
+def test_tiles_are_compiled_for_each_case_in_turn_and_only_those_are_timed(monkeypatch, capsys, tmp_path):
     sweep = pytest.importorskip("paperlm_kernels.bench.ops.ternary_linear.sweep", exc_type=ImportError)
     pool, cases = SlowPool(), sweep.cases_of(["7b_o_m1", "1.3b_gate_up_m16"])
     monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda *given: pool)
@@ -199,12 +214,17 @@ def test_tiles_are_compiled_for_each_case_in_turn_and_only_those_are_timed(monke
         "Inputs",
         lambda case, *rest: SimpleNamespace(weight=torch.ones(1, 1), x=torch.ones(1, 1).bfloat16(), device=CPU),
     )
+    out = tmp_path / "sweep.jsonl"
     for case in cases:
         rows = list(sweep.sweep(case, 132, 60.0, ready))
+        with out.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
         assert [row["tiles"] for row in rows[:2]] == ["bf16", "chosen"]
         kinds = {"FewTiles": sweep.FewTiles, "Tiles": sweep.Tiles, "StreamTiles": sweep.StreamTiles}
         timed = {sweep.form_of(kinds[row["kind"]](**row["tiles"]), case) for row in rows[2:]}
         assert len(timed) == first.count(case.name) and timed <= ready and all(row["same"] for row in rows[2:])
+    table = swept.table(swept.read(out))  # as they are
+    assert "| 7b_o_m1 |" in table and "| 1.3b_gate_up_m16 |" in table and f"torch {torch.__version__}" in table
 
 
 def test_a_summary_names_the_best_tiles_and_those_with_other_bits():

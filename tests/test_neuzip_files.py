@@ -122,6 +122,37 @@ def test_inspect_says_the_bits_of_each_tensor_and_the_entropies(model, capsys):
     assert "layer.weight  BF16 [300, 200]  PFX: 10." in packed and "norm.weight  BF16 [200]  RAW: 16.000" in packed
 
 
+def test_inspect_of_a_plain_file_says_what_pack_does_with_each_dtype(model, capsys):
+    assert main(["inspect", str(model)]) == 0
+    said = capsys.readouterr().out
+    assert "scale  F32 [7]  is packed without coding" in said and "half  F16 [3, 5]  is packed without coding" in said
+    assert "ids  I64 [11]  is kept as it is" in said
+
+
+def test_the_last_line_of_a_packed_file_is_of_what_was_packed(model, capsys):
+    main(["pack", str(model)])
+    capsys.readouterr()
+    assert main(["inspect", str(model.with_suffix(".nzm"))]) == 0
+    # 11 ids and two flags are none of these
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"all packed: {300 * 200 + 200 + 7 + 15:,} weights, ")
+
+
+def test_inspect_says_that_a_tensor_was_rounded_and_then_not_coded(tmp_path, capsys):
+    tensors = {"small": gaussian(4096).view(64, 64), "norm": torch.ones(64).bfloat16(), "half": torch.ones(8, 8).half()}
+    save_file(tensors | {"large": gaussian(300 * 200).view(300, 200)}, tmp_path / "m.safetensors")
+    for bits, word in (("3", "bits"), ("1", "bit")):
+        assert main(["pack", str(tmp_path / "m.safetensors"), "--mant-bits", bits, "--force"]) == 0
+        capsys.readouterr()
+        assert main(["inspect", str(tmp_path / "m.nzm")]) == 0
+        said = capsys.readouterr().out
+        assert f"small  BF16 [64, 64]  RAW, rounded to {bits} mantissa {word}: 16.000 bits per weight" in said
+        assert f"large  BF16 [300, 200]  PFX, {bits} mantissa bits: " in said and said.count("rounded") == 1
+    assert main(["pack", str(tmp_path / "m.safetensors"), "--force"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "m.nzm")]) == 0
+    assert "rounded" not in capsys.readouterr().out
+
+
 class Terminal(io.StringIO):
     """Standard error that somebody looks at."""
 
@@ -234,6 +265,33 @@ def test_places_in_the_index_of_a_packed_file_that_are_no_whole_numbers_are_refu
     with pytest.raises(ContainerError, match="pack the file anew"):
         PackedFile(path)
     assert main(["inspect", str(path)]) == 2 and "pack the file anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, "2", "7", str(2**64)], ids=lambda v: v[:12])
+def test_mantissa_bits_in_the_index_that_nothing_is_rounded_to_are_refused(value, model):
+    main(["pack", str(model), "--mant-bits", "3"])
+    path = model.with_suffix(".nzm")
+    data = path.read_bytes()
+    index = json.loads(data[HEAD.unpack_from(data)[3] :])
+    assert index["mant_bits"] == 3
+    path.write_bytes(with_index(data, json.dumps(index | {"mant_bits": "here"}).replace('"here"', value).encode()))
+    with pytest.raises(ContainerError, match="pack the file anew"):
+        PackedFile(path)
+
+
+def test_a_packed_file_without_mantissa_bits_in_its_index_is_read_and_one_with_others_than_its_tensors_refused(model):
+    main(["pack", str(model), "--mant-bits", "3"])
+    path = model.with_suffix(".nzm")
+    data = path.read_bytes()
+    index = json.loads(data[HEAD.unpack_from(data)[3] :])
+    one = next(e for e in PackedFile(path).entries if e.name == "layer.weight")
+    assert (PackedFile(path).rounded_to(one), PackedFile(path).packed(one).header.mant_bits) == (3, 3)
+    path.write_bytes(with_index(data, json.dumps(index | {"mant_bits": 1}).encode()))
+    with pytest.raises(ContainerError, match=r"'layer.weight' has 3 mantissa bits, in the index 1; pack the file anew"):
+        PackedFile(path).packed(one)
+    del index["mant_bits"]  # as files were before
+    path.write_bytes(with_index(data, json.dumps(index).encode()))
+    assert PackedFile(path).rounded_to(one) is None and PackedFile(path).packed(one).header.mant_bits == 3
 
 
 def test_an_index_of_two_tensors_at_one_place_or_one_twice_or_half_a_letter_is_refused(model):

@@ -166,7 +166,7 @@ def _summary(rows: list[files.Row]) -> str:
     parts = []
     for row in rows:
         if row["metric"] == "outcome":
-            parts.append(row["outcome"])
+            parts.append(" ".join(filter(None, (row.get("measure"), row["outcome"]))))
         elif row["metric"] in ("time", "peak_memory", "error", "throughput"):
             parts.append(f"{row.get('measure', row['metric'])} {row['value']:.4g} {row['unit']}")
         elif row["metric"] == "determinism":

@@ -139,6 +139,10 @@ class Operation(abc.ABC):
 
     # -- for `run` --
 
+    def lacks(self, task: Task, device: str, part: str) -> Row:
+        """The row of a part that is asked for and that a method does not have."""
+        return self.outcome(task, device, report.NO_PART, measure=part)
+
     def row(self, task: Task, device: str, metric: str, unit: str, values: list[float], **extra: Any) -> Row:
         """A measurement (`rows.row`) with what identifies the task; `device` by name. An `order` is among `identity`,
         or natural."""

@@ -58,12 +58,17 @@ def row(
     they are installed, `extra` is appended."""
     value, low, high = map(short, percentiles(values)) if values else (None, None, None)
     numbers = {"value": value, "low": low, "high": high, "n": len(values)}
-    versions = {name: found for name in ("torch", "triton", *packages) if (found := version(name))}
     return {
-        "op": op, "case": case, "method": method, "metric": metric, "unit": unit, **numbers, "device": device,
-        "versions": versions, "commit": commit_id(), "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        **extra,
+        "op": op, "case": case, "method": method, "metric": metric, "unit": unit, **numbers,
+        **circumstances(device, packages), **extra,
     }  # fmt: skip
+
+
+def circumstances(device: str, packages: Sequence[str] = ()) -> Row:
+    """Fields of every row that is written today: device, versions, commit, date."""
+    versions = {name: found for name in ("torch", "triton", *packages) if (found := version(name))}
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+    return {"device": device, "versions": versions, "commit": commit_id(), "date": date}
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -123,16 +128,21 @@ def version(package: str) -> str | None:
 
 @cache
 def commit_id() -> str | None:
-    """The environment variable PAPERLM_COMMIT, for copies of the source without history, else the current commit."""
+    """The environment variable PAPERLM_COMMIT, for copies of the source without history, else the current commit of
+    the repository that this file is of; None where there is neither."""
     if stated := os.environ.get("PAPERLM_COMMIT"):
         return stated
-    command = ["git", "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
-        )
+        # an installed package may lie within a repository of something else, whose commit says nothing about it
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _git(*words: str) -> str:
+    command, folder = ["git", *words], Path(__file__).parent
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
 
 

@@ -20,6 +20,7 @@ from paperlm_kernels.neuzip.entropy import pattern_counts, report_of_counts
 from paperlm_kernels.neuzip.files import MAGIC, PackedFile, Told, pack_file, unpack_file
 from paperlm_kernels.neuzip.geometry import PROFILES
 from paperlm_kernels.neuzip.header import MAGIC as CONTAINER
+from paperlm_kernels.neuzip.header import Codec
 from paperlm_kernels.neuzip.record import from_bytes
 from paperlm_kernels.neuzip.safetensors_file import SafetensorsFile
 
@@ -150,19 +151,22 @@ def _inspect_packed(given: PackedFile, told: Told) -> None:
         tensor = given.packed(entry)
         h = tensor.header
         kind = h.codec.name + (f", {h.mant_bits} mantissa bits" if h.lossy else "")
+        if h.codec == Codec.RAW and (bits_left := given.rounded_to(entry)) is not None:
+            kind += f", rounded to {bits_left} mantissa bit{'' if bits_left == 1 else 's'}"
         kind += f", blocks of {h.block_norm}" if h.block_norm else ""
         said = f"{kind}: {tensor.bits_per_weight:.3f} bits per weight"
         _say(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  {said}")
         weights, bits = weights + h.numel, bits + h.numel * tensor.bits_per_weight
         told(entry.end - entry.start)
-    _say(f"all: {int(weights):,} weights, {bits / max(1, weights):.3f} bits per weight")
+    _say(f"all packed: {int(weights):,} weights, {bits / max(1, weights):.3f} bits per weight")
 
 
 def _inspect_plain(given: SafetensorsFile, told: Told) -> None:
     total = 0
     for entry in given.entries:
         if entry.dtype != "BF16":
-            _say(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  is kept as it is")
+            said = "is packed without coding" if entry.is_packed else "is kept as it is"
+            _say(f"{_shown(entry.name)}  {entry.dtype} {list(entry.shape)}  {said}")
             told(entry.end - entry.start)
             continue
         counts = pattern_counts(given.tensor(entry))

@@ -2,7 +2,8 @@
 
 A file begins with 64 bytes: magic, version (u32), 4 zeros, offset and length of the index (u64 each), SHA-256 of the
 index. The index says of each tensor offset, length and sha256; the header of the safetensors file that it was is kept
-in it as text. Tensors that no container holds, for their dtype or their axes, are kept as bytes.
+in it as text, and `mant_bits` where mantissas were rounded: a container of a tensor that was rounded and then not
+coded does not say so. Tensors that no container holds, for their dtype or their axes, are kept as bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.errors import ContainerError
+from paperlm_kernels.neuzip.fields import MANT_BITS
 from paperlm_kernels.neuzip.header import MAGIC as CONTAINER
 from paperlm_kernels.neuzip.record import Packed, from_bytes, pack
 from paperlm_kernels.neuzip.safetensors_file import (
@@ -38,6 +40,8 @@ MAGIC = b"\x89NZM\r\n\x1a\n"
 VERSION = 1
 HEAD = struct.Struct("<8sIIQQ32s")
 assert HEAD.size == 64
+ROUNDED = tuple(bits for bits in MANT_BITS if bits < 7)
+"Mantissa bits that an index may say."
 Told = Callable[[int], object]
 "Called with the bytes of each tensor that is done."
 
@@ -74,16 +78,17 @@ def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options
     lossless = {key: value for key, value in options.items() if key not in ("mant_bits", "block_norm")}
     given = SafetensorsFile(source)
     index: dict[str, Any] = {"safetensors_header": given.header, "tensors": {}}
+    if rounds:
+        index["mant_bits"] = options["mant_bits"]
     with _replacing(target) as file:
         place = file.write(bytes(HEAD.size))
         for entry in given.entries:
             if entry.is_packed:
-                coded = entry.dtype == "BF16" and len(entry.shape) > 1
                 try:
-                    data = pack(given.tensor(entry), **(options if coded else lossless)).to_bytes()
+                    data = pack(given.tensor(entry), **(options if _can_round(entry) else lossless)).to_bytes()
                 except ValueError as reason:
                     raise ValueError(f"tensor {entry.name!r}: {reason}") from reason
-                rounded += rounds and coded
+                rounded += rounds and _can_round(entry)
             else:
                 data = bytes(given.bytes(entry))
             index["tensors"][entry.name] = {
@@ -97,6 +102,10 @@ def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options
         file.write(HEAD.pack(MAGIC, VERSION, 0, place, len(text), hashlib.sha256(text).digest()))
     given.close()
     return rounded
+
+
+def _can_round(entry: Entry) -> bool:
+    return entry.is_packed and entry.dtype == "BF16" and len(entry.shape) > 1
 
 
 class PackedFile:
@@ -129,6 +138,9 @@ class PackedFile:
             index = read_json(text)
             self.header: str = index["safetensors_header"]
             self.entries = entries(self.header)
+            self._mant_bits = whole_number(index.get("mant_bits", 7), "mant_bits")
+            if "mant_bits" in index and self._mant_bits not in ROUNDED:
+                raise ValueError(f"mant_bits is {self._mant_bits}, not one of {', '.join(map(str, ROUNDED))}")
             self.header.encode()  # half of a pair of surrogates is none that `unpack` could write
             self._places = {
                 name: (
@@ -169,7 +181,17 @@ class PackedFile:
                 f"tensor {entry.name!r} is {found.dtype} {tuple(found.shape)}, in the header {entry.dtype} "
                 f"{entry.shape}; pack the file anew"
             )
+        if found.header.lossy and self._mant_bits not in (7, found.header.mant_bits):
+            raise ContainerError(
+                f"tensor {entry.name!r} has {found.header.mant_bits} mantissa bits, in the index {self._mant_bits}; "
+                "pack the file anew"
+            )
         return found
+
+    def rounded_to(self, entry: Entry) -> int | None:
+        """Mantissa bits that a tensor was rounded to before it was packed; None: it was not, or the file is of before
+        files said so."""
+        return self._mant_bits if self._mant_bits < 7 and _can_round(entry) else None
 
     def bytes(self, entry: Entry) -> memoryview:
         """Of a tensor as they stood in the safetensors file."""

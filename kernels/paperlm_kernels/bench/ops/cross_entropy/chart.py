@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paperlm_kernels.bench import report
 from paperlm_kernels.bench.ops.cross_entropy.report import latest
 from paperlm_kernels.bench.report import Row, title
 
@@ -19,8 +20,10 @@ TITLES = {
 def points(rows: list[Row]) -> list[dict[str, Any]]:
     """A dict for each method and case: method, case, device, and which of "over_floor", "over_bound", "ms" it has."""
     found = []
-    for (case, order, scale, device), methods in latest(rows).items():
-        name = case + (" (permuted)" if order == "permuted" else "") + (" (small)" if scale == "small" else "")
+    cases = latest(rows)
+    labels = report.labels(cases)
+    for place, methods in cases.items():
+        name = labels[place] + (" (permuted)" if place[1] == "permuted" else "")
         for cells in methods.values():
             time, memory = cells.get(("time", "both"), {}), cells.get(("peak_memory", "both"), {})
             values = {
@@ -31,7 +34,7 @@ def points(rows: list[Row]) -> list[dict[str, Any]]:
             known = {key: value for key, value in values.items() if value is not None}
             if known:
                 method = title(cells)
-                found.append({"method": method, "case": name, "device": device, **known})
+                found.append({"method": method, "case": name, "device": place[3].device, **known})
     return found
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from paperlm_kernels.bench.report import Cells, Row, by_measure, circumstances, markdown, not_measured, title
+from paperlm_kernels.bench import report
+from paperlm_kernels.bench.report import Cells, Place, Row, by_measure, circumstances, markdown, not_measured, title
 from paperlm_kernels.bench.report import latest as latest_by
 
 PARTS = {"loss": "loss", "gradient": "gradient", "both": "loss+gradient"}
@@ -18,7 +19,7 @@ ERRORS = {
 NORMS = {"dE": "norm of dE / exact", "dC": "norm of dC / exact"}
 
 
-def latest(rows: Iterable[Row]) -> dict[tuple, dict[str, Cells]]:
+def latest(rows: Iterable[Row]) -> dict[Place, dict[str, Cells]]:
     """`paperlm_kernels.bench.report.latest`, where rows about tiles have these for their part."""
     return latest_by(rows, lambda row: by_measure(row) or row.get("tiles", ""))
 
@@ -129,20 +130,21 @@ def _kernels(methods: dict[str, Cells]) -> str:
     return markdown(["kernel: ms (launches)", *times], lines)
 
 
-def _alive(cases: dict[tuple, dict[str, Cells]]) -> str:
+def _alive(cases: dict[Place, dict[str, Cells]]) -> str:
     """Shares of tiles (tokens x ids) in which some entry of softmax minus target reaches the filter's threshold."""
     shares = {
-        (case, order): {part: row["value"] for (metric, part), row in cells.items() if metric == "alive_share"}
-        for (case, order, *_), methods in cases.items()
+        place: {part: row["value"] for (metric, part), row in cells.items() if metric == "alive_share"}
+        for place, methods in cases.items()
         for cells in methods.values()
         if any(metric == "alive_share" for metric, _ in cells)
     }
+    labels = report.labels(shares)
     tiles = list(dict.fromkeys(tile for found in shares.values() for tile in found))
     if len(tiles) < 2:
         return ""
     lines = [
-        [case, order, *(f"{found[tile]:.1%}" if tile in found else "" for tile in tiles)]
-        for (case, order), found in shares.items()
+        [labels[place], place[1], *(f"{found[tile]:.1%}" if tile in found else "" for tile in tiles)]
+        for place, found in shares.items()
     ]
     return "Share of tiles alive, tokens x ids; sorted: ids by their mean logit.\n\n" + markdown(
         ["case", "order of the ids", *tiles], lines

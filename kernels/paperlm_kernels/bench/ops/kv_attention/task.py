@@ -41,6 +41,8 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
         elif part == "determinism":
             same = all(torch.equal(first(), y) for _ in range(2))
             yield operation.row(task, name, "determinism", "bitwise equal", [float(same)], runs=3)
+        else:
+            yield operation.lacks(task, name, part)
 
 
 def _time(operation: Operation, task: Task, contender: Contender, part: str, name: str) -> Row:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paperlm_kernels.bench.declared import Contender
-from paperlm_kernels.bench.ops.neuzip.checkpoint import weights_of
+from paperlm_kernels.bench.ops.neuzip.checkpoint import digest, weights_of
 from paperlm_kernels.bench.ops.neuzip.declared import Case
 from paperlm_kernels.bench.peers import AbsentError
 
@@ -28,11 +28,18 @@ FILE_PARTS = ("pack_file", "unpack_file")
 class Inputs:
     """Weights N(0, 0.02^2) in bfloat16, as in the paper's Figure 5, 0.02 times Student's t, or the first of a file."""
 
-    def __init__(self, case: Case, device: torch.device, seed: int, file: str | None = None) -> None:
+    def __init__(self, case: Case, device: torch.device, seed: int, file: str | None = None, sha256: str = "") -> None:
+        """`sha256`: of the weights of `file` (`digest`). Raises ValueError where they have another one."""
         g = torch.Generator(device).manual_seed(seed)
         self.case, self.device = case, device
         if file is not None:
-            self.weights = weights_of(Path(file), case.weights).to(device)
+            weights = weights_of(Path(file), case.weights)
+            if (found := digest(weights)) != sha256:
+                raise ValueError(
+                    f"{Path(file).name} has changed since the call began: the sha256 of its first {case.weights:,} "
+                    f"weights was {sha256} and is {found}; measure again, with a file that stays as it is"
+                )
+            self.weights = weights.to(device)
         else:
             self.weights = torch.empty(case.weights, dtype=torch.bfloat16, device=device)
             for part in self.weights.split(2**24):  # never the whole in float32

@@ -25,6 +25,11 @@ class Case:
         """Microseconds that no decoding from so many bits a weight undercuts: what is read and written."""
         return 1e6 * self.weights * (bits / 8 + 2) / bandwidth
 
+    def product_floor(self, bits: float, bandwidth: float = BANDWIDTH) -> float:
+        """Microseconds that no product with so many bits a weight undercuts: the packed weights alone are read, and no
+        weight is written."""
+        return 1e6 * self.weights * bits / 8 / bandwidth
+
     def small(self) -> Case:
         """An eighth: to try out the benchmark, not to report."""
         return dataclasses.replace(self, weights=max(2**16, self.weights // 8))

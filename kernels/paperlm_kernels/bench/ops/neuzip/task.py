@@ -28,9 +28,9 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
 
 def _rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     device, case = torch.device(task.device), sized(task)
-    name, file = clocks.device_name(device), task.options.get("weights") if task.case == CHECKPOINT.name else None
+    name, given = clocks.device_name(device), task.options if task.case == CHECKPOINT.name else {}
     try:
-        coder = METHODS[task.method](Inputs(case, device, task.seed, file))
+        coder = METHODS[task.method](Inputs(case, device, task.seed, given.get("weights"), given.get("sha256", "")))
         stored = coder.stored()
         decode = coder.call("decode")
         got = decode().clone()
@@ -67,6 +67,8 @@ def _rows_of(operation: Operation, task: Task) -> Iterator[Row]:
                     yield operation.row(
                         task, name, "kernel", "us", [1e3 * ms], measure=f"{which} {kernel}", launches=launches
                     )
+        else:
+            yield operation.lacks(task, name, part)
 
 
 def _different(got: torch.Tensor, weights: torch.Tensor) -> int:
@@ -95,7 +97,7 @@ def _time(operation: Operation, task: Task, coder: Coder, part: str, bits: float
     }  # fmt: skip
     if device.type == "cuda":
         if bandwidth := bandwidth_of(name, BANDWIDTH):
-            floor = case.floor(bits, bandwidth)
+            floor = (case.product_floor if part in TOKENS else case.floor)(bits, bandwidth)
             extra |= {"floor_us": short(floor), "over_floor": short(median / floor)}
         if before and (after := clocks.clock_and_power()):
             extra["sm_clock_mhz"], extra["power_w"] = zip(before, after, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from paperlm_kernels.bench import report
 from paperlm_kernels.bench.cards import bandwidth_of
 from paperlm_kernels.bench.ops.ternary_linear.declared import BANDWIDTH, Case
-from paperlm_kernels.bench.report import Cells, Row
+from paperlm_kernels.bench.report import Cells, Place, Row, Where
 
 TIMED = {"product": "a product", "layer": "a layer, which is RMSNorm, quantizer and product"}
 
@@ -16,32 +16,33 @@ TIMED = {"product": "a product", "layer": "a layer, which is RMSNorm, quantizer 
 def tables(found: Iterable[Row]) -> str:
     """Of products and of layers a table for each card, then the tables of all other measures."""
     rows = list(found)
-    cards: dict[tuple, dict[str, dict[str, Cells]]] = {}
-    for (case, *which), methods in report.latest(rows).items():
-        cards.setdefault(tuple(which), {})[case] = methods
+    cards: dict[tuple, dict[Place, dict[str, Cells]]] = {}
+    for place, methods in report.latest(rows).items():
+        _, *which, where = place
+        cards.setdefault((*which, where._replace(shape="")), {})[place] = methods
     parts = []
     for which, cases in cards.items():
         parts += [_times(cases, *which, measure=measure) for measure in TIMED]
-        parts += [f"{case}: {said}" for case, methods in cases.items() if (said := report.not_measured(methods))]
+        parts += [f"{place[0]}: {said}" for place, methods in cases.items() if (said := report.not_measured(methods))]
     timed = {("time", measure) for measure in TIMED}
     others = [row for row in rows if row["metric"] != "outcome" and (row["metric"], row.get("measure")) not in timed]
     return "\n\n".join(filter(None, [*parts, report.tables(others)]))
 
 
-def _times(cases: dict[str, dict[str, Cells]], order: str, scale: str, device: str, *, measure: str) -> str:
+def _times(cases: dict[Place, dict[str, Cells]], order: str, scale: str, where: Where, *, measure: str) -> str:
     """One card's: microseconds of each method, of a product the floor of two bits a weight, and the ratio to bfloat16
     by cuBLAS."""
-    key, bandwidth = ("time", measure), bandwidth_of(device, BANDWIDTH) if measure == "product" else None
+    key, bandwidth = ("time", measure), bandwidth_of(where.device, BANDWIDTH) if measure == "product" else None
     found = {
-        case: {report.title(cells): cells[key] for cells in methods.values() if key in cells}
-        for case, methods in cases.items()
+        place: {cells[key]["method"]: cells[key] for cells in methods.values() if key in cells}
+        for place, methods in cases.items()
     }
-    found = {case: times for case, times in found.items() if times}
+    found = {place: times for place, times in found.items() if times}
     if not found:
         return ""
     methods = list(dict.fromkeys(method for times in found.values() for method in times))
     lines, shown = [], []
-    for case, times in found.items():
+    for (case, *_), times in found.items():
         shown += times.values()
         ours, theirs = times.get("ours"), times.get("torch")
         shape = next(iter(times.values()))["shape"]
@@ -51,11 +52,13 @@ def _times(cases: dict[str, dict[str, Cells]], order: str, scale: str, device: s
                 *([f"{Case(case, '', **shape).floor(2, bandwidth):.3g}"] if bandwidth else []),
                 *(report.value_of(times[method]) if method in times else "" for method in methods),
                 f"{theirs['value'] / ours['value']:.2f}" if ours and theirs else "",
-                " ".join(dict.fromkeys(row.get("commit", "")[:7] for row in times.values())),
+                " ".join(dict.fromkeys((row.get("commit") or "")[:7] for row in times.values())),
             ]
         )  # fmt: skip
     small = " (small, to try the benchmark)" if scale == "small" else ""
-    caption = f"**{device}**{small}: microseconds of {TIMED[measure]}, {', '.join(report.circumstances(shown)[1:])}."
+    caption = (
+        f"**{where.device}**{small}: microseconds of {TIMED[measure]}, {', '.join(report.circumstances(shown)[1:])}."
+    )
     commits = [line.pop() for line in lines]
     if len(set(commits)) > 1:  # one that all have stands above
         lines = [[*line, commit] for line, commit in zip(lines, commits, strict=True)]

@@ -48,6 +48,8 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
             step = clocks.Step(lambda: None, lambda _, call=call: call())
             for kernel, (ms, launches) in clocks.kernel_times(step, device, warmup=task.warmup).items():
                 yield operation.row(task, name, "kernel", "us", [1e3 * ms], measure=kernel, launches=launches)
+        else:
+            yield operation.lacks(task, name, part)
 
 
 def _time(operation: Operation, task: Task, contender: Contender, part: str, name: str) -> Row:

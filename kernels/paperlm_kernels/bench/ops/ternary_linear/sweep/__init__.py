@@ -32,6 +32,7 @@ from paperlm_kernels.bench.clocks import device_name
 from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.ops.ternary_linear.declared import BANDWIDTH, CASES, Case
 from paperlm_kernels.bench.ops.ternary_linear.methods import EPS, Inputs
+from paperlm_kernels.bench.rows import circumstances
 from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
 from paperlm_kernels.ternary_linear import pack_ternary
 from paperlm_kernels.ternary_linear.hopper import StreamTiles, most_splits
@@ -180,10 +181,11 @@ def sweep(case: Case, programs: int, seconds: float, ready: Container[tuple[AnyT
     inputs = Inputs(case, torch.device("cuda"), 0)
     copies = copies_of(case.rows * case.columns // 4, inputs.device)
     copies = min(copies, 128)
-    bandwidth = bandwidth_of(device_name(inputs.device), BANDWIDTH)
+    device = device_name(inputs.device)
+    bandwidth = bandwidth_of(device, BANDWIDTH)
     floor = case.floor(2, bandwidth) if bandwidth else None
     about = {"case": case.name, "tokens": case.tokens, "rows": case.rows, "columns": case.columns,
-             "floor_us": floor and round(floor, 3)}  # fmt: skip
+             "floor_us": floor and round(floor, 3), **circumstances(device)}  # fmt: skip
     weights = [inputs.weight.bfloat16() for _ in range(copies_of(2 * case.rows * case.columns, inputs.device))]
     yield about | {"tiles": "bf16", "us": timed([lambda w=w: F.linear(inputs.x, w) for w in weights])}
     del weights
