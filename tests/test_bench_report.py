@@ -42,6 +42,12 @@ def test_an_outcome_of_another_run_replaces_the_numbers_of_its_part_or_of_the_wh
     assert [list(methods["copy"]) for methods in others.values()] == [[("time", "decode")]]
 
 
+def test_a_method_that_another_run_did_not_have_keeps_its_numbers_and_is_not_said_to_be_missing():
+    whole, half = lost("ours", "absent: not installed", **NEW), lost("ours", "absent: no card", "decode", **NEW)
+    assert cells_of(*NUMBERS, whole, half) == [("time", "decode"), ("time", "encode"), ("bits", "")]
+    assert cells_of(*NUMBERS[1:], half)[-1] == ("outcome", "decode")
+
+
 def test_an_outcome_and_numbers_of_one_run_stay_together_and_a_later_number_replaces_an_outcome():
     memory = row("ours", 100.0, "decode", "peak_memory")
     assert cells_of(memory, lost("ours", "out of memory", "decode")) == [

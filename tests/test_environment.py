@@ -19,6 +19,7 @@ from packaging.version import Version
 from support import job_environment
 
 from paperlm.plan.project import ROOT
+from paperlm.record import environment
 
 LOCKS = ("requirements.lock", "requirements-torch.lock")
 
@@ -179,3 +180,19 @@ def test_the_folder_of_kernels_is_not_importable_as_a_package_inside_a_job(tmp_p
         [sys.executable, "-c", code], capture_output=True, text=True, env=job_environment(), cwd=ROOT, check=True
     )
     assert str(ROOT) not in out.stdout
+
+
+def test_the_commit_of_a_repository_that_does_not_have_the_package_is_not_taken_for_its_own(tmp_path, monkeypatch):
+    """An installed package often lies in a virtual environment within somebody's repository."""
+    monkeypatch.delenv("PAPERLM_COMMIT", raising=False)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
+        subprocess.run([*git, *words], check=True)
+    installed = tmp_path / "environment.py"
+    installed.touch()
+    monkeypatch.setattr(environment, "__file__", str(installed))
+    assert environment.code()[:2] == (None, None)
+    for words in (["add", "environment.py"], ["commit", "-q", "-m", "it is its own"]):
+        subprocess.run([*git, *words], check=True)
+    commit, modified, _ = environment.code()
+    assert len(commit) == 40 and modified is False

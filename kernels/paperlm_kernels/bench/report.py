@@ -36,8 +36,9 @@ def by_measure(row: Row) -> str:
 def latest(rows: Iterable[Row], part: Callable[[Row], str] = by_measure) -> dict[Place, dict[str, Cells]]:
     """Rows by (case, order, scale, Where), then by method, then by (metric, part); later rows replace earlier ones.
 
-    A number replaces the outcomes of its part and of the whole method. An outcome replaces what another run gave of its
-    part, or where it has none of the whole method: numbers of the same run stay beside it.
+    A number replaces the outcomes of its part and of the whole method. A failure replaces what another run gave of its
+    part, or where it has none of the whole method: numbers of the same run stay beside it. What was absent
+    was not tried: where there are numbers, they say more.
     """
     cases: dict[Place, dict[str, Cells]] = {}
     for row in rows:
@@ -45,6 +46,9 @@ def latest(rows: Iterable[Row], part: Callable[[Row], str] = by_measure) -> dict
         if row["metric"] != "outcome":
             cells.pop(("outcome", part(row)), None)
             cells.pop(("outcome", ""), None)
+        elif row["outcome"].startswith("absent"):
+            if any(key[0] != "outcome" and part(row) in ("", key[1]) for key in cells):
+                continue
         else:
             for key, kept in list(cells.items()):
                 if part(row) in ("", key[1]) and _run(kept) != _run(row):

@@ -116,6 +116,8 @@ def _git() -> tuple[str | None, bool | None]:
         run = lambda *args: subprocess.run(  # noqa: E731
             ["git", *args], cwd=folder, capture_output=True, text=True, timeout=10, check=True
         ).stdout.strip()
+        # an installed package may lie within a repository of something else, whose commit says nothing about it
+        run("ls-files", "--error-unmatch", Path(__file__).name)
         return run("rev-parse", "HEAD"), bool(run("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError):
         return None, None
