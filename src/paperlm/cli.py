@@ -276,6 +276,7 @@ def _machine_of(options: argparse.Namespace) -> Machine:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from paperlm.plan.project import clone
     from paperlm.run import run_given, run_named
 
     machine = _machine_of(options)
@@ -292,7 +293,7 @@ def _run(options: argparse.Namespace) -> None:
     if not options.scale:
         raise SpecError("--job needs --scale: the record goes to results/<scale>/")
     given = options.scale, options.keep, machine, options.local_data, options.with_parents, options.again
-    run_given(options.job, *given)
+    run_given(clone(), options.job, *given)
 
 
 def _why(options: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from paperlm.files import discard, gone_beside, temporary_beside
 from paperlm.jobs import Inputs, Job, Machine, Result, parse_job, run_job
 from paperlm.jobs.base import Stage, Trunk, in_order
 from paperlm.locks import held
-from paperlm.plan.project import Project, clone
+from paperlm.plan.project import Project
 from paperlm.plan.state import State
 from paperlm.record.agreement import disagreements
 from paperlm.record.environment import begun_with, capture, has_unfinished
@@ -284,12 +284,11 @@ def _stamp(path: Path) -> int | None:
 
 
 def run_given(
-    settings: Mapping[str, Any], scale: str, keep: str, machine: Machine, local_data: str, with_parents: bool,
-    again: bool,
+    root: Path, settings: Mapping[str, Any], scale: str, keep: str, machine: Machine, local_data: str,
+    with_parents: bool, again: bool,
 ) -> None:  # fmt: skip
-    """Make a job that no exhibit need have, into the folders of a scale. keep: updates after which its model is kept,
-    separated by commas (`trunk-<update>`: for one to go on from). SpecError for another scale or update."""
-    root = clone()
+    """Make a job that no exhibit need have, into the folders of a scale below `root`. keep: updates after which its
+    model is kept, separated by commas (`trunk-<update>`: for one to go on from). SpecError for another scale or update."""
     scales = [path.stem for path in (root / "workflow/scales").glob("*.yaml")]
     if scale not in scales:
         raise SpecError(f"--scale: {unknown('scale', scale, scales)}")

@@ -55,7 +55,7 @@ def begun_with(work: Path) -> Code:
     if has_unfinished(work):
         try:
             before = json.loads(path.read_text(encoding="utf-8"))["source"]
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # damaged: nobody knows
             before = None
         return now if before == now.source else now._replace(modified=True)
     write_json(path, now._asdict())
