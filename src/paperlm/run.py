@@ -288,7 +288,10 @@ def run_given(
     with_parents: bool, again: bool,
 ) -> None:  # fmt: skip
     """Make a job that no exhibit need have, into the folders of a scale below `root`. keep: updates after which its
-    model is kept, separated by commas (`trunk-<update>`: for one to go on from). SpecError for another scale or update."""
+    model is kept, separated by commas (`trunk-<update>`: for one to go on from).
+
+    SpecError for another scale or update.
+    """
     scales = [path.stem for path in (root / "workflow/scales").glob("*.yaml")]
     if scale not in scales:
         raise SpecError(f"--scale: {unknown('scale', scale, scales)}")
