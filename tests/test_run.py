@@ -148,6 +148,11 @@ def test_a_record_names_the_code_of_the_jobs_start_and_says_if_another_took_its_
     now[0] = "c"
     maker(tmp_path).make(model(), True)
     assert made_with() == ("commit c", True, "c"), "it went on from what other code had made"
+    interrupted()
+    for now[0] in ("d", "c"):
+        interrupted()
+    maker(tmp_path).make(model(), True)
+    assert made_with() == ("commit c", True, "c"), "that another code worked on it between is not forgotten"
 
 
 def test_a_model_that_did_not_fit_leaves_no_half_of_its_files(tmp_path, monkeypatch):

@@ -57,7 +57,10 @@ def begun_with(work: Path) -> Code:
             before = json.loads(path.read_text(encoding="utf-8"))["source"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):  # damaged: nobody knows
             before = None
-        return now if before == now.source else now._replace(modified=True)
+        if before == now.source:
+            return now
+        write_json(path, {"source": None})  # also where the first code comes back: it is of several
+        return now._replace(modified=True)
     write_json(path, now._asdict())
     return now
 
