@@ -19,7 +19,8 @@ import torch
 from paperlm_kernels.neuzip import ContainerError, pack
 from paperlm_kernels.neuzip.__main__ import main
 from paperlm_kernels.neuzip.files import HEAD, PackedFile, unpack_file
-from paperlm_kernels.neuzip.safetensors_file import entries
+from paperlm_kernels.neuzip.safetensors_file import entries, sort_metadata
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support_neuzip import gaussian, same_bits
 
@@ -393,3 +394,18 @@ def test_an_interrupt_is_one_line(model, monkeypatch, capsys):
     monkeypatch.setattr("paperlm_kernels.neuzip.__main__.pack_file", interrupted)
     assert main(["pack", str(model)]) == 130
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_metadata_are_put_in_order_and_nothing_else_of_a_file_changes(tmp_path):
+    path = tmp_path / "a.safetensors"
+    strange = '"\\\n\t\x00\x1b\x7f\u2028é😀</'
+    metadata = {f"{name}{strange}": strange * 3 for name in "qwertyuiop"}
+    save_file({strange: torch.arange(6).view(2, 3), "b": torch.zeros(0)}, path, metadata=metadata)
+    before = path.read_bytes()
+    sort_metadata(path)
+    after, length = path.read_bytes(), int.from_bytes(before[:8], "little")
+    assert list(json.loads(after[8 : 8 + length])["__metadata__"]) == sorted(metadata)
+    assert after[:8] == before[:8] and after[8 + length :] == before[8 + length :]
+    assert json.loads(after[8 : 8 + length]) == json.loads(before[8 : 8 + length])
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata() == metadata and torch.equal(file.get_tensor(strange), torch.arange(6).view(2, 3))

@@ -257,6 +257,16 @@ def test_a_compressed_file_loads_into_plain_and_stored_models(tmp_path, name, po
         assert not unexpected and model_hash(one) == model_hash(model)
 
 
+def test_a_model_that_is_saved_twice_gives_the_same_bytes(tmp_path):
+    model = build("llama")
+    convert(model, CodedStore)
+    saved = []
+    for place in range(4):  # the library's own order differs from file to file
+        save_packed(model, tmp_path / f"{place}.safetensors")
+        saved.append((tmp_path / f"{place}.safetensors").read_bytes())
+    assert len(set(saved)) == 1
+
+
 def test_a_file_that_is_damaged_or_another_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     model = build("llama")

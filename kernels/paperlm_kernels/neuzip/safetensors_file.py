@@ -119,6 +119,19 @@ def entries(header: str) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.start, entry.end))
 
 
+def sort_metadata(path: Path) -> None:
+    """Puts the metadata of a file that `safetensors` has just written in order, where they lie: the library's own order
+    is another each time, and with it the bytes of the file."""
+    with path.open("r+b") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(length))
+        ordered = {"__metadata__": dict(sorted(header.pop("__metadata__", {}).items()))} | header
+        text = json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode().ljust(length)
+        if len(text) == length:  # as both write what a string can hold in the same way
+            file.seek(8)
+            file.write(text)
+
+
 class SafetensorsFile:
     """A file, mapped into memory. Raises ValueError for one that is damaged."""
 

@@ -27,11 +27,14 @@ FORMAT, VERSION = "paperlm_packed", "2"
 def save_packed(model: nn.Module, path: str | Path) -> None:
     """Write a converted model's parameters and persistent buffers to one safetensors file.
 
-    Of weights in a PackedStore (or RowBlocks of them) the containers, each `<parameter>` or `<parameter>.<block>`. Tied
-    parameters stand there once, under their first name. What is at `path` stays until the new file is complete. Raises
-    ValueError for a model without packed weights, and for a name that two tensors would have.
+    Of weights in a PackedStore (or RowBlocks of them) the containers, each `<parameter>.<block>`. Tied parameters stand
+    there once, under their first name. A model that is saved twice gives the same bytes. What is at `path` stays until
+    the new file is complete. Raises ValueError for a model without packed weights, and for a name that two tensors
+    would have.
     """
     from safetensors.torch import save_file
+
+    from paperlm_kernels.neuzip.safetensors_file import sort_metadata
 
     tensors, metadata = {}, {"format": "pt", "container": FORMAT, "container_version": VERSION}
     handles = set()
@@ -58,6 +61,7 @@ def save_packed(model: nn.Module, path: str | Path) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file(tensors, part, metadata=metadata)
+        sort_metadata(part)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
