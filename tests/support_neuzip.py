@@ -50,7 +50,7 @@ class Told:
 
     def __init__(self, kernel):
         self.arg_names, self.starts, self.forms, self.early = kernel.arg_names, [], [], []
-        self.buffers = set()
+        self.buffers, self.streams = set(), []
 
     def __getitem__(self, grid):
         def compile_and_start(*given, num_warps, maxnreg=None, launch_pdl=False, **constants):
@@ -73,7 +73,8 @@ class Compiled:
         self.kernel = kernel
 
     def __getitem__(self, grid):
-        def start(*given):
+        def start(*given, stream=None):
+            self.kernel.streams.append(stream)
             self.kernel.starts.append((grid[0], dict(zip(self.kernel.arg_names, given, strict=True))))
 
         return start

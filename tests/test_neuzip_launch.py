@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from paperlm_kernels.neuzip import launch, launch_encode, pack
+from paperlm_kernels.neuzip import launch, launch_encode, launcher, pack
 from paperlm_kernels.neuzip.launcher import Launcher, Starts
 from support_neuzip import Told, gaussian
 
@@ -31,6 +31,17 @@ def test_each_call_gives_what_the_first_gave_but_for_where_the_weights_go(told):
     assert len(kernel.forms) == 1 and len(kernel.starts) == 4, "compiled, looked for, and started twice without"
     for out, (grid, given) in zip(outs, kernel.starts, strict=True):
         assert (grid, given) == (kernel.starts[0][0], kernel.starts[0][1] | {"out": out.data_ptr()})
+
+
+def test_a_kernel_that_is_found_is_started_on_the_stream_that_is_current_then(told, monkeypatch):
+    packed, kernel = told
+    asked = []
+    monkeypatch.setattr(launcher, "_stream_of", lambda device: lambda: asked.append(device) or len(asked))
+    launch._starts.cache_clear()
+    for _ in range(4):
+        packed.unpack(backend="triton")
+    launch._starts.cache_clear()
+    assert kernel.streams == [1, 2, 3] and set(asked) == {packed.device}, "all but the first, which compiles"
 
 
 @pytest.mark.parametrize("hopper", [False, True])
@@ -86,9 +97,9 @@ def test_kernels_that_pack_are_found_once_and_share_the_buffers_of_their_tensor_
     header, book = made.header.with_patches(0), made.book if kind == "an old codebook" else None
     kernels = {}
     for name in {name for names in PACKING.values() for name in names}:
-        launcher = getattr(launch_encode, name)
-        kernels[name] = Told(launcher.kernel)
-        monkeypatch.setattr(launch_encode, name, Launcher(kernels[name], **launcher.options))
+        one = getattr(launch_encode, name)
+        kernels[name] = Told(one.kernel)
+        monkeypatch.setattr(launch_encode, name, Launcher(kernels[name], **one.options))
     launch_encode._plan_of.cache_clear()
     tensors = [gaussian(40_000, seed=seed) for seed in range(3)]
     ends = [launch_encode.begin_encode(t, header, book) for t in tensors]  # all before one ends
@@ -120,9 +131,9 @@ def test_kernels_that_pack_are_found_once_and_share_the_buffers_of_their_tensor_
 def test_a_number_that_needs_64_bits_is_given_to_a_form_of_its_own():
     """A tensor of 2^31 weights and more is first counted in part, and all of it where that part was unlike the rest."""
     kernel = Told(launch_encode._LOWEST.kernel)
-    starts, launcher = Starts({}), Launcher(kernel)
+    starts, lowest = Starts({}), Launcher(kernel)
     names = kernel.arg_names[:-1]
     t = torch.zeros(64, dtype=torch.int32)
     for numel in (5, 6, 2**31, 2**31 + 1, 7):
-        starts.run(launcher, 1, dict.fromkeys(names, t.data_ptr()), lambda name: t, numel)
+        starts.run(lowest, 1, dict.fromkeys(names, t.data_ptr()), lambda name: t, numel)
     assert len(kernel.forms) == 2 and [given["numel"] for _, given in kernel.starts] == [5, 6, 2**31, 2**31 + 1, 7]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,8 +57,8 @@ def _starts(header: Header, device: torch.device, alike: bool | tuple[bool, ...]
         "PDL": overlaps(device), "ALIGNED": aligned,
     }  # fmt: skip
     if header.codec == Codec.FIX4:
-        return Starts(constants | {"WIDTH": WIDTH})
-    return Starts(constants | {"LIMIT": g.limit, "UNIT": g.unit, "CHECK": check})
+        return Starts(constants | {"WIDTH": WIDTH}, device)
+    return Starts(constants | {"LIMIT": g.limit, "UNIT": g.unit, "CHECK": check}, device)
 
 
 class Decoding:
@@ -85,7 +86,8 @@ class Decoding:
             tensors = self.tensors(packed)
             places = addresses(tensors.values())
             self._at, self._alike = dict(zip(tensors, places, strict=True)), aligned_alike(places)
-        self._starts: dict[tuple[bool, bool], Starts] = {}
+        self._again: dict[tuple[bool, bool], Callable[[int], None]] = {}
+        "Starts of the kernel that is compiled for targets that begin on 16 bytes, or do not, and checks, or does not."
 
     def tensors(self, packed: Packed) -> dict[str, Tensor]:
         """All that a kernel reads, by the names of its arguments, in order. packed: the tensor, which holds this."""
@@ -116,15 +118,25 @@ class Decoding:
         """Decodes the tensor that holds this into a contiguous one."""
         place = target.data_ptr()
         form = place & 15 == 0, check
-        starts = self._starts.get(form)
-        if starts is None:
-            starts = self._starts[form] = _starts(self._plain, self._device, self._alike, *form)
+        with on_device(target):
+            again = self._again.get(form) or self._first(packed, target, form)
+            if again is not None:
+                again(place)
+
+    def _first(self, packed: Packed, target: Tensor, form: tuple[bool, bool]) -> Callable[[int], None] | None:
+        """What starts the kernel with another target. Where none is compiled, compiles and starts it: None."""
+        starts = _starts(self._plain, self._device, self._alike, *form)
+        again = starts.start(self._launcher, self._programs, self._at, "out", *self._numbers)
+        if again is not None:
+            self._again[form] = again
+            return again
 
         def tensor(name: str) -> Tensor:
             return target.detach().view(torch.int16) if name == "out" else self.tensors(packed)[name]
 
-        with on_device(target):
-            starts.run(self._launcher, self._programs, self._at | {"out": place}, tensor, *self._numbers)
+        at = self._at | {"out": target.data_ptr()}
+        starts.run(self._launcher, self._programs, at, tensor, *self._numbers)
+        return None
 
 
 def decoding_of(packed: Packed) -> Decoding:

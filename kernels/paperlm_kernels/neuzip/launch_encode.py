@@ -107,7 +107,7 @@ class Plan:
             "FIRST_WARP": header.norm_semantics == "authors_v1" and n is not None and WARP < n < SCAN,
             "SCAN": SCAN, "STREAMS": streams, "STEP": SCANNED, "NOTED": NOTED if streams else NOTED_OF_FIX4,
             "PART": TOLD, "CODES": TOLD_OF_CODES, "MOST": MOST_UNITS,
-        })  # fmt: skip
+        }, device)  # fmt: skip
         self.stored = sum(header.lengths().values())
         "Bytes of all sections but streams and patches."
         self.sizes = {"plane": plane_bytes(count, header.mant_bits), "norm": -(-count // n) if n else 0}

@@ -39,11 +39,28 @@ def aligned_alike(places: tuple[int, ...]) -> bool | tuple[bool, ...]:
     return all_aligned(places) or tuple([place & 15 == 0 for place in places])
 
 
+_HERE = contextlib.nullcontext()
+
+
+@functools.cache
+def _is_alone() -> bool:
+    """Whether this process has one card, which is always the current one."""
+    return torch.cuda.device_count() == 1
+
+
 def on_device(t: Tensor) -> AbstractContextManager:
     """A context in which launches go to a tensor's device; it takes time only where that is not the current one."""
-    if t.device.type != "cuda" or t.device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
+    if t.device.type != "cuda" or _is_alone() or t.device.index == torch.cuda.current_device():
+        return _HERE
     return torch.cuda.device(t.device)
+
+
+def _stream_of(device: torch.device | None) -> Callable[[], int | None]:
+    """What tells the current stream of a device. None, elsewhere than on a card, leaves it to Triton, which asks for
+    the device first."""
+    if device is None or device.type != "cuda":
+        return lambda: None
+    return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
 
 
 def _wide(numbers: Sequence[float]) -> bool | tuple[bool, ...]:
@@ -104,8 +121,8 @@ class Launcher:
 class Starts:
     """Kernels with the same constants on one device, each found once."""
 
-    def __init__(self, constants: dict[str, int]) -> None:
-        self.constants = constants
+    def __init__(self, constants: dict[str, int], device: torch.device | None = None) -> None:
+        self.constants, self._stream = constants, _stream_of(device)
         self._found: dict[tuple[Launcher, Any], tuple[Any, tuple, list[str]]] = {}
 
     def run(
@@ -118,7 +135,7 @@ class Starts:
         found = self._found.get(form)
         if found is not None:
             ready, own, names = found
-            ready[(programs, 1, 1)](*[at[name] for name in names], *numbers, *own)
+            ready[(programs, 1, 1)](*[at[name] for name in names], *numbers, *own, stream=self._stream())
             return
         names = [name for name in launcher.kernel.arg_names if name not in self.constants]
         names = names[: len(names) - len(numbers)]
@@ -127,3 +144,20 @@ class Starts:
         ready, own = launcher.found(tensors, numbers, self.constants, places)
         if ready is not None:
             self._found[form] = ready, own, names
+
+    def start(
+        self, launcher: Launcher, programs: int, at: Mapping[str, int], free: str, *numbers: int
+    ) -> Callable[[int], None] | None:
+        """What does the same `run` again and again: it is called with the address of the buffer `free`, which `at` has
+        none of. None before the first `run`."""
+        found = self._found.get((launcher, _wide(numbers)))
+        if found is None:
+            return None
+        ready, own, names = found
+        place, stream, begin = names.index(free), self._stream, ready[(programs, 1, 1)]
+        before, behind = [at[n] for n in names[:place]], (*[at[n] for n in names[place + 1 :]], *numbers, *own)
+
+        def again(address: int) -> None:
+            begin(*before, address, *behind, stream=stream())
+
+        return again

@@ -171,7 +171,8 @@ class Packed:
         `raise_decode_errors(device)` reads what was found since it was last asked.
         """
         if out is None:
-            target = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+            header = self.header
+            target = torch.empty(header.shape, dtype=getattr(torch, header.dtype), device=self.device)
         else:
             self._fits(out)
             target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)

@@ -150,7 +150,7 @@ class PackedStore(WeightStore):
         return self._packed
 
     def read(self) -> Tensor:
-        return self.packed.unpack().view(self.shape)
+        return self.packed.unpack()
 
     def take(self, read: Tensor | None = None) -> Tensor:
         return self.read() if read is None else read  # decoded for the caller alone

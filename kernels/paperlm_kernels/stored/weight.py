@@ -52,7 +52,7 @@ class StoredWeight:
         # Within a backward pass a forward one is the recomputation of a checkpointed block.
         if self.keep_recomputed and torch._C._current_graph_task_id() != -1:
             self._recomputed = weight
-        return weight.to(dtype)
+        return weight if weight.dtype == dtype else weight.to(dtype)
 
     def read_again(self, dtype: torch.dtype, wants_weight: bool) -> Tensor:
         """The values for the backward pass of the same call: nothing is updated before it is over. wants_weight: the
@@ -61,7 +61,7 @@ class StoredWeight:
         if weight is None:
             weight = self.store.read()
         self._recomputed, self._decoded = None, weight if self.at_once and wants_weight else None
-        return weight.to(dtype)
+        return weight if weight.dtype == dtype else weight.to(dtype)
 
     # -- the gradient --
 
