@@ -30,7 +30,7 @@ def test_a_row_has_the_keys_of_the_committed_measurements():
     row = ops.operation("cross_entropy").row(task, "cpu", "time", "ms", values, mean=3.5)
     for path in sorted((ROOT / "paper_tables/records/bench").glob("*.jsonl")):
         for committed in rows.read(path):
-            assert committed["op"] == re.sub("_(h100|kernels|64|cpu|student_t)$", "", path.stem)
+            assert committed["op"] == re.sub("_(h100|kernels|64|cpu|student_t|second|third)$", "", path.stem)
             common = set(rows.row("", "", "", "", "", [], "")) | {"name", "order", "scale", "seed", "shape"}
             assert common <= set(row) and common <= set(committed)
     assert (row["value"], row["low"], row["high"], row["n"], row["mean"]) == (3.5, 2.0, 5.0, 6, 3.5)
@@ -61,7 +61,12 @@ def test_the_commit_of_a_repository_around_the_package_is_not_taken_for_its_own(
     for words in (["add", "."], ["commit", "-q", "-m", "of this file too"]):
         subprocess.run([*git, *words], check=True)
     rows.commit_id.cache_clear()
-    assert len(rows.commit_id()) == 40
+    found = rows.commit_id()
+    assert len(found) == 40 and rows.short_commit(found) == found[:7]
+    with copy.open("a") as file:
+        file.write("# changed\n")
+    rows.commit_id.cache_clear()
+    assert rows.commit_id() == f"{found}+changes" and rows.short_commit(rows.commit_id()) == f"{found[:7]}+changes"
     rows.commit_id.cache_clear()
 
 

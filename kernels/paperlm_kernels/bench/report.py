@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from paperlm_kernels.bench.rows import short_commit
+
 Row = dict[str, Any]
 Cells = dict[tuple[str, str], Row]
 "(metric, part) -> row"
@@ -141,7 +143,7 @@ def circumstances(rows: list[Row]) -> list[str]:
 
 def commits(rows: Iterable[Row]) -> str:
     """Of these rows, in their order, each once."""
-    return " and ".join(dict.fromkeys(row["commit"][:7] for row in rows if row.get("commit")))
+    return " and ".join(dict.fromkeys(short_commit(row["commit"]) for row in rows if row.get("commit")))
 
 
 def not_measured(methods: dict[str, Cells]) -> str:

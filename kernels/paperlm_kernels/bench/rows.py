@@ -32,6 +32,8 @@ from typing import Any
 from paperlm_kernels.seal import SEAL, is_sealed, sealed
 
 Row = dict[str, Any]
+CHANGED = "+changes"
+"Behind a commit: files differ from it."
 NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("op", "case", "method", "name", "metric", "unit", "device", "order", "scale", "date"), str),
     "value": (int, float, type(None)),
@@ -129,15 +131,22 @@ def version(package: str) -> str | None:
 @cache
 def commit_id() -> str | None:
     """The environment variable PAPERLM_COMMIT, for copies of the source without history, else the current commit of
-    the repository that this file is of; None where there is neither."""
+    the repository that this file is of, with CHANGED behind it where one of its files differs; None where there is
+    neither."""
     if stated := os.environ.get("PAPERLM_COMMIT"):
         return stated
     try:
         # an installed package may lie within a repository of something else, whose commit says nothing about it
         _git("ls-files", "--error-unmatch", Path(__file__).name)
-        return _git("rev-parse", "HEAD")
+        return _git("rev-parse", "HEAD") + (CHANGED if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def short_commit(commit: str | None) -> str:
+    """What is printed of a row's: seven digits, and CHANGED; nothing of none."""
+    commit = commit or ""
+    return commit[:7] + (CHANGED if commit.endswith(CHANGED) else "")
 
 
 def _git(*words: str) -> str:

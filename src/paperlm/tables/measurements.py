@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paperlm_kernels.bench.operation import Task
+from paperlm_kernels.bench.rows import short_commit
 
 from paperlm.cost.loss import gradient_bytes, loss_bytes
 from paperlm.cost.memory import MIB
@@ -352,7 +353,7 @@ def _circumstances(measured: Measured) -> str:
         if any(package in row["versions"] for row in rows)
     ]
     data = f"{_joined(row.get('source') for row in rows)} data".strip()
-    commits = _joined((row.get("commit") or "")[:7] for row in rows)
+    commits = _joined(short_commit(row.get("commit")) for row in rows)
     where = [_joined(row["device"] for row in rows), *versions, _joined(row["date"] for row in rows), data, sizes]
     said = [", ".join([*where, *([f"commit {commits}"] if commits else [])])]
     said += [REFERENCE] if measured.reference else []

@@ -9,6 +9,7 @@ from paperlm_kernels.bench import report
 from paperlm_kernels.bench.cards import bandwidth_of
 from paperlm_kernels.bench.ops.ternary_linear.declared import BANDWIDTH, Case
 from paperlm_kernels.bench.report import Cells, Place, Row, Where
+from paperlm_kernels.bench.rows import short_commit
 
 TIMED = {"product": "a product", "layer": "a layer, which is RMSNorm, quantizer and product"}
 
@@ -52,7 +53,7 @@ def _times(cases: dict[Place, dict[str, Cells]], order: str, scale: str, where: 
                 *([f"{Case(case, '', **shape).floor(2, bandwidth):.3g}"] if bandwidth else []),
                 *(report.value_of(times[method]) if method in times else "" for method in methods),
                 f"{theirs['value'] / ours['value']:.2f}" if ours and theirs else "",
-                " ".join(dict.fromkeys((row.get("commit") or "")[:7] for row in times.values())),
+                " ".join(dict.fromkeys(short_commit(row.get("commit")) for row in times.values())),
             ]
         )  # fmt: skip
     small = " (small, to try the benchmark)" if scale == "small" else ""
