@@ -19,6 +19,7 @@ import torch
 from paperlm_kernels.neuzip import ContainerError, pack
 from paperlm_kernels.neuzip.__main__ import main
 from paperlm_kernels.neuzip.files import HEAD, PackedFile, unpack_file
+from paperlm_kernels.neuzip.part_files import replacing
 from paperlm_kernels.neuzip.safetensors_file import entries, sort_metadata
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -409,3 +410,46 @@ def test_metadata_are_put_in_order_and_nothing_else_of_a_file_changes(tmp_path):
     assert json.loads(after[8 : 8 + length]) == json.loads(before[8 : 8 + length])
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == metadata and torch.equal(file.get_tensor(strange), torch.arange(6).view(2, 3))
+
+
+def written(path: Path, data: bytes = b"new") -> None:
+    with replacing(path) as part:
+        part.write_bytes(data)
+
+
+def test_what_a_killed_process_left_of_a_file_is_removed_when_it_is_written_again(tmp_path):
+    path = tmp_path / "m.nzm"
+    code = (
+        "import os, sys; from pathlib import Path; from paperlm_kernels.neuzip.part_files import replacing\n"
+        "with replacing(Path(sys.argv[1])) as part: part.write_bytes(b'half'); print(part, flush=True); input()"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(paperlm_kernels.__file__).parent.parent)}
+    writing, other = (
+        subprocess.Popen([sys.executable, "-c", code, path], stdin=-1, stdout=-1, text=True, env=env) for _ in range(2)
+    )
+    left, held = Path(writing.stdout.readline().strip()), Path(other.stdout.readline().strip())
+    writing.kill()
+    writing.wait()
+    written(path)
+    assert left.exists() and held.exists(), "a part of now can be somebody's who has no lock yet"
+    for part in (left, held):
+        os.utime(part, (0, 0))
+    mine = tmp_path / ".m.nzm.original"
+    mine.write_bytes(b"of somebody")
+    os.utime(mine, (0, 0))
+    written(path, b"newer")
+    assert not left.exists() and held.exists() and mine.exists() and path.read_bytes() == b"newer"
+    other.communicate("\n")  # it ends, and what it wrote takes the place
+    assert other.returncode == 0 and path.read_bytes() == b"half" and not held.exists()
+
+
+def test_a_file_keeps_its_place_where_its_successor_is_not_completed(tmp_path):
+    path, link = tmp_path / "m.nzm", tmp_path / "link"
+    written(path)
+    link.symlink_to(path)
+    with pytest.raises(KeyError), replacing(path) as part:
+        part.write_bytes(b"half")
+        raise KeyError
+    assert path.read_bytes() == b"new" and {p.name for p in tmp_path.iterdir()} == {"m.nzm", "link"}
+    written(link, b"through the link")
+    assert link.is_symlink() and path.read_bytes() == b"through the link"

@@ -8,15 +8,12 @@ coded does not say so. Tensors that no container holds, for their dtype or their
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import struct
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +22,7 @@ from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.errors import ContainerError
 from paperlm_kernels.neuzip.fields import MANT_BITS
 from paperlm_kernels.neuzip.header import MAGIC as CONTAINER
+from paperlm_kernels.neuzip.part_files import replacing
 from paperlm_kernels.neuzip.record import Packed, from_bytes, pack
 from paperlm_kernels.neuzip.safetensors_file import (
     PACKED,
@@ -46,29 +44,6 @@ Told = Callable[[int], object]
 "Called with the bytes of each tensor that is done."
 
 
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path`, or of what a link there leads to, once it is complete."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file, and stays: give the name of one with -o")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w+b") as file:
-            yield file
-        os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options: Any) -> int:
     """Packs a safetensors file; how many of its tensors were rounded. options: those of `pack`; `mant_bits` and
     `block_norm` are for tensors of two axes and more alone, so that norms and biases stay as they are. Raises
@@ -80,7 +55,7 @@ def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options
     index: dict[str, Any] = {"safetensors_header": given.header, "tensors": {}}
     if rounds:
         index["mant_bits"] = options["mant_bits"]
-    with _replacing(target) as file:
+    with replacing(target) as part, part.open("w+b") as file:
         place = file.write(bytes(HEAD.size))
         for entry in given.entries:
             if entry.is_packed:
@@ -208,7 +183,7 @@ def unpack_file(source: Path, target: Path, told: Told = lambda _: None) -> None
     """Makes the safetensors file again, to the byte if nothing was rounded. Raises ContainerError for damage."""
     given = PackedFile(source)
     header = given.header.encode()
-    with _replacing(target) as file:
+    with replacing(target) as part, part.open("w+b") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for entry in given.entries:
             file.write(given.bytes(entry))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import reprlib
 import struct
@@ -34,6 +33,7 @@ def save_packed(model: nn.Module, path: str | Path) -> None:
     """
     from safetensors.torch import save_file
 
+    from paperlm_kernels.neuzip.part_files import replacing
     from paperlm_kernels.neuzip.safetensors_file import sort_metadata
 
     tensors, metadata = {}, {"format": "pt", "container": FORMAT, "container_version": VERSION}
@@ -57,14 +57,9 @@ def save_packed(model: nn.Module, path: str | Path) -> None:
             tensors[name] = tensor.detach().cpu().contiguous()
             seen.add(id(tensor))
     metadata["sha256"] = _digest(metadata, tensors, tensors.__getitem__)
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(Path(path)) as part:
         save_file(tensors, part, metadata=metadata)
         sort_metadata(part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_packed(path: str | Path) -> Iterator[tuple[str, Tensor]]:
