@@ -171,8 +171,7 @@ class Packed:
         `raise_decode_errors(device)` reads what was found since it was last asked.
         """
         if out is None:
-            header = self.header
-            target = torch.empty(header.shape, dtype=getattr(torch, header.dtype), device=self.device)
+            target = torch.empty(self.header.shape, dtype=self.dtype, device=self.device)
         else:
             self._fits(out)
             target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
