@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shlex
@@ -51,6 +52,8 @@ def test_the_commit_of_a_repository_around_the_package_is_not_taken_for_its_own(
     copy = tmp_path / "site" / "rows.py"
     copy.parent.mkdir()
     copy.write_text(Path(rows.__file__).read_text())
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "record.jsonl").touch()
     git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "of something else"]):
         subprocess.run([*git, *words], check=True)
@@ -63,11 +66,48 @@ def test_the_commit_of_a_repository_around_the_package_is_not_taken_for_its_own(
     rows.commit_id.cache_clear()
     found = rows.commit_id()
     assert len(found) == 40 and rows.short_commit(found) == found[:7]
-    with copy.open("a") as file:
-        file.write("# changed\n")
+    (tmp_path / "new.py").touch()
+    (tmp_path / "record.jsonl").write_text("a row that is there\n")
+    rows.commit_id.cache_clear()
+    assert rows.commit_id() == found, "what git does not know, and what is no code, changes nothing"
+    (tmp_path / "beside.py").write_text("# changed\n")
     rows.commit_id.cache_clear()
     assert rows.commit_id() == f"{found}+changes" and rows.short_commit(rows.commit_id()) == f"{found[:7]}+changes"
+    told = subprocess.run
+
+    def slow(command, **given):
+        if "status" in command:
+            raise subprocess.TimeoutExpired(command, 10)
+        return told(command, **given)
+
+    monkeypatch.setattr(subprocess, "run", slow)
     rows.commit_id.cache_clear()
+    assert rows.commit_id() == found
+    rows.commit_id.cache_clear()
+
+
+def test_a_commit_is_shortened_with_what_is_said_of_changes():
+    assert rows.short_commit(None) == "" and rows.short_commit("a" * 40) == "aaaaaaa"
+    assert rows.short_commit("abc+changes") == "abc+changes" and rows.short_commit("a" * 40, 9) == "a" * 9
+
+
+def test_rows_of_a_call_are_of_the_commit_it_began_with(monkeypatch, tmp_path):
+    """Processes of the benchmark are told it: the record that is written to may lie in the repository."""
+    monkeypatch.setattr("paperlm_kernels.bench.run.commit_id", lambda: "begun")
+    monkeypatch.delenv("PAPERLM_COMMIT", raising=False)
+    out = tmp_path / "rows.jsonl"
+    command = "cross_entropy --device cpu --cases tiny_cpu --scale small --repeats 1 --methods eager --measure loss"
+    assert main([*command.split(), "--out", str(out)]) == 0
+    assert {row["commit"] for row in rows.read(out)} == {"begun"}
+
+
+def test_rows_behind_a_line_that_was_cut_off_are_lines_of_their_own(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"op": "half')
+    rows.append(path, [{"a": 1}])
+    rows.append(path, [{"a": 2}])
+    first, *lines = path.read_text().splitlines()
+    assert first == '{"op": "half' and [json.loads(line)["a"] for line in lines] == [1, 2]
 
 
 def test_a_peers_name_in_a_row_has_its_version(monkeypatch):

@@ -92,6 +92,8 @@ def test_a_caption_has_every_version_of_its_rows_and_a_method_every_version_that
     assert "torch 2.8 and 2.13, triton 3 and 4, 2026-01-01 and 2026-02-02" in table
     assert "| zipnn 0.1 and zipnn 0.5 | 10 | 9 |" in table
     assert "commit aaaaaaa and" not in report.tables([rows[0], {**rows[1], "commit": None}])
+    changed = report.tables([rows[0], {**rows[1], "commit": "b" * 40 + "+changes"}])
+    assert "commit aaaaaaa and bbbbbbb+changes" in changed and "| aaaaaaa and bbbbbbb+changes |" in changed
 
 
 def test_bits_of_two_versions_of_a_peer_are_two_lines():

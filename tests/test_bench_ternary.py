@@ -288,10 +288,11 @@ def test_products_are_one_table_a_card_with_the_ratio_to_cublas():
 
 
 def test_a_table_of_rows_of_several_commits_says_of_which_each_is():
-    rows = [product("a", "ours", 4.0), product("b", "ours", 4.0, commit="b" * 40), product("b", "torch", 2.0)]
+    changed = "b" * 40 + "+changes"
+    rows = [product("a", "ours", 4.0), product("b", "ours", 4.0, commit=changed), product("b", "torch", 2.0)]
     table = OPERATION.tables(rows)
     assert table.splitlines()[4].endswith("| aaaaaaa |") and table.splitlines()[5].endswith(
-        "| 0.50 | bbbbbbb aaaaaaa |"
+        "| 0.50 | bbbbbbb+changes aaaaaaa |"
     )
 
 

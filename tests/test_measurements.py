@@ -98,12 +98,12 @@ def test_a_number_that_was_measured_after_a_failure_counts_wherever_it_stands(pr
 
 def test_a_cell_of_several_seeds_names_the_circumstances_of_all_of_them(project, paper, tmp_path):
     bench = Bench(paper).add("eager", "time", 60.0, measure="both", commit="a" * 40)
-    other = {"date": "2030-01-01", "commit": "b" * 40, "versions": {"torch": "9.9", "triton": "3.6.0"}}
+    other = {"date": "2030-01-01", "commit": "b" * 40 + "+changes", "versions": {"torch": "9.9", "triton": "3.6.0"}}
     bench.add("eager", "time", 70.0, measure="both", seed=1, **other)
     label = table_contents(project, "cce_table1", bench.write(tmp_path)).cells[BASELINE].labels
     assert label == (
         "NVIDIA H200, torch 2.11.0 and 9.9, triton 3.6.0, 2026-01-01 and 2030-01-01, synthetic data, "
-        "N=8192, V=256000, D=2304, commit aaaaaaa and bbbbbbb"
+        "N=8192, V=256000, D=2304, commit aaaaaaa and bbbbbbb+changes"
     )
 
 

@@ -453,3 +453,40 @@ def test_a_file_keeps_its_place_where_its_successor_is_not_completed(tmp_path):
     assert path.read_bytes() == b"new" and {p.name for p in tmp_path.iterdir()} == {"m.nzm", "link"}
     written(link, b"through the link")
     assert link.is_symlink() and path.read_bytes() == b"through the link"
+
+
+def test_a_file_whose_metadata_cannot_be_ordered_in_place_stays_as_it_is(tmp_path):
+    path = tmp_path / "a.safetensors"
+    tensors = {"z": torch.arange(6), "a": torch.zeros(3).bfloat16()}
+    save_file(tensors, path)
+    plain = path.read_bytes()
+    sort_metadata(path)
+    assert path.read_bytes() == plain
+    save_file(tensors, path, metadata={"y": "1", "x": "2"})
+    sort_metadata(path)
+    data = path.read_bytes()
+    assert list(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])) == ["__metadata__", "z", "a"]
+    for text in (
+        b'{"__metadata__":{"b":"\\u0001\xc3\xa9","a":"2"}}',
+        b'{"__metadata__":{"b":"\x7f\\/"}}',
+        b'{ "__metadata__":{}}',
+    ):
+        path.write_bytes(struct.pack("<Q", len(text)) + text + b"tail")
+        sort_metadata(path)
+        now = path.read_bytes()
+        assert now[8 + len(text) :] == b"tail" and json.loads(now[8 : 8 + len(text)]) == json.loads(text)
+
+
+def test_a_link_to_itself_and_a_pipe_are_refused(tmp_path, capsys):
+    loop, pipe, model = tmp_path / "loop", tmp_path / "pipe", tmp_path / "m.safetensors"
+    loop.symlink_to(loop)
+    os.mkfifo(pipe)
+    save_file({"w": gaussian(2**12)}, model)
+    for given in (
+        ["pack", model, "-o", loop],
+        ["inspect", pipe],
+        ["inspect", tmp_path],
+        ["inspect", tmp_path / "none"],
+    ):
+        assert main(list(map(str, given))) == 2
+        assert capsys.readouterr().err.count("\n") == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -42,6 +45,65 @@ def test_a_kernel_that_is_found_is_started_on_the_stream_that_is_current_then(to
         packed.unpack(backend="triton")
     launch._starts.cache_clear()
     assert kernel.streams == [1, 2, 3] and set(asked) == {packed.device}, "all but the first, which compiles"
+
+
+def test_the_stream_of_a_card_is_asked_for_at_each_start_and_elsewhere_left_to_triton(monkeypatch):
+    asked = []
+    ask = lambda index: asked.append(index) or len(asked)  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", ask, raising=False)
+    tell = launcher._stream_of(torch.device("cuda", 1))
+    assert not asked
+    assert (tell(), tell()) == (1, 2) and asked == [1, 1]
+    assert launcher._stream_of(torch.device("cpu"))() is None is launcher._stream_of(None)()
+
+
+@pytest.mark.parametrize("cards,current,tensors,entered", [(1, 0, 0, []), (2, 1, 1, []), (2, 0, 1, [1])])
+def test_another_card_than_the_current_one_is_entered(monkeypatch, cards, current, tensors, entered):
+    found = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: found.append(device.index) or contextlib.nullcontext())
+    launcher._is_alone.cache_clear()
+    with launcher.on_device(SimpleNamespace(device=torch.device("cuda", tensors))):
+        assert found == entered
+    launcher._is_alone.cache_clear()
+
+
+def test_all_starts_of_a_kernel_are_on_the_tensors_device(told, monkeypatch):
+    packed, kernel = told
+    within = []
+
+    @contextlib.contextmanager
+    def there(t):
+        before = len(kernel.starts)
+        yield
+        within.append(len(kernel.starts) - before)
+
+    monkeypatch.setattr(launch, "on_device", there)
+    for _ in range(4):
+        packed.unpack(backend="triton")
+    assert within == [1] * 4 and len(kernel.starts) == 4
+
+
+def test_a_start_is_made_once_for_a_tensor(told, monkeypatch):
+    packed, _ = told
+    launch._starts.cache_clear()
+    made, start = [], Starts.start
+    monkeypatch.setattr(Starts, "start", lambda self, *given: made.append(start(self, *given)) or made[-1])
+    for _ in range(5):
+        packed.unpack(backend="triton")
+    launch._starts.cache_clear()
+    assert [one is None for one in made] == [True, False], "none before the kernel is compiled, then one"
+
+
+def test_weights_that_were_packed_anew_with_other_exponents_are_read_with_theirs(told):
+    packed, kernel = told
+    packed.unpack(backend="triton")
+    packed.update_(gaussian(40_000, scale=2.0**20), backend="reference")
+    packed.unpack(backend="triton")
+    before, after = (given.get("lowest") for _, given in (kernel.starts[0], kernel.starts[-1]))
+    assert after == (packed.lowest if "lowest" in kernel.arg_names else None)
+    assert after != before or after is None
 
 
 @pytest.mark.parametrize("hopper", [False, True])
@@ -86,6 +148,23 @@ PACKING = {
     "an old codebook": ["_PAIRS", "_SIZE", "_SCAN", "_WRITE"],
     "normalizers": ["_NORMALIZER", "_COUNT", "_CODEBOOK", "_SIZE", "_SCAN", "_WRITE"],
 }
+
+
+def test_kernels_that_pack_are_started_on_the_stream_that_is_current_then(monkeypatch):
+    asked = []
+    monkeypatch.setattr(launcher, "_stream_of", lambda device: lambda: asked.append(device) or len(asked))
+    kernels = []
+    for name in PACKING["fast"]:
+        one = getattr(launch_encode, name)
+        kernels.append(Told(one.kernel))
+        monkeypatch.setattr(launch_encode, name, Launcher(kernels[-1], **one.options))
+    header = pack(gaussian(40_000), profile="fast", raw="never", backend="reference").header.with_patches(0)
+    launch_encode._plan_of.cache_clear()
+    for seed in range(3):
+        launch_encode.begin_encode(gaussian(40_000, seed=seed), header, None)()
+    launch_encode._plan_of.cache_clear()
+    streams = [stream for kernel in kernels for stream in kernel.streams]
+    assert sorted(streams) == list(range(1, 11)) and set(asked) == {torch.device("cpu")}, "five, but for the first"
 
 
 @pytest.mark.parametrize("kind", PACKING)
@@ -137,3 +216,9 @@ def test_a_number_that_needs_64_bits_is_given_to_a_form_of_its_own():
     for numel in (5, 6, 2**31, 2**31 + 1, 7):
         starts.run(lowest, 1, dict.fromkeys(names, t.data_ptr()), lambda name: t, numel)
     assert len(kernel.forms) == 2 and [given["numel"] for _, given in kernel.starts] == [5, 6, 2**31, 2**31 + 1, 7]
+    *others, free = names
+    at = dict.fromkeys(others, t.data_ptr())
+    assert starts.start(lowest, 1, at, free, 6) is not None and starts.start(Launcher(kernel), 1, at, free, 6) is None
+    alone = Starts({})
+    alone.run(lowest, 1, at | {free: t.data_ptr()}, lambda name: t, 5)
+    assert alone.start(lowest, 1, at, free, 2**31) is None

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from paperlm_kernels.stored import PackedStore, RawStore, convert, save_packed
+from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert, model_hash, save_packed
 from support_stored import batch, build
 
 
@@ -71,3 +71,32 @@ def test_ids_of_another_type_are_named_where_nn_embedding_refuses_them_too(dtype
     with pytest.raises(TypeError, match=rf"ids of {dtype}; .* ids.long\(\)"):
         model.get_input_embeddings()(ids)
     assert model.get_input_embeddings()(ids.int()).shape == (1, 4, model.config.hidden_size)
+
+
+def test_an_update_under_autocast_has_the_weight_in_its_own_dtype():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16()
+    other = copy.deepcopy(model)
+    results = []
+    for one, store in ((model, partial(PackedStore, raw="never")), (other, RawStore)):
+        convert(one, store)
+        optimizer = LomoSgd(one, 0.1)
+        with torch.autocast("cpu", torch.float16):
+            one(torch.ones(4, 64, dtype=torch.bfloat16)).float().sum().backward()
+        optimizer.step()
+        results.append(model_hash(one))
+    assert results[0] == results[1]
+
+
+def test_a_save_that_fails_at_the_last_step_leaves_the_old_file(tmp_path, monkeypatch):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64)).bfloat16()
+    convert(model, partial(PackedStore, raw="never"), "all")
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"old")
+
+    def fails(part):
+        raise KeyError
+
+    monkeypatch.setattr("paperlm_kernels.neuzip.safetensors_file.sort_metadata", fails)
+    with pytest.raises(KeyError):
+        save_packed(model, path)
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -89,8 +89,8 @@ def json_object(text: str) -> dict[str, Any]:
     """An object of JSON."""
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise Refused(f"not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"not JSON: {error}; give an object as text, {{...}}, not the name of a file") from None
     if not isinstance(value, dict):
         raise Refused(f"no object of JSON ({{...}}): {text:.60}")
     return value

@@ -17,6 +17,7 @@ A method that gave no number has a row with metric "outcome", value null and the
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -33,13 +34,14 @@ from paperlm_kernels.seal import SEAL, is_sealed, sealed
 
 Row = dict[str, Any]
 CHANGED = "+changes"
-"Behind a commit: files differ from it."
+"Behind a commit: Python files differ from it."
 NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("op", "case", "method", "name", "metric", "unit", "device", "order", "scale", "date"), str),
     "value": (int, float, type(None)),
     "seed": int,
     "shape": dict,
     "versions": dict,
+    "commit": (str, type(None)),
 }
 "Fields without which no table can be made of a row, and what they hold."
 
@@ -113,8 +115,13 @@ def read(path: Path) -> list[Row]:
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a JSON lines file, each sealed."""
+    """Add rows to a JSON lines file, each sealed. A last line that was cut off, and has no end, gets one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as there:
+        end = there.seek(0, os.SEEK_END)
+        there.seek(max(0, end - 1))
+        if there.read(1) not in (b"", b"\n"):
+            there.write(b"\n")
     with path.open("a", encoding="utf-8") as file:
         # sealed as it is read: JSON makes words of keys that are numbers
         file.writelines(json.dumps(sealed(json.loads(json.dumps(r)))) + "\n" for r in rows)
@@ -131,26 +138,29 @@ def version(package: str) -> str | None:
 @cache
 def commit_id() -> str | None:
     """The environment variable PAPERLM_COMMIT, for copies of the source without history, else the current commit of
-    the repository that this file is of, with CHANGED behind it where one of its files differs; None where there is
-    neither."""
+    the repository that this file is of, with CHANGED behind it where one of its Python files differs; None where there
+    is neither."""
     if stated := os.environ.get("PAPERLM_COMMIT"):
         return stated
     try:
         # an installed package may lie within a repository of something else, whose commit says nothing about it
         _git("ls-files", "--error-unmatch", Path(__file__).name)
-        return _git("rev-parse", "HEAD") + (CHANGED if _git("status", "--porcelain", "--untracked-files=no") else "")
+        commit = _git("rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # of a large repository it can take too long
+        commit += CHANGED if _git("status", "--porcelain", "--untracked-files=no", "--", ":(top)*.py") else ""
+    return commit
 
 
-def short_commit(commit: str | None) -> str:
-    """What is printed of a row's: seven digits, and CHANGED; nothing of none."""
+def short_commit(commit: str | None, digits: int = 7) -> str:
+    """What is printed of a row's: so many digits, and CHANGED; nothing of none."""
     commit = commit or ""
-    return commit[:7] + (CHANGED if commit.endswith(CHANGED) else "")
+    return commit.removesuffix(CHANGED)[:digits] + (CHANGED if commit.endswith(CHANGED) else "")
 
 
 def _git(*words: str) -> str:
-    command, folder = ["git", *words], Path(__file__).parent
+    command, folder = ["git", "--no-optional-locks", *words], Path(__file__).parent
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
 

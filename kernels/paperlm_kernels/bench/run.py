@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from paperlm_kernels.bench import ops
 from paperlm_kernels.bench.operation import Operation, Task
-from paperlm_kernels.bench.rows import Row
+from paperlm_kernels.bench.rows import Row, commit_id
 from paperlm_kernels.bench.worker import DONE, READY
 
 TOGETHER = 16
@@ -43,6 +43,7 @@ class Worker:
         "set too when it has died of it, which `go` finds"
         # What this process can import, that one can.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"PAPERLM_COMMIT": commit} if (commit := commit_id()) else {}  # one for all rows of a call
         if task.device == "cpu":
             environment |= KEEP_FREED
         given = {"folders": list(ops.__path__), "task": dataclasses.asdict(task)}

@@ -62,8 +62,7 @@ def main(given: list[str] | None = None) -> int:
 
 def _convert(args: argparse.Namespace) -> None:
     packs = args.command == "pack"
-    if not args.file.is_file():
-        raise ValueError(f"{args.file} is {'no file' if args.file.exists() else 'not there'}; give a file")
+    _refuse_no_file(args.file)
     target = args.out or args.file.with_suffix(".nzm" if packs else ".safetensors")
     if not target.parent.is_dir():
         raise ValueError(f"{target}: there is no folder {target.parent}; make it, or give another file with -o")
@@ -90,6 +89,11 @@ def _convert(args: argparse.Namespace) -> None:
         f"{target}: {before:,} bytes are {after:,} packed ({after / before:.1%}); {seconds:.1f} s, "
         f"{before / seconds / 1e6:.0f} MB/s of unpacked weights"
     )
+
+
+def _refuse_no_file(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} is {'no file' if path.exists() else 'not there'}; give a file")
 
 
 @contextlib.contextmanager
@@ -121,6 +125,7 @@ def _say(line: str) -> None:
 
 def inspect(path: Path) -> None:
     """Prints tensors and their bits, or the entropies of a file that is not packed."""
+    _refuse_no_file(path)
     with path.open("rb") as file:
         magic = file.read(8)
     if magic == CONTAINER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import tempfile
@@ -24,7 +25,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """A new, empty file to be written, which takes the place of `path`, or of what a link there leads to, at the end;
     an exception removes it, and what is at `path` stays. What a process that was killed left of an earlier one is
     removed first. Raises ValueError where `path` is there and no file."""
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except RuntimeError:  # before Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no file, and stays: give the name of one")
     _remove_left(path)

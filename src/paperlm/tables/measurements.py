@@ -77,7 +77,8 @@ class Measured:
     def run(self) -> str:
         """When times were measured, and the commit that measured them: on another day a card and its host differ."""
         timed = [row for row in self.rows if row["metric"] == "time"]
-        return ", ".join(dict.fromkeys(f"{(row.get('commit') or 'no commit')[:9]} on {row['date']}" for row in timed))
+        said = (f"{short_commit(row.get('commit'), 9) or 'no commit'} on {row['date']}" for row in timed)
+        return ", ".join(dict.fromkeys(said))
 
     @property
     def drifted(self) -> tuple[str, ...]:
