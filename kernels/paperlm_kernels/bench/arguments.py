@@ -66,7 +66,7 @@ def to_read(text: str) -> Path:
     if path.is_dir():
         raise Refused(f"{text} is a folder; name a file in it")
     if not path.is_file():
-        raise Refused(f"{text}: no such file")
+        raise Refused(f"{text}: {'no ordinary file' if path.exists() else 'no such file'}")
     return path
 
 
