@@ -33,8 +33,10 @@ def replacing(path: Path) -> Iterator[Path]:
         raise ValueError(f"{path} is no file, and stays: give the name of one")
     _remove_left(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.part-")
+    held = _locks(handle)
+    if not held:
+        os.close(handle)  # some systems move no file that is open
     try:
-        _locks(handle)
         yield Path(name)
         os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101
         os.replace(name, path)
@@ -42,7 +44,8 @@ def replacing(path: Path) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
         raise
     finally:
-        os.close(handle)
+        if held:
+            os.close(handle)
 
 
 def _locks(handle: int) -> bool:
