@@ -490,3 +490,12 @@ def test_a_link_to_itself_and_a_pipe_are_refused(tmp_path, capsys):
     ):
         assert main(list(map(str, given))) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_locks_a_file_is_written_all_the_same_and_nothing_beside_it_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("paperlm_kernels.neuzip.part_files.fcntl", None)
+    path, part = tmp_path / "m.nzm", tmp_path / ".m.nzm.part-left"
+    part.touch()
+    os.utime(part, (0, 0))
+    written(path)
+    assert path.read_bytes() == b"new" and part.exists()
