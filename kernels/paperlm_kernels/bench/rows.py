@@ -117,14 +117,11 @@ def read(path: Path) -> list[Row]:
 def append(path: Path, rows: Sequence[Row]) -> None:
     """Add rows to a JSON lines file, each sealed. A last line that was cut off, and has no end, gets one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as there:
-        end = there.seek(0, os.SEEK_END)
-        there.seek(max(0, end - 1))
-        if there.read(1) not in (b"", b"\n"):
-            there.write(b"\n")
-    with path.open("a", encoding="utf-8") as file:
-        # sealed as it is read: JSON makes words of keys that are numbers
-        file.writelines(json.dumps(sealed(json.loads(json.dumps(r)))) + "\n" for r in rows)
+    # sealed as it is read: JSON makes words of keys that are numbers
+    lines = "".join(json.dumps(sealed(json.loads(json.dumps(r)))) + "\n" for r in rows)
+    with path.open("a+b") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        file.write((b"" if file.read(1) in (b"", b"\n") else b"\n") + lines.encode())
 
 
 def version(package: str) -> str | None:
