@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from paperlm_kernels.bench.clocks import repetitions, synchronize
+from paperlm_kernels.bench.cores import quiet_core
 
 TOGETHER = 256 * 2**20
 "Bytes of all copies: several times the second-level cache of an H200."
@@ -39,7 +40,8 @@ def cold_times(
     warmup: int,
     seconds: float,
 ) -> list[float]:
-    """Microseconds of a call, each value the mean of a round through all of them. graph: a round is one CUDA graph."""
+    """Microseconds of a call, each value the mean of a round through all of them. graph: a round is one CUDA graph;
+    else, on a card, all are started from the core of the host that is the fastest then (`cores`)."""
 
     def once() -> None:
         for call in calls:
@@ -49,19 +51,25 @@ def cold_times(
         once()
     synchronize(device)
     if device.type == "cuda" and not graph:
-        stay_awake(once, device, AWAKE)
+        with quiet_core(device):
+            stay_awake(once, device, AWAKE)
+            return _device_times(once, len(calls), device, repeats, seconds)
     if device.type != "cuda":
         begin = time.perf_counter()
         once()
         number = repetitions(time.perf_counter() - begin, repeats=repeats, seconds=seconds)
         return [_cpu_round(once) / len(calls) for _ in range(number)]
-    around = once
-    if graph:
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            once()
-        around = captured.replay
-        around()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        once()
+    captured.replay()
+    return _device_times(captured.replay, len(calls), device, repeats, seconds)
+
+
+def _device_times(
+    around: Callable[[], None], calls: int, device: torch.device, repeats: int, seconds: float
+) -> list[float]:
+    """Microseconds of a call, of rounds in a row."""
     synchronize(device)
     begin = time.perf_counter()
     around()
@@ -75,7 +83,7 @@ def cold_times(
         end.record()
         events.append((start, end))
     synchronize(device)
-    return [1e3 * start.elapsed_time(end) / len(calls) for start, end in events]
+    return [1e3 * start.elapsed_time(end) / calls for start, end in events]
 
 
 def stay_awake(once: Callable[[], None], device: torch.device, seconds: float) -> None:

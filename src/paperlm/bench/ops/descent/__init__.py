@@ -99,6 +99,7 @@ class Descent(Operation):
     numbers = ("value", "low", "high", "per_second")
     packages = ("transformers",)
     groups = {"table1": ("gpt_neo_2_7b", "llama3_8b", "llama2_13b")}
+    in_turns = True
     limit = 600.0
     methods = METHODS
 

@@ -6,12 +6,13 @@ import functools
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
 from paperlm_kernels.bench import clocks
-from paperlm_kernels.bench.operation import Operation, Row, Task
+from paperlm_kernels.bench.cores import quiet_core
+from paperlm_kernels.bench.operation import TURN, Operation, Row, Task
 from paperlm_kernels.bench.ops.descent import CAP, TEXT, UPDATES, Case, sized
 from paperlm_kernels.bench.rows import percentiles
 from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert, model_hash, weight_bytes
@@ -30,19 +31,23 @@ PHASES = {
     "products": re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitK", re.IGNORECASE),
 }
 "Phase -> names of its kernels; a kernel is of the first that fits, and of others if none does."
+A_TURN = 3
+"Updates that are timed in a turn, behind one that is not."
+Turns = Generator[Row | None, bool | None, None]
+"Rows, and the end of each turn."
 STORES: dict[str, dict] = {"neuzip": {}, "neuzip keep": {}, "neuzip fix4": {"profile": "fix4"}}
 "Method -> options of the packed store."
 
 
-def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
+def rows_of(operation: Operation, task: Task) -> Turns:
     """Rows of a task: updates whose losses, and weights behind them, tell whether methods agree, `warmup` that are not
-    timed, then `repeats` that are. On a GPU under the cap."""
+    timed, then A_TURN a turn that are. On a GPU under the cap."""
     device = torch.device("cuda:0" if task.device == "cuda" else task.device)
     with capped(device, CAP if device.type == "cuda" else None):
         yield from _measured(operation, task, device)
 
 
-def _measured(operation: Operation, task: Task, device: torch.device) -> Iterator[Row]:
+def _measured(operation: Operation, task: Task, device: torch.device) -> Turns:
     case, name = sized(task), clocks.device_name(device)
     try:
         model = fresh(case, device, task.seed)
@@ -55,15 +60,15 @@ def _measured(operation: Operation, task: Task, device: torch.device) -> Iterato
         sha256, bits = model_hash(model), weight_bytes(model).bits_per_weight or 16.0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        seconds = []
-        for step in range(task.warmup + task.repeats):
-            ids = next(texts)
-            clocks.synchronize(device)
-            start = time.perf_counter()
-            update(ids)
-            clocks.synchronize(device)
-            if step >= task.warmup:
-                seconds.append(time.perf_counter() - start)
+        for _ in range(task.warmup):
+            update(next(texts))
+        seconds: list[float] = []
+        loops: list[float] = []
+        while (yield TURN):
+            with quiet_core(device) as loop:
+                update(next(texts))
+                seconds += [_seconds(update, next(texts), device) for _ in range(A_TURN)]
+                loops += [] if loop is None else [loop]
         kernels: dict[str, tuple[float, float]] = {}
         if "kernels" in task.measures and device.type == "cuda":
             once = clocks.Step(lambda: next(texts), update)
@@ -71,13 +76,13 @@ def _measured(operation: Operation, task: Task, device: torch.device) -> Iterato
     except RuntimeError as error:
         if not clocks.out_of_memory(error):
             raise
-        cap = f": more than {CAP:g} GiB" if device.type == "cuda" else ""
-        yield operation.outcome(task, name, f"out of memory{cap}")
+        yield operation.outcome(task, name, f"out of memory{_why_full(device)}")
         return
     if "update" in task.measures:
         rate = 1 / percentiles(seconds)[0]
+        extra = {"loop_us": round(percentiles(loops)[0], 1)} if loops else {}
         yield operation.row(
-            task, name, "time", "ms", [1e3 * s for s in seconds], measure="update", per_second=round(rate, 4)
+            task, name, "time", "ms", [1e3 * s for s in seconds], measure="update", per_second=round(rate, 4), **extra
         )
         # repr of a float tells losses apart that differ in the last bit
         yield operation.row(task, name, "loss", "nats per token", [losses[-1]], updates=len(losses), exact=repr(losses))
@@ -100,6 +105,25 @@ def _measured(operation: Operation, task: Task, device: torch.device) -> Iterato
         peak = torch.cuda.max_memory_allocated(device)
         yield operation.row(task, name, "memory", "GiB", [peak / GIB], cap_gib=CAP)
         yield operation.row(task, name, "resident", "GiB", [resident / GIB])
+
+
+def _seconds(update: Callable[[Tensor], Tensor], ids: Tensor, device: torch.device) -> float:
+    clocks.synchronize(device)
+    start = time.perf_counter()
+    update(ids)
+    clocks.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _why_full(device: torch.device) -> str:
+    """Whether the cap is reached, or the card is full below it."""
+    if device.type != "cuda":
+        return ""
+    (free, total), held = torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device)
+    if free + held >= CAP * GIB:
+        return f": more than {CAP:g} GiB"
+    others = (total - free - held) / GIB
+    return f": the card is full, of which {others:.1f} GiB are others', as methods take turns: ask for this one alone"
 
 
 def phase_of(kernel: str) -> str:
