@@ -238,7 +238,7 @@ MARKS = {
     "kernels/MEASURED_FEW_BITS.md": [
         *(
             f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
-            for name in ("ternary_linear_h100", "ternary_linear")
+            for name in ("ternary_linear_h100", "ternary_linear", "ternary_linear_gemlite")
         ),
         SWEPT,
         *(

@@ -19,6 +19,8 @@ from paperlm_kernels.ternary_linear.packing import CHUNK, padded
 
 Call = Callable[[], Tensor]
 EPS = 1e-5
+GROUP = 32
+"Columns of whose multiples GemLite takes a matrix."
 
 
 class Inputs:
@@ -171,6 +173,11 @@ class GemLite(Product):
     package = "gemlite"
     needs_gpu = True
     parts = ("layer",)
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        if self.case.columns % GROUP:
+            raise AbsentError(f"it takes columns in groups of {GROUP}, and {self.case.columns} are no multiple")
 
     def call(self, part: str) -> Call:
         from gemlite.helper import A8W158_INT_dynamic
