@@ -97,6 +97,15 @@ def test_no_line_is_drawn_across_sizes_that_were_not_measured(tmp_path):
     assert len(drawn.numbers) == 2 * len(some) * len(SPEED), "the numbers are those that there are"
 
 
+def test_a_line_is_whole_where_all_sizes_that_the_scale_asks_for_were_measured(tmp_path):
+    drawn = measured_curves.draw(Project({"scale": "tiny"}), "neuzip_figure4", written(tmp_path))
+    lines = [line for axis in drawn.figure.axes for line in axis.lines]
+    assert len(lines) == 2 * len(SPEED)
+    for line in lines:
+        assert [round(bytes_) for bytes_ in line.get_xdata()] == [100_000, 316_228, 1_000_000, 3_162_278]
+        assert not any(math.isnan(y) for y in line.get_ydata())
+
+
 def test_claims_about_speeds_hold_where_they_are_as_the_paper_says_and_fail_where_the_host_is_fast(tmp_path):
     as_said = verdicts(tmp_path, SPEED)
     assert {as_said[name, "10 MB"] for name in ("NEU-F4-1", "NEU-F4-2", "NEU-F4-3")} == {"holds"}

@@ -36,7 +36,7 @@ class Options(FigureOptions):
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     """A line for each row of the table over the bytes of the tensor, both axes by powers of ten, broken at sizes that
-    were not measured. Claims read the table's columns as they are."""
+    this scale asks for and that were not measured. Claims read the table's columns as they are."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
@@ -59,13 +59,14 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     )
     case_of = pd.Series([place.case for _, place, *_ in measured], dtype=object)
     styles = dict(zip(table.rows, zip(itertools.cycle(palette()), itertools.cycle(DASHES), strict=False), strict=False))
+    asked = [*dict.fromkeys(place.case for place in places(project, spec.table) if place.measured)]
     figure, axes = plt.subplots(1, len(panels), figsize=(3.7 * len(panels) + 0.4, 3.4), squeeze=False, sharey=True)
     for axis, title in zip(axes[0], panels, strict=True):
         here = found[found["panel"] == title]
         for row, points_of_row in here.groupby("row", sort=False):
             color, dash = styles[row]
-            # a place for each case, so that a line is broken where nothing was measured
-            curve = points_of_row.set_index(case_of[points_of_row.index]).reindex(table.cases)
+            # a place for each case that is asked for, so that a line is broken where nothing was measured
+            curve = points_of_row.set_index(case_of[points_of_row.index]).reindex(asked)
             axis.plot(
                 curve["bytes"], curve[options["y"]], color=color, linestyle=dash, marker="o", markersize=3, label=row
             )
