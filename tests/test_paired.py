@@ -12,12 +12,13 @@ import pytest
 from scipy.stats import binomtest
 from support_tables import record_of
 
-from paperlm.plan.project import Project
-from paperlm.record.record import DataUsed, write_record
+from paperlm.plan.project import ROOT, Project
+from paperlm.record.record import DataUsed, read_record, write_record
 from paperlm.result import Answers, Series
 from paperlm.tables.build import table_contents
 from paperlm.tables.claims import paired, paired_gap
 from paperlm.tables.claims.paired import ItemSet, Scores
+from paperlm.tables.metrics import scores_of
 from paperlm.tables.verdicts import claim_rows
 
 ITEMS = "0123456789abcdef"
@@ -160,6 +161,47 @@ def test_beside_a_claim_on_two_cells_stands_their_gap_on_the_same_items(tmp_path
     assert f"BitNet a4.8, 700M less BitNet b1.58, 700M: {gap:+.3g} on the same 3 chunks" in found["BIT-T1-3p", "700M"]
     others = {key for key, reason in found.items() if "on the same" in reason}
     assert others == {(claim, "700M") for claim in ("BIT-T1-1", "BIT-T1-3", "BIT-T1-3p")}, "no whole, no other size"
+
+
+KEPT = [*(ROOT / "paper_tables/records/gpu").glob("stored_perplexity/*.json")]
+
+
+@pytest.mark.parametrize("metric", ["word_perplexity", "perplexity", "loss"])
+def test_a_metric_of_a_committed_record_follows_from_what_it_keeps_of_each_window(metric):
+    assert len(KEPT) > 20
+    for path in KEPT:
+        record = read_record(path)
+        (one,) = (scores := scores_of(record, [metric], 1.0)).sets
+        found = float(scores.form(np.array(statistics.fmean(one.scores))))
+        assert found == pytest.approx(record.metrics[metric], rel=1e-6) and one.called == "windows"
+
+
+def test_models_that_read_the_same_windows_are_compared_and_those_of_other_words_or_tokens_are_not():
+    """Of the proxies of Table 4 that are in the repository: one model stored in several ways, on one text."""
+    read: dict[tuple, list[Scores]] = {}
+    for record in map(read_record, KEPT):
+        job = record.value()
+        text = job.of.tokenizer, job.text, job.documents, job.window
+        read.setdefault(text, []).append(scores_of(record, ["word_perplexity"], 1.0))
+    digests = [{one.sets[0].items for one in found} for found in read.values()]
+    assert all(len(found) == 1 for found in digests) and len(set.union(*digests)) == len(read)
+    left, right, *_ = max(read.values(), key=len)
+    assert paired_gap({0: left}, {0: right}, "x").called == "windows"
+
+
+def test_batches_of_answers_count_alike_and_are_told_apart_by_their_tokens(tiny):
+    (job, *_) = (cell.jobs[0] for cell in tiny.cells("neuzip_table3b") if cell.jobs and not cell.jobs[0].timed)
+    losses, other = [1.0, 2.0, 4.5], [1.5, 2.0, 3.5]
+
+    def record(losses, tokens):
+        rows = [[n, *pair] for n, pair in enumerate(zip(losses, tokens, strict=True))]
+        series = {"batches": Series(columns=["batch", "mean_loss", "tokens"], rows=rows)}
+        return record_of(job, {"perplexity": math.exp(statistics.fmean(losses))}, series=series)
+
+    left, right = (scores_of(record(found, [5, 6, 7]), ["perplexity"], 1.0) for found in (losses, other))
+    found = paired_gap({0: left}, {0: right}, "x")
+    assert found.gap == pytest.approx(math.exp(2.5) - math.exp(7 / 3)) and "on the same 3 batches" in str(found)
+    assert paired_gap({0: left}, {0: scores_of(record(other, [5, 6, 8]), ["perplexity"], 1.0)}, "x") is None
 
 
 def test_records_without_items_say_what_they_said_before(tmp_path, tiny):

@@ -87,8 +87,41 @@ def metric_of(record: Record, name: str, values: Mapping[str, Any]) -> float | N
     return None if value is None else float(value)
 
 
-LOSSES = {"perplexity": np.exp, "loss": np.asarray}
-"Metric of a record with the series `chunks` -> how it follows from the loss of a token."
+LOSSES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"perplexity": np.exp, "loss": np.asarray}
+"Metric of a record with losses of pieces of a text -> how it follows from their mean."
+
+
+def _chunks(record: Record) -> ItemSet:
+    """Of chunks of a text, of which each counts with its tokens (text_perplexity)."""
+    chunks = record.series["chunks"]
+    tokens, losses = (tuple(map(float, chunks.column(name))) for name in ("tokens", "summed_loss"))
+    items = digest([[used.data_id for used in record.data], tokens], 16)
+    return ItemSet(items, losses, tokens, "chunks")
+
+
+def _means(record: Record) -> ItemSet:
+    """Of windows of a text (stored_perplexity), or batches of answers (stored_answers), whose means count alike."""
+    (called,) = {"windows", "batches"} & set(record.series)
+    pieces = record.series[called]
+    losses = tuple(map(float, pieces.column("mean_loss")))
+    model = record.value()
+    while (tokenizer := getattr(model, "tokenizer", None)) is None and hasattr(model, "of"):
+        model = model.of
+    sizes = pieces.column("tokens") if called == "batches" else [record.metrics[name] for name in ("tokens", "words")]
+    items = digest([[used.data_id for used in record.data], tokenizer or model.slug(), sizes], 16)
+    return ItemSet(items, losses, called=called)
+
+
+PIECES = {"chunks": _chunks, "windows": _means, "batches": _means}
+"Series of a record -> what it says of each piece of a text."
+
+
+def _form(record: Record, name: str) -> Callable[[np.ndarray], np.ndarray] | None:
+    """How a metric follows from the mean loss over pieces of a text; None where it does not."""
+    if name == "word_perplexity" and "windows" in record.series:
+        per_word = len(record.series["windows"].rows) * record.value().window / record.metrics["words"]
+        return lambda loss: np.exp(loss * per_word)
+    return LOSSES.get(name)
 
 
 def scores_of(record: Record, names: Sequence[str], factor: float) -> Scores | None:
@@ -96,9 +129,8 @@ def scores_of(record: Record, names: Sequence[str], factor: float) -> Scores | N
     if all(name in record.answers for name in names):
         kept = [record.answers[name] for name in names]
         return Scores(tuple(ItemSet(one.digest, tuple(map(float, one.flags()))) for one in kept), factor)
-    chunks = record.series.get("chunks")
-    if len(names) != 1 or names[0] not in LOSSES or chunks is None:
+    series = next((name for name in PIECES if name in record.series), None)
+    form = _form(record, names[0]) if series is not None and len(names) == 1 else None
+    if form is None:
         return None
-    tokens, losses = (tuple(map(float, chunks.column(name))) for name in ("tokens", "summed_loss"))
-    items = digest([[used.data_id for used in record.data], tokens], 16)
-    return Scores((ItemSet(items, losses, tokens, "chunks"),), factor, LOSSES[names[0]])
+    return Scores((PIECES[series](record),), factor, form)
