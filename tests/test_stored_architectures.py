@@ -30,6 +30,10 @@ MODELS = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "num_local_experts": 4, "max_position_embeddings": 32,
     }),
+    "bert": (transformers.BertForMaskedLM, IDS | {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    }),
     "mamba": (transformers.MambaForCausalLM, IDS | {
         "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "time_step_rank": 4,
     }),
@@ -70,6 +74,19 @@ def test_every_linear_layer_of_falcon_is_stored_and_computes_what_it_computed_up
     assert not any(isinstance(m, FalconLinear) for m in model.modules())
     ids = {"input_ids": batch(0)["input_ids"]}
     torch.testing.assert_close(model(**ids).logits, plain(**ids).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_of_another_name_that_is_an_embedding_stays_plain_and_is_said_to():
+    """BERT's is called decoder, Whisper's proj_out."""
+    model = architecture("bert")
+    done = convert(model, RawStore)
+    assert done.left == {"cls.predictions.decoder": "its weight is an embedding's"}
+    assert "linear layers left: cls.predictions.decoder (its weight is an embedding's)" in str(done)
+    decoder = model.get_submodule("cls.predictions.decoder")
+    assert type(decoder) is nn.Linear and decoder.weight is model.get_input_embeddings().weight
+    assert len(done.names) == 2 * 6 + 1 and set(chosen_weights(architecture("bert"))) == set(done.names)
+    with pytest.raises(ValueError, match=r"tied to cls\.predictions\.decoder|is tied to bert\.embeddings"):
+        convert(architecture("bert"), RawStore, "all_linear")
 
 
 @pytest.mark.parametrize("cls", [nn.Linear, Conv1D])

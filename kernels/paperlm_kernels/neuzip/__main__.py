@@ -3,6 +3,8 @@
 python -m paperlm_kernels.neuzip pack model.safetensors         # makes model.nzm
 python -m paperlm_kernels.neuzip unpack model.nzm               # makes model.safetensors
 python -m paperlm_kernels.neuzip inspect model.nzm              # or model.safetensors
+
+--device cuda packs and unpacks on a GPU: the same bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from paperlm_kernels.neuzip import fields
 from paperlm_kernels.neuzip.entropy import pattern_counts, report_of_counts
@@ -36,6 +40,7 @@ def main(given: list[str] | None = None) -> int:
         command.add_argument("file", type=Path, help=about)
         command.add_argument("-o", "--out", type=Path, help=f"the file that is made; else FILE with {made}")
         command.add_argument("-f", "--force", action="store_true", help="replace a file that is there")
+        command.add_argument("--device", default="cpu", help="where it is done: cpu (the default), cuda or cuda:1")
     packing = commands.choices["pack"]
     packing.add_argument("--profile", choices=PROFILES, default="default")
     packing.add_argument("--mant-bits", type=int, choices=fields.MANT_BITS, default=7, help="7 is without loss")
@@ -70,25 +75,40 @@ def _convert(args: argparse.Namespace) -> None:
         raise ValueError(f"{target} is the file that is read, which would be lost; give another name with -o")
     if target.exists() and not args.force:
         raise ValueError(f"{target} is there already; give another name with -o, or --force")
+    device = _device(args.device)
     begin = time.perf_counter()
     if packs:
-        total = args.file.stat().st_size
-        with _progress(total) as told:
+        with _progress(_bytes_of(SafetensorsFile(args.file))) as told:
             options = {name: getattr(args, name) for name in ("profile", "mant_bits", "block_norm", "nonfinite")}
-            rounded = pack_file(args.file, target, told, **options)
+            rounded = pack_file(args.file, target, told, device=device, **options)
         if args.mant_bits < 7:
-            which = f"{rounded} tensors were" if rounded else "no tensor is bfloat16 with two axes or more: none was"
+            count = "1 tensor was" if rounded == 1 else f"{rounded} tensors were"
+            which = count if rounded else "no tensor is bfloat16 with two axes or more: none was"
             print(f"{which} rounded to {args.mant_bits} bits of the mantissa")
-        before, after = total, target.stat().st_size
+        before, after = args.file.stat().st_size, target.stat().st_size
     else:
         with _progress(_bytes_of(PackedFile(args.file))) as told:
-            unpack_file(args.file, target, told)
+            unpack_file(args.file, target, told, device=device)
         before, after = target.stat().st_size, args.file.stat().st_size
     seconds = time.perf_counter() - begin
     print(
         f"{target}: {before:,} bytes are {after:,} packed ({after / before:.1%}); {seconds:.1f} s, "
         f"{before / seconds / 1e6:.0f} MB/s of unpacked weights"
     )
+
+
+def _device(name: str) -> torch.device:
+    """Raises ValueError for one that there is not, or that packs nothing."""
+    try:
+        device = torch.device(name)
+        there = device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < torch.cuda.device_count())
+    except RuntimeError:
+        there = False
+    if not there:
+        raise ValueError(
+            f"--device {name}: it is cpu or a GPU that PyTorch sees, of which there are {torch.cuda.device_count()}"
+        )
+    return device
 
 
 def _refuse_no_file(path: Path) -> None:

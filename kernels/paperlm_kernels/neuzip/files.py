@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paperlm_kernels.neuzip.container import aligned
+from paperlm_kernels.neuzip.decode_errors import raise_found
 from paperlm_kernels.neuzip.errors import ContainerError
 from paperlm_kernels.neuzip.fields import MANT_BITS
 from paperlm_kernels.neuzip.header import MAGIC as CONTAINER
@@ -44,10 +45,16 @@ Told = Callable[[int], object]
 "Called with the bytes of each tensor that is done."
 
 
-def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options: Any) -> int:
-    """Packs a safetensors file; how many of its tensors were rounded. options: those of `pack`; `mant_bits` and
-    `block_norm` are for tensors of two axes and more alone, so that norms and biases stay as they are. Raises
-    ValueError for a damaged file, and for options and tensors as `pack` does."""
+CPU = torch.device("cpu")
+
+
+def pack_file(
+    source: Path, target: Path, told: Told = lambda _: None, *, device: torch.device = CPU, **options: Any
+) -> int:
+    """Packs a safetensors file; how many of its tensors were rounded. device: where each is packed, one at a time; the
+    bytes are the same. options: those of `pack`; `mant_bits` and `block_norm` are for tensors of two axes and more
+    alone, so that norms and biases stay as they are. Raises ValueError for a damaged file, and for options and tensors
+    as `pack` does."""
     pack(torch.empty(0, 0, dtype=torch.bfloat16), **options)  # wrong ones, before anything is read
     rounds, rounded = options.get("mant_bits", 7) < 7, 0
     lossless = {key: value for key, value in options.items() if key not in ("mant_bits", "block_norm")}
@@ -60,7 +67,8 @@ def pack_file(source: Path, target: Path, told: Told = lambda _: None, **options
         for entry in given.entries:
             if entry.is_packed:
                 try:
-                    data = pack(given.tensor(entry), **(options if _can_round(entry) else lossless)).to_bytes()
+                    tensor, own = given.tensor(entry).to(device), options if _can_round(entry) else lossless
+                    data = pack(tensor, **own).to_bytes()
                 except ValueError as reason:
                     raise ValueError(f"tensor {entry.name!r}: {reason}") from reason
                 rounded += rounds and _can_round(entry)
@@ -168,10 +176,11 @@ class PackedFile:
         files said so."""
         return self._mant_bits if self._mant_bits < 7 and _can_round(entry) else None
 
-    def bytes(self, entry: Entry) -> memoryview:
-        """Of a tensor as they stood in the safetensors file."""
+    def bytes(self, entry: Entry, device: torch.device = CPU) -> memoryview:
+        """Of a tensor as they stood in the safetensors file, unpacked on a device."""
         if entry.is_packed:
-            tensor: Tensor = self.packed(entry).unpack()
+            tensor: Tensor = self.packed(entry).to(device).unpack().cpu()
+            raise_found(device)
             return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
         data = self.raw(entry)
         if len(data) != entry.end - entry.start:
@@ -179,12 +188,13 @@ class PackedFile:
         return memoryview(data)
 
 
-def unpack_file(source: Path, target: Path, told: Told = lambda _: None) -> None:
-    """Makes the safetensors file again, to the byte if nothing was rounded. Raises ContainerError for damage."""
+def unpack_file(source: Path, target: Path, told: Told = lambda _: None, *, device: torch.device = CPU) -> None:
+    """Makes the safetensors file again, to the byte if nothing was rounded. device: where each tensor is unpacked, one
+    at a time. Raises ContainerError for damage."""
     given = PackedFile(source)
     header = given.header.encode()
     with replacing(target) as part, part.open("w+b") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for entry in given.entries:
-            file.write(given.bytes(entry))
+            file.write(given.bytes(entry, device))
             told(entry.end - entry.start)

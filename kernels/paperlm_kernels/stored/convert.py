@@ -17,7 +17,8 @@ from paperlm_kernels.stored.subclasses import changed_by_hand, further_attribute
 from paperlm_kernels.stored.weight import StoredWeight
 
 POLICIES = {
-    "paper": "every linear layer but those with lm_head in their name; embeddings, norms and biases stay",
+    "paper": "every linear layer but those with lm_head in their name or an embedding's weight; embeddings, norms and "
+    "biases stay",
     "all_linear": "the head as well",
     "all": "embeddings as well, in blocks of rows",
 }
@@ -42,7 +43,7 @@ class Conversion:
     """parameters of two and more dimensions that stay plain, and their sizes: what the policy leaves, and what is no
     layer's, such as the experts of Mixtral, which are one parameter of three dimensions"""
     left: dict[str, str] = field(hash=False)
-    "layers that the policy names and that stay plain, and why"
+    "linear layers that the policy does not leave by their name and that stay plain, and why"
 
     @property
     def bits_per_weight(self) -> float:
@@ -63,7 +64,7 @@ class Conversion:
             share = f"{len(shown)} parameters of two and more dimensions, {self.plain_share:.1%} of all values"
             lines.append(f"left plain: {share}: {_listed(shown)}")
         if self.left:
-            lines.append(f"left since not known to be linear: {_listed([f'{n} ({w})' for n, w in self.left.items()])}")
+            lines.append(f"linear layers left: {_listed([f'{n} ({w})' for n, w in self.left.items()])}")
         return "\n".join(lines)
 
 
@@ -218,13 +219,17 @@ def _is_conv1d(module: nn.Module) -> bool:
 def _chosen(
     names: dict[nn.Module, list[str]], policy: str, leave: Sequence[str]
 ) -> tuple[list[nn.Module], dict[str, str]]:
-    """Layers to store, and name -> why not of those that the policy wants and a probe does not know to be linear."""
+    """Layers to store, and name -> why not of those that the policy wants and that a probe does not know to be linear,
+    or that are an embedding under another name, as BERT's and Whisper's heads are."""
     _check_leave(leave, names)
+    embedded = {module.weight for module in names if isinstance(module, nn.Embedding)} if policy == "paper" else set()
     chosen, left = [], {}
     for module, known in names.items():
         if not _is_wanted(module, known, policy, leave):
             continue
-        if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+        if module.weight in embedded:
+            why = "its weight is an embedding's"
+        elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
             why = why_left(module)
         else:
             why = changed_by_hand(module)
