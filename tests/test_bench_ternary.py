@@ -258,6 +258,7 @@ def test_the_rows_of_a_case_whose_process_dies_are_kept():
     assert "before the chosen tiles were timed" in sweep.summary(case, [])
 
 
+HEAD = "floor in 2 bits, what sets it, share of ours"
 FLOOR = f"{declared.Case('', '', 1, 64, 32).floor(2):.3g}"
 
 
@@ -277,14 +278,35 @@ def test_products_are_one_table_a_card_with_the_ratio_to_cublas():
     first, second = OPERATION.tables(rows).split("**other**")
     lines = first.splitlines()
     assert lines[0] == "**NVIDIA H200**: microseconds of a product, torch 2, 2026-01-01, commit aaaaaaa."
-    assert lines[2] == "| case | tokens | matrix | floor in 2 bits | ours | torch | torch / ours |"
+    assert lines[2] == "| case | tokens | matrix | {HEAD} | ours | torch | torch / ours |".replace("{HEAD}", HEAD)
     assert lines[4:6] == [
-        f"| a | 1 | 64 x 32 | {FLOOR} | 4 | 10 | 2.50 |",
-        f"| b | 1 | 64 x 32 | {FLOOR} | 5 | 30 | 6.00 |",
+        f"| a | 1 | 64 x 32 | {FLOOR}, bytes, 0% | 4 | 10 | 2.50 |",
+        f"| b | 1 | 64 x 32 | {FLOOR}, bytes, 0% | 5 | 30 | 6.00 |",
     ]
     assert second.endswith(
         "| b | 1 | 64 x 32 | 3 |"
     )  # without a peer no ratio, of a card that no copy was timed on no floor
+
+
+def test_what_limits_a_product_is_bytes_for_few_tokens_and_operations_for_many():
+    """gate_up of 7B: 22016 x 4096 weights in 2 bits are 22.5 MB; 4,096 tokens multiply 739 billion times."""
+    shape = {"rows": 22016, "columns": 4096}
+    rows = [product("a", "ours", 11.0, shape={"tokens": 1} | shape)]
+    rows.append(product("b", "ours", 600.0, shape={"tokens": 4096} | shape))
+    few, many = OPERATION.tables(rows).splitlines()[4:6]
+    moved = (22016 * 4096 / 4 + 4096 + 2 * 22016) / 4.3e6
+    assert f"| {moved:.3g}, bytes, {moved / 11:.0%} | 11 |" in few
+    took = 2 * 4096 * 22016 * 4096 / 1580e6
+    assert f"| {took:.3g}, operations, {took / 600:.0%} | 600 |" in many
+
+
+def test_below_times_of_attention_stands_what_reading_the_cache_alone_would_take():
+    kind = ops.operation("kv_attention")
+    row = product("7b_b1_c4096", "ours_4bit", 12.0, op="kv_attention", measure="decode", floor_us=4.0, over_floor=3.0)
+    other = product("7b_b1_c4096", "ours_4bit", 3.0, op="kv_attention", measure="append")
+    said = kind.tables([row, other]).splitlines()[-1]
+    assert said.endswith("share of decoding that is: ours_4bit 4 us, 33%.")
+    assert "cache alone" not in kind.tables([other])
 
 
 def test_a_table_of_rows_of_several_commits_says_of_which_each_is():
@@ -300,7 +322,7 @@ def test_what_is_no_product_and_what_was_not_measured_stand_below():
     rows = [product("a", "ours", 4.0), product("a", "ours", 9.0, measure="layer")]
     rows.append(product("a", "bitblas", 0, metric="outcome", outcome="absent: it is not installed", measure=""))
     table = OPERATION.tables(rows)
-    assert f"| a | 1 | 64 x 32 | {FLOOR} | 4 |" in table and "| a | 1 | 64 x 32 | 9 |" in table
+    assert f"| a | 1 | 64 x 32 | {FLOOR}, bytes, 0% | 4 |" in table and f"| {FLOOR}, bytes, 0% | 9 |" in table
     assert table.index("microseconds of a product") < table.index("microseconds of a layer") < table.index("bitblas")
     assert "a: Not measured on NVIDIA H200: bitblas (absent: it is not installed)." in table
     assert OPERATION.tables(rows[2:]) == "a: Not measured on NVIDIA H200: bitblas (absent: it is not installed)."

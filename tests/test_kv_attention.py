@@ -198,8 +198,8 @@ LENGTHS = [(1, 64), (2, 100), (127, 64), (128, 100), (129, 128), (70, 40), (33, 
 @layouts
 @pytest.mark.parametrize("length,head_dim", LENGTHS)
 def test_decoding_is_attention_over_the_values_that_are_stored(spot, bits, mapping, length, head_dim):
-    cache, k, v = filled(spot, length, head_dim, batch=2, heads=2, bits=bits, mapping=mapping)
-    q = normal(2, 4, head_dim, seed=7, device=spot.device)
+    cache, k, v = filled(spot, length, head_dim, batch=1, heads=1, bits=bits, mapping=mapping)  # batches: below
+    q = normal(1, 2, head_dim, seed=7, device=spot.device)
     out = cache.decode(q, backend=spot.backend)
     right = attention(q.cpu(), *(part.cpu() for part in cache.dequantized()), head_dim**-0.5)
     assert (out.cpu().double() - right).norm() < 1e-5 * right.norm()
@@ -371,6 +371,7 @@ def test_what_is_not_supported_and_what_does_not_fit_is_refused():
         (lambda: cache.append(k, k, k[0], k[0]), ValueError, "cos of shape"),
         (lambda: cache.decode(k[0, 0]), ValueError, "q of shape"),
         (lambda: cache.decode(k[:, 0], q_bits=8), ValueError, r"16 \(as it is\) or 4 bits"),
+        (lambda: cache.decode(k[:, 0], q_bits=4.0), ValueError, r"q_bits=4\.0"),
     ):
         with pytest.raises(error, match=words):
             call()

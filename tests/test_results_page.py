@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from paperlm import results_page
 from paperlm.checks import open_project
 from paperlm.errors import RecordError
 from paperlm.figures.base import write_figure
@@ -70,6 +71,18 @@ def reference(root, scale: str, name: str, claims: tuple[str, ...] = ()) -> None
         *(f"{claim},,{claim} is said,{scale},not tested,a reason,,," for claim in claims),
     ]
     (folder / f"{name}.claims.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_of_parts_that_all_say_the_same_the_gaps_on_the_same_items_are_told_all_the_same():
+    gap = "A less B: -0.4 on the same 50 items of 5 sets, 95 % from -1.3 to +0.5"
+    parts = [
+        {"part": "700M", "verdict": "not tested", "reason": f"scale tiny: full scale only; {gap}"},
+        {"part": "1.3B", "verdict": "not tested", "reason": "not run"},
+    ]
+    assert results_page._parts(parts) == f"700M: {gap}"
+    parts[1] |= {"verdict": "holds"}
+    assert results_page._parts(parts) == f"700M not tested, 1.3B holds; 700M: {gap}"
+    assert results_page._parts([parts[1]]) == ""
 
 
 def test_an_exhibit_of_another_scale_alone_is_missed_where_it_has_no_section_with_its_claims(root):

@@ -240,10 +240,13 @@ def _exhibit(project: Project, folder: Path, name: str) -> Iterator[str]:
 
 
 def _parts(parts: list[dict[str, str]]) -> str:
-    """`71M holds, 130M undecided`; nothing where all parts say the same as each other."""
-    if len({part["verdict"] for part in parts}) < 2:
-        return ""
-    return ", ".join(f"{part['part']} {part['verdict']}" for part in parts)
+    """`71M holds, 130M undecided`, but for parts that all say the same; and what two models score on the same items,
+    which stands with parts alone."""
+    same = len({part["verdict"] for part in parts}) < 2
+    said = [] if same else [", ".join(f"{part['part']} {part['verdict']}" for part in parts)]
+    for part in parts:
+        said += [f"{part['part']}: {gap}" for gap in part["reason"].split("; ") if " on the same " in gap]
+    return "; ".join(said)
 
 
 def _by_eye(claim: ClaimSpec) -> str:

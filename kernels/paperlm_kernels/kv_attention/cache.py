@@ -163,7 +163,7 @@ class QuantizedKV:
             raise ValueError(f"q of shape {tuple(q.shape)}; this cache takes ({B}, a multiple of {heads}, {D})")
         if not q.is_floating_point() or q.device != self.k_data.device:
             raise TypeError(f"q of {q.dtype} on {q.device}; give floating point on {self.k_data.device}")
-        if q_bits not in (4, 16):
+        if type(q_bits) is not int or q_bits not in (4, 16):
             raise ValueError(f"q_bits={q_bits!r}; a query has 16 (as it is) or 4 bits")
         scale = D**-0.5 if scale is None else scale
         if chosen_backend(backend, q, q.dtype) == "triton":

@@ -42,7 +42,7 @@ def mode_of(name: str, multiple: float) -> Mode:
         near = difflib.get_close_matches(str(name), MODES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ";"
         raise ValueError(f"unknown quantizer {name!r}{hint} known: {', '.join(MODES)}")
-    if multiple not in (1, 2):
+    if isinstance(multiple, bool) or multiple not in (1, 2):
         raise ValueError(f"multiple={multiple}; the statistic of int4_absmean is 1 or 2 times the mean")
     if multiple != 1 and not MODES[name].mean:
         raise ValueError(f"multiple={multiple} with {name!r}, which has no mean to multiply; leave it out")

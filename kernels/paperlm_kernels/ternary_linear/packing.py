@@ -82,6 +82,7 @@ class PackedTernary:
         """`data` with the `metadata` it was kept with, looked through: every code is 0, 1 or 2, the padding 1.
 
         Raises ValueError for metadata that lack a field, another layout, another shape, or bytes of something else.
+        A shape that fills up to as many bytes cannot be told from the right one where what lies between the two is 0.
         """
         if missing := [field for field in _FIELDS if field not in metadata]:
             raise ValueError(f"packed weights without {', '.join(missing)} in their metadata; they have all of "

@@ -2,8 +2,8 @@
 
 With a quantized cache and squared ReLU a block is eleven launches: four of a norm with a quantizer, four products (q, k
 and v in one; gate and up in one with what becomes of them), the rotary embedding with the cache's new rows, attention
-in two. The numbers are the model's up to rounding: between product, norm and quantizer less is rounded to the model's
-dtype.
+in two. The numbers are the model's up to rounding, between product, norm and quantizer less is rounded to the model's
+dtype, and up to codes next to a tie, which rounding turns over: with a few-bit cache those that follow differ by it.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paperlm_kernels.bench.declared import Declared
-from paperlm_kernels.bench.operation import Defaults, Task
+from paperlm_kernels.bench.operation import Defaults, Row, Task
 
 
 class KVAttention(Declared):
@@ -45,6 +45,11 @@ class KVAttention(Declared):
         case = sized(task)
         shape = {name: getattr(case, name) for name in ("batch", "context", "heads", "head_dim")}
         return {"shape": shape, "source": "synthetic", "behaviour": BITNET["kv_attention"]}
+
+    def tables(self, found: Iterable[Row]) -> str:
+        from paperlm_kernels.bench.ops.kv_attention.report import tables
+
+        return tables(found)
 
 
 OPERATION = KVAttention()

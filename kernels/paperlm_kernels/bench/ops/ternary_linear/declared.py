@@ -25,12 +25,16 @@ class Case:
     rows: int
     columns: int
 
-    def floor(self, bits: float, bandwidth: float = BANDWIDTH) -> float:
-        """Microseconds that no product with weights of so many bits undercuts: the bytes of weights, input and bfloat16
-        output at a bandwidth, or the operations. 16: bfloat16 input; less: input in a byte, products of bytes."""
+    def limits(self, bits: float, bandwidth: float = BANDWIDTH) -> dict[str, float]:
+        """Microseconds of what a product with weights of so many bits needs: the bytes of weights, input and bfloat16
+        output at a bandwidth, and the operations. 16: bfloat16 input; less: input in a byte, products of bytes."""
         M, N, K = self.tokens, self.rows, self.columns
         moved = N * K * bits / 8 + M * K * (2 if bits == 16 else 1) + 2 * M * N
-        return 1e6 * max(moved / bandwidth, 2 * M * N * K / (BF16 if bits == 16 else INT8))
+        return {"bytes": 1e6 * moved / bandwidth, "operations": 1e6 * 2 * M * N * K / (BF16 if bits == 16 else INT8)}
+
+    def floor(self, bits: float, bandwidth: float = BANDWIDTH) -> float:
+        """Microseconds that none undercuts: the longer of both."""
+        return max(self.limits(bits, bandwidth).values())
 
     def small(self) -> Case:
         """An eighth of each size: to try out the benchmark, not to report."""

@@ -31,9 +31,9 @@ def tables(found: Iterable[Row]) -> str:
 
 
 def _times(cases: dict[Place, dict[str, Cells]], order: str, scale: str, where: Where, *, measure: str) -> str:
-    """One card's: microseconds of each method, of a product the floor of two bits a weight, and the ratio to bfloat16
-    by cuBLAS."""
-    key, bandwidth = ("time", measure), bandwidth_of(where.device, BANDWIDTH) if measure == "product" else None
+    """One card's: microseconds of each method, the floor of a product with two bits a weight, whether bytes or
+    operations set it, what share of our time it is, and the ratio to bfloat16 by cuBLAS."""
+    key, bandwidth = ("time", measure), bandwidth_of(where.device, BANDWIDTH)
     found = {
         place: {cells[key]["method"]: cells[key] for cells in methods.values() if key in cells}
         for place, methods in cases.items()
@@ -50,7 +50,7 @@ def _times(cases: dict[Place, dict[str, Cells]], order: str, scale: str, where: 
         lines.append(
             [
                 case, str(shape["tokens"]), f"{shape['rows']} x {shape['columns']}",
-                *([f"{Case(case, '', **shape).floor(2, bandwidth):.3g}"] if bandwidth else []),
+                *([_floor(Case(case, "", **shape), bandwidth, ours)] if bandwidth else []),
                 *(report.value_of(times[method]) if method in times else "" for method in methods),
                 f"{theirs['value'] / ours['value']:.2f}" if ours and theirs else "",
                 " ".join(dict.fromkeys(short_commit(row.get("commit")) for row in times.values())),
@@ -63,6 +63,13 @@ def _times(cases: dict[Place, dict[str, Cells]], order: str, scale: str, where: 
     commits = [line.pop() for line in lines]
     if len(set(commits)) > 1:  # one that all have stands above
         lines = [[*line, commit] for line, commit in zip(lines, commits, strict=True)]
-    floor = ["floor in 2 bits"] if bandwidth else []
+    floor = ["floor in 2 bits, what sets it, share of ours"] if bandwidth else []
     heads = ["case", "tokens", "matrix", *floor, *methods, "torch / ours", "commit"][: len(lines[0])]
     return "\n\n".join([caption, report.markdown(heads, lines)])
+
+
+def _floor(case: Case, bandwidth: float, ours: Row | None) -> str:
+    limits = case.limits(2, bandwidth)
+    what = max(limits, key=limits.__getitem__)
+    share = f", {limits[what] / ours['value']:.0%}" if ours else ""
+    return f"{limits[what]:.3g}, {what}{share}"
