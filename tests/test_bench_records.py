@@ -20,6 +20,7 @@ from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 from paperlm_kernels.bench.ops.cross_entropy.report import tables
 from paperlm_kernels.bench.run import run
 
+from paperlm.bench import with_ours
 from paperlm.plan.project import ROOT
 
 # -- rows and tables ----
@@ -280,6 +281,38 @@ def test_a_method_that_fails_leaves_a_row_with_the_reason():
 
 
 # -- committed rows ----
+
+
+FEW_BITS = ("neuzip", "ternary_linear", "ternary_linear_gemlite", "kv_attention", "decode", "descent")
+OF_METRIC = {
+    "memory": "memory", "resident": "memory", "kernel": "kernels", "loss": "update", "weights_hash": "update",
+    "bits_per_weight": "update", "bytes_per_token": "decode", "throughput": "decode",
+}  # fmt: skip
+"Metric of a row -> the measure that gives it; others have their own name, or say their measure."
+
+
+def test_every_committed_row_of_few_bits_is_of_a_command_in_the_script_beside_it(tmp_path):
+    records, known = ROOT / "paper_tables/records/bench", with_ours()
+    given = {**os.environ, "BENCH": "echo", "WEIGHTS": "w.safetensors", "LOCAL": "texts"}
+    said = subprocess.run(["sh", records / "few_bits.sh", "new"], capture_output=True, text=True, check=True, env=given)
+    commanded: dict[str, set] = {}
+    for line in said.stdout.splitlines():
+        name, *words = re.sub("--", "\t--", line).split("\t")
+        operation, options = known.operation(name.strip()), dict(word.strip().split(" ", 1) for word in words)
+        assert options["--out"] == f"new/{operation.name}.jsonl"
+        groups = [operation.groups.get(case, (case,)) for case in options["--cases"].split(",")]
+        cases, methods = {case for group in groups for case in group}, set(options["--methods"].split(","))
+        measures = set(options["--measure"].split(","))
+        assert cases <= set(operation.cases) and methods <= set(operation.methods)
+        assert measures <= set(operation.measures)
+        commanded.setdefault(operation.name, set()).update(itertools.product(cases, methods, measures))
+    for name in FEW_BITS:
+        for row in rows.read(records / f"{name}.jsonl"):
+            if row["metric"] != "outcome":
+                metric = row["metric"]
+                measure = row.get("measure") if metric == "time" else OF_METRIC.get(metric, metric)
+                assert (row["case"], row["name"], measure) in commanded[row["op"]], row
+    assert {name.removesuffix("_gemlite") for name in FEW_BITS} == set(commanded)
 
 
 def test_the_committed_measurements_are_those_of_the_commands_in_the_script_beside_them():
