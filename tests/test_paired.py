@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from scipy.stats import binomtest
 from support_tables import record_of
 
+from paperlm.checks import open_project
 from paperlm.plan.project import ROOT, Project
+from paperlm.plan.workflow import Workflow
 from paperlm.record.record import DataUsed, read_record, write_record
 from paperlm.result import Answers, Series
 from paperlm.tables.build import table_contents
@@ -187,6 +190,17 @@ def test_models_that_read_the_same_windows_are_compared_and_those_of_other_words
     assert all(len(found) == 1 for found in digests) and len(set.union(*digests)) == len(read)
     left, right, *_ = max(read.values(), key=len)
     assert paired_gap({0: left}, {0: right}, "x").called == "windows"
+
+
+def test_beside_a_claim_on_perplexities_stands_their_gap_on_the_same_windows():
+    project = open_project({"scale": "gpu", "run_missing": "no"})
+    files = [ROOT / path for path in Workflow(project).inputs("neuzip_table4")]
+    contents = table_contents(project, "neuzip_table4", files)
+    (reason,) = (r["reason"] for r in claim_rows(project, "neuzip_table4", contents) if r["claim"] == "NEU-T4-6")
+    cells = [contents.cells["NeuZip 0-bit", f"Block {n} PPL"] for n in (32, 512)]
+    gap = float(cells[0].regenerated) - float(cells[1].regenerated)
+    said = re.search(r"Block 32 PPL less Block 512 PPL: (\S+) on the same ([\d,]+) windows, 95 % from (\S+) to", reason)
+    assert float(said[1]) == pytest.approx(gap, rel=5e-3, abs=5e-3) and said[2] == "1,322"
 
 
 def test_batches_of_answers_count_alike_and_are_told_apart_by_their_tokens(tiny):

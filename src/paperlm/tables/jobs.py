@@ -84,15 +84,16 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
             continue
         metric = result.cell.metric
         values, diverged, seeds = tuple(result.values(metric)), tuple(result.diverged), result.seeds
+        scores = result.scores(metric)
         if (error := result.standard_error(metric)) is not None:
             # In the number's own unit: a reward or a gain may be near 0.
-            scores = result.scores(metric)
             if own and metric in (*PERPLEXITIES, *LOSSES):
                 error = math.hypot(error, _between_seeds(result, metric, own.value))
             samples[key] = CellSamples(values, diverged, seeds, error, pool=metric, scores=scores)
             continue
         deviation = 0.0 if metric in COUNTED else _between_seeds(result, metric, noise)
-        samples[key] = CellSamples(values, diverged, seeds, deviation, pool=metric, measured=metric not in TIMED)
+        measured = metric not in TIMED
+        samples[key] = CellSamples(values, diverged, seeds, deviation, pool=metric, measured=measured, scores=scores)
     return samples
 
 

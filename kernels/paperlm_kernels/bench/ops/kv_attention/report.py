@@ -22,4 +22,5 @@ def _floors(rows: list[Row]) -> str:
     """Of decoding, whose floor is that of the bytes of all positions."""
     timed = {row["name"]: row for row in rows if row.get("measure") == "decode" and "over_floor" in row}
     said = [f"{row['method']} {row['floor_us']:.3g} us, {1 / row['over_floor']:.0%}" for row in timed.values()]
-    return f"To read the cache alone would take, at the bandwidth of a large copy, and what share of decoding that is: {'; '.join(said)}." if said else ""
+    what = "To read the cache alone would take, at the bandwidth of a large copy, and what share of decoding that is"
+    return f"{what}: {'; '.join(said)}." if said else ""
