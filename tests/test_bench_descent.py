@@ -82,6 +82,42 @@ def test_a_cap_is_named_only_where_one_is_set(monkeypatch):
     assert row["outcome"] == "out of memory"
 
 
+@pytest.mark.parametrize(
+    ("free", "held", "said"),
+    [(90, 47, "more than 47.5 GiB"), (1, 30, "the card is full, of which 108.7 GiB are others'")],
+)
+def test_memory_that_is_full_below_the_cap_is_told_from_the_cap(free, held, said, monkeypatch):
+    with_ours()
+    from paperlm.bench.ops.descent import updates
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * 2**30, int(139.7 * 2**30)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held * 2**30)
+    assert said in updates._why_full(torch.device("cuda"))
+
+
+def test_a_turn_is_an_update_that_is_not_timed_and_three_that_are(monkeypatch):
+    operation = with_ours().operation("descent")
+    from paperlm_kernels.bench.operation import Task
+
+    from paperlm.bench.ops.descent import updates
+
+    made, real = [], updates.updates
+
+    def counted(*given):
+        update = real(*given)
+        return lambda ids: made.append(1) or update(ids)
+
+    monkeypatch.setattr(updates, "updates", counted)
+    task = Task(
+        "descent", "gpt_neo_2_7b", "lomo", ("update",), warmup=2, small=True, device="cpu", options={"updates": 1}
+    )
+    steps = updates.rows_of(operation, task)
+    seen = [steps.send(None), len(made), steps.send(True), len(made), steps.send(True), len(made)]
+    assert operation.in_turns and seen == [None, 3, None, 7, None, 11]
+    assert steps.send(False)["n"] == 6, "of two turns"
+    steps.close()
+
+
 def test_kernels_of_an_update_are_of_one_phase_each_by_their_whole_names():
     with_ours()
     from paperlm_kernels.neuzip import kernel_codebook, kernel_decode, kernel_encode, kernel_pairs

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paperlm_kernels.neuzip import __main__ as command
+from paperlm_kernels.neuzip import files
 from paperlm_kernels.neuzip.__main__ import main
 from paperlm_kernels.neuzip.files import PackedFile, pack_file, unpack_file
 from safetensors.torch import save_file
@@ -42,6 +44,25 @@ def test_each_tensor_goes_to_the_device_on_both_ways(model, tmp_path):
     with pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta"):
         given.bytes(given.entries[0], META)
     assert not (tmp_path / "again").exists()
+
+
+def test_the_command_gives_its_device_to_both_ways_and_asks_it_for_errors(model, monkeypatch, capsys):
+    device, given, asked, read = torch.device("cpu", 7), [], [], files.PackedFile.bytes
+    monkeypatch.setattr(command, "_device", lambda name: device)
+    monkeypatch.setattr(command, "pack_file", lambda *a, device, **o: given.append(device) or pack_file(*a, **o))
+    monkeypatch.setattr(files.PackedFile, "bytes", lambda self, entry, d: given.append(d) or read(self, entry))
+    monkeypatch.setattr(files, "raise_found", asked.append)
+    assert main(["pack", str(model), "--mant-bits", "3"]) == 0
+    assert "1 tensor was rounded to 3 bits" in capsys.readouterr().out
+    assert main(["unpack", str(model.with_suffix(".nzm")), "-f"]) == 0
+    assert given == [device] * 3 and len(asked) == 2, "one file packed, two tensors unpacked"
+
+
+def test_a_gpu_is_there_up_to_the_last(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert command._device("cuda:0") == torch.device("cuda:0") and command._device("cuda").type == "cuda"
+    with pytest.raises(ValueError, match="of which there are 1"):
+        command._device("cuda:1")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -190,6 +191,22 @@ def test_models_that_read_the_same_windows_are_compared_and_those_of_other_words
     assert all(len(found) == 1 for found in digests) and len(set.union(*digests)) == len(read)
     left, right, *_ = max(read.values(), key=len)
     assert paired_gap({0: left}, {0: right}, "x").called == "windows"
+
+
+def test_windows_are_the_same_of_one_text_by_one_tokenizer_whichever_models_and_stages_are_behind_it():
+    def items(data="d", words=9, slug="m", **tokenizer):
+        base = SimpleNamespace(slug=lambda: slug, **tokenizer)
+        stored = SimpleNamespace(of=SimpleNamespace(of=base))
+        kept = {"windows": Series(columns=["window", "mean_loss"], rows=[[0, 1.0], [1, 2.0]])}
+        record = SimpleNamespace(
+            answers={}, series=kept, metrics={"tokens": 6, "words": words}, data=[SimpleNamespace(data_id=data)],
+            value=lambda: stored,
+        )  # fmt: skip
+        return scores_of(record, ["loss"], 1.0).sets[0].items
+
+    assert items(tokenizer="t5", slug="a") == items(tokenizer="t5", slug="b")
+    others = [items(), items(data="e"), items(words=8), items(slug="n"), items(tokenizer="t5"), items(tokenizer="c")]
+    assert len(set(others)) == len(others)
 
 
 def test_beside_a_claim_on_perplexities_stands_their_gap_on_the_same_windows():
