@@ -39,6 +39,38 @@ def test_a_block_is_on_the_fastest_core_with_all_threads_and_they_are_given_back
         other.join()
 
 
+def test_a_thread_that_was_held_to_a_core_before_is_held_to_it_again(best):
+    stop, own = threading.Event(), {min(os.sched_getaffinity(0))}
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        os.sched_setaffinity(other.native_id, own)
+        with cores.quiet_core(CARD):
+            assert os.sched_getaffinity(other.native_id) == {best}
+        assert os.sched_getaffinity(other.native_id) == own
+    finally:
+        stop.set()
+        other.join()
+
+
+def test_where_linux_does_not_list_threads_or_refuses_cores_nothing_is_held_and_nothing_fails(
+    best, monkeypatch, tmp_path
+):
+    allowed = os.sched_getaffinity(0)
+
+    def refuses(*_):
+        raise OSError(22, "Invalid argument")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "sched_setaffinity", refuses)
+        with cores.quiet_core(CARD) as us:
+            assert us is None
+    monkeypatch.setattr(cores, "THREADS", tmp_path / "task")
+    with cores.quiet_core(CARD) as us:
+        assert us is None
+    assert os.sched_getaffinity(0) == allowed
+
+
 def test_what_is_computed_on_a_cpu_stays_on_all_cores(best):
     allowed = os.sched_getaffinity(0)
     with cores.quiet_core(torch.device("cpu")) as us:

@@ -83,14 +83,17 @@ def test_a_cap_is_named_only_where_one_is_set(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("free", "held", "said"),
-    [(90, 47, "more than 47.5 GiB"), (1, 30, "the card is full, of which 108.7 GiB are others'")],
-)
-def test_memory_that_is_full_below_the_cap_is_told_from_the_cap(free, held, said, monkeypatch):
+    ("free", "held", "total", "said"),
+    [
+        (90, 47, 139.7, "more than 47.5 GiB"), (1, 30, 139.7, "card is full, of which 108.7 GiB are others'"),
+        (0.1, 47, 47.6, "more than the card has"),
+    ],
+)  # fmt: skip
+def test_memory_that_is_full_below_the_cap_is_told_from_the_cap(free, held, total, said, monkeypatch):
     with_ours()
     from paperlm.bench.ops.descent import updates
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * 2**30, int(139.7 * 2**30)))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(free * 2**30), int(total * 2**30)))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held * 2**30)
     assert said in updates._why_full(torch.device("cuda"))
 

@@ -23,7 +23,13 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "there"), [("cuda:7", "there are 0"), ("meta", "meta: it is cpu or a GPU"), ("tpu", "tpu: it is cpu")]
+    ("name", "there"),
+    [
+        ("cuda:7", "there are 0"),
+        ("cuda:128", "there are 0"),
+        ("meta", "meta: it is cpu or a GPU"),
+        ("tpu", "tpu: it is cpu"),
+    ],
 )
 @pytest.mark.parametrize("command", ["pack", "unpack"])
 def test_a_device_that_there_is_not_is_refused_before_anything_is_made(
@@ -56,6 +62,15 @@ def test_the_command_gives_its_device_to_both_ways_and_asks_it_for_errors(model,
     assert "1 tensor was rounded to 3 bits" in capsys.readouterr().out
     assert main(["unpack", str(model.with_suffix(".nzm")), "-f"]) == 0
     assert given == [device] * 3 and len(asked) == 2, "one file packed, two tensors unpacked"
+
+
+def test_a_card_without_room_is_said_in_a_line(model, monkeypatch, capsys):
+    def full(*_, **__):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(files, "pack", full)
+    assert main(["pack", str(model)]) == 2 and "--device cpu" in capsys.readouterr().err
+    assert not model.with_suffix(".nzm").exists()
 
 
 def test_a_gpu_is_there_up_to_the_last(monkeypatch):

@@ -89,6 +89,12 @@ def test_a_head_of_another_name_that_is_an_embedding_stays_plain_and_is_said_to(
         convert(architecture("bert"), RawStore, "all_linear")
 
 
+def test_a_linear_layer_without_a_weight_of_its_own_is_left_and_named():
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), "c": nn.Embedding(3, 4)})
+    del model["b"]._parameters["weight"]
+    assert set(convert(model, RawStore).left) == {"b"}
+
+
 @pytest.mark.parametrize("cls", [nn.Linear, Conv1D])
 def test_the_output_of_a_stored_layer_may_be_changed_in_place(cls):
     plain = nn.Sequential(nn.Tanh(), cls(6, 6))

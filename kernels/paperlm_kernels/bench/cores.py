@@ -22,6 +22,7 @@ LOOPS = 3
 "On each core, of which the fastest counts: the first is on a core that may have slept."
 MOST = 64
 "Cores that are tried."
+THREADS = Path("/proc/self/task")
 
 
 def loop_us() -> float:
@@ -37,25 +38,33 @@ def quiet_core(device: torch.device) -> Iterator[float | None]:
     """Within the block all threads of this process, and those that begin there, are on one core: of those that it may
     use, the one on which a loop of Python is fastest. Gives the loop's microseconds there. Threads stay where they are,
     and it gives None, for a CPU as the device, which computes with many, and where Linux does not say where they are.
+    Behind it each thread may use what it might before, one that began within what the calling one might.
     """
-    if device.type == "cpu" or not hasattr(os, "sched_setaffinity"):
+    if device.type == "cpu" or not (hasattr(os, "sched_setaffinity") and THREADS.is_dir()):
         yield None
         return
     allowed = os.sched_getaffinity(0)
+    before = {thread: os.sched_getaffinity(thread) for thread in _threads()}
     found: dict[int, float] = {}
     try:
         for core in sorted(allowed)[:MOST]:
-            os.sched_setaffinity(0, {core})
-            found[core] = min(loop_us() for _ in range(LOOPS))
-        best = min(found, key=found.__getitem__)
-        _move({best})
-        yield found[best]
+            with contextlib.suppress(OSError):  # one that a container does not have
+                os.sched_setaffinity(0, {core})
+                found[core] = min(loop_us() for _ in range(LOOPS))
+        best = min(found, key=found.__getitem__, default=None)
+        for thread in _threads() if best is not None else ():
+            _move(thread, {best})
+        yield found.get(best)
     finally:
-        _move(allowed)
+        for thread in _threads():
+            _move(thread, before.get(thread, allowed))
 
 
-def _move(cores: set[int]) -> None:
-    """All threads of this process."""
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread.name), cores)
+def _threads() -> list[int]:
+    """Of this process, by their numbers."""
+    return [int(path.name) for path in THREADS.iterdir()]
+
+
+def _move(thread: int, cores: set[int]) -> None:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        os.sched_setaffinity(thread, cores)

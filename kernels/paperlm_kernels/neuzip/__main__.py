@@ -59,6 +59,9 @@ def main(given: list[str] | None = None) -> int:
     except (ValueError, TypeError, OSError) as reason:
         print(f"{parser.prog}: {reason}", file=sys.stderr)
         return 2
+    except torch.cuda.OutOfMemoryError:
+        print(f"{parser.prog}: the card has no room for a tensor and its packed form: --device cpu", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted; no file was made or replaced", file=sys.stderr)
         return 130
@@ -101,7 +104,7 @@ def _device(name: str) -> torch.device:
     """Raises ValueError for one that there is not, or that packs nothing."""
     try:
         device = torch.device(name)
-        there = device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < torch.cuda.device_count())
+        there = device.type == "cpu" or (device.type == "cuda" and 0 <= (device.index or 0) < torch.cuda.device_count())
     except RuntimeError:
         there = False
     if not there:

@@ -222,12 +222,14 @@ def _chosen(
     """Layers to store, and name -> why not of those that the policy wants and that a probe does not know to be linear,
     or that are an embedding under another name, as BERT's and Whisper's heads are."""
     _check_leave(leave, names)
-    embedded = {module.weight for module in names if isinstance(module, nn.Embedding)} if policy == "paper" else set()
+    embedded: set[nn.Parameter | None] = set()
+    if policy == "paper":
+        embedded = {module._parameters.get("weight") for module in names if isinstance(module, nn.Embedding)} - {None}
     chosen, left = [], {}
     for module, known in names.items():
         if not _is_wanted(module, known, policy, leave):
             continue
-        if module.weight in embedded:
+        if module._parameters.get("weight") in embedded:
             why = "its weight is an embedding's"
         elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
             why = why_left(module)

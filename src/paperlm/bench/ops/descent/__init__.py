@@ -88,7 +88,8 @@ class Descent(Operation):
 
     summary = "memory and time of descent on full-size models, on plain and on packed weights"
     measures = {
-        "update": "time of an update, the loss of the last of the first ones, and the hash of all weights behind it",
+        "update": "time of an update, three a turn of a method, --repeats turns; the loss of the last of the first "
+        "ones, and the hash of all weights behind it",
         "memory": "the most that is allocated in the timed updates and in those that warm up for them, with weights",
         "kernels": "what kernels of an update take by phase: decoding, encoding, products, others",
     }
