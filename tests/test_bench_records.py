@@ -291,13 +291,13 @@ OF_METRIC = {
 "Metric of a row -> the measure that gives it; others have their own name, or say their measure."
 
 
-def test_every_committed_row_of_few_bits_is_of_a_command_in_the_script_beside_it(tmp_path):
+def test_every_committed_row_of_few_bits_is_of_a_command_in_the_script_beside_it():
     records, known = ROOT / "paper_tables/records/bench", with_ours()
     given = {**os.environ, "BENCH": "echo", "WEIGHTS": "w.safetensors", "LOCAL": "texts"}
     said = subprocess.run(["sh", records / "few_bits.sh", "new"], capture_output=True, text=True, check=True, env=given)
     commanded: dict[str, set] = {}
     for line in said.stdout.splitlines():
-        name, *words = re.sub("--", "\t--", line).split("\t")
+        name, *words = line.replace("--", "\t--").split("\t")
         operation, options = known.operation(name.strip()), dict(word.strip().split(" ", 1) for word in words)
         assert options["--out"] == f"new/{operation.name}.jsonl"
         groups = [operation.groups.get(case, (case,)) for case in options["--cases"].split(",")]
