@@ -318,6 +318,15 @@ def test_only_the_rows_behind_an_open_gate_are_computed_and_the_others_are_zero(
 
 
 @everywhere
+@pytest.mark.parametrize("width", [16384, 32768])  # as many as sums of 16 bits count, and more than they can
+def test_a_list_of_gates_that_are_all_open_counts_them_all(spot, width):
+    places, counts = (
+        part.cpu() for part in places_above_zero(torch.ones(1, width, device=spot.device), backend=spot.backend)
+    )
+    assert counts.tolist() == [width] and torch.equal(places, torch.arange(width, dtype=torch.int32)[None])
+
+
+@everywhere
 @pytest.mark.parametrize("given", [False, True])
 def test_what_stands_in_the_padding_of_the_codes_meets_weights_of_zero(spot, given):
     packed = pack_ternary(ternary(64, 300)).to(spot.device)
