@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from paperlm.errors import SpecError
 from paperlm.figures.base import Drawing, headline, labels_of
 from paperlm.figures.divergence import Rise
+from paperlm.figures.fall import Change, Fall
 from paperlm.figures.options import Columns, FigureOptions, options_of
 from paperlm.figures.paired import band, smoothed
 from paperlm.figures.style import COLUMN, legend_below, row_styles
@@ -38,6 +39,7 @@ FEW = 40
 "Points of a curve up to which each is marked."
 END, LATER_MEAN, HIGHEST_GAP = "End", "Mean of the Later Part", "Largest Gap to the Reference"
 SAME = "Share of Points as in the Reference"
+FALL = "Fall behind the Change"
 
 
 class Options(FigureOptions):
@@ -66,6 +68,8 @@ class Options(FigureOptions):
     """how the scale's seed noise of perplexity becomes that of y; relative: y is a perplexity, log: its logarithm"""
     diverged: Rise | None = None
     "of series that count updates: when a run whose numbers stayed finite counts as diverged in claims"
+    change: Change | None = None
+    "how far y falls where something of the training changes is a statistic too"
     bits: bool = False
     "y is in nats, of trainings: a second axis has bits, and the numbers have update, rate, decay and divergence"
     tokens: str = ""
@@ -203,13 +207,15 @@ def curve_samples(
 ) -> dict[Key, CellSamples]:
     """`curve_statistics` as the judge sees them. One run varies by at least the scale's seed noise (relative, or in the
     logarithm), a gap between two by the root of two times as much; what is counted varies by nothing."""
-    samples = {}
+    samples, falls = {}, falls_of(found, options)
     for row, by_seed in curve_statistics(found, options).items():
         ended = {seed_of(record.job): diverged(record, options) for record in found[row]}
         for statistic in dict.fromkeys(name for one in by_seed.values() for name in one):
             values = {seed: one[statistic] for seed, one in by_seed.items() if statistic in one}
             deviation = {HIGHEST_GAP: math.sqrt(2) * noise, SAME: 0.0}.get(statistic, noise)
-            if options["noise"] == "relative" and statistic not in (HIGHEST_GAP, SAME):
+            if statistic == FALL:  # of levels of one run, in which those of seeds are not
+                deviation = max(falls[row, seed].deviation for seed in values)
+            elif options["noise"] == "relative" and statistic not in (HIGHEST_GAP, SAME):
                 deviation *= abs(statistics.fmean(values.values()))
             samples[row, statistic] = CellSamples(
                 tuple(values.values()), tuple(ended[s] for s in values), tuple(values), deviation
@@ -239,12 +245,14 @@ def curve_statistics(
     """Row -> seed -> the last point of the smoothed curve, the mean of its later part (from `since` on), and, where the
     reference row has the seed, how far it lies above the reference there at most (as a share of it, if noise is
     relative): below it everywhere is a negative number; and the share of its points that are the reference's to each
-    digit of the records. A curve without a number has none of them."""
+    digit of the records; and where something changes, how far it falls there. A curve without a number has none of
+    them."""
     curves = {
         row: {seed_of(record.job): _smoothed(record, options) for record in seeds} for row, seeds in found.items()
     }
     reference = curves.get(options["reference"], {})
     relative = options["noise"] == "relative"
+    falls = falls_of(found, options)
     found_of: dict[str, dict[int, dict[str, float]]] = {}
     for row, seeds in curves.items():
         for seed, curve in seeds.items():
@@ -256,8 +264,25 @@ def curve_statistics(
             if row != options["reference"] and pairs:
                 one[HIGHEST_GAP] = max(y / r - 1 if relative else y - r for y, r in pairs)
                 one[SAME] = sum(y == r for y, r in pairs) / len(pairs)
+            if fall := falls.get((row, seed)):
+                one[FALL] = fall.size
             found_of.setdefault(row, {})[seed] = one
     return found_of
+
+
+def falls_of(found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any]) -> dict[tuple[str, int], Fall]:
+    """(row, seed) -> how far a curve falls behind the figure's change. None of a run that broke off."""
+    falls: dict[tuple[str, int], Fall] = {}
+    if options.get("change") is None:
+        return falls
+    change = Change.model_validate(options["change"])
+    for row, seeds in found.items():
+        for record in seeds:
+            series = record.series[options["series"]]
+            fall = change.fall(series.column(options["x"]), series.column(options["y"]))
+            if fall and record.outcome != "not_finite":
+                falls[row, seed_of(record.job)] = fall
+    return falls
 
 
 def _smoothed(record: Record, options: Mapping[str, Any]) -> dict[float, float]:
