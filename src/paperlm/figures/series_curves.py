@@ -157,7 +157,8 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     noise = project.seed_noise(name)
     samples = curve_samples(found, options, noise.value) if options["reference"] else {}
     labels = (*labels_of(project, name, records), *_rises(found, options))
-    return Drawing(figure, frame, samples, untested, labels=labels, one_sample=one_seed(noise))
+    one = one_seed(noise) + (f"; of {FALL!r}, how far points lie off their neighbours" if options["change"] else "")
+    return Drawing(figure, frame, samples, untested, labels=labels, one_sample=one)
 
 
 def tokens_of_an_update(name: str, found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any]) -> float:
