@@ -147,6 +147,10 @@ MIXLN = [
         "jobs.reward.with.norm: .*did you mean 'pre_ln'",
     ),
     (lambda p: claim(p, 5).update(id=claim(p, 1)["id"]), "claim 'MIX-T1-1' stands in mixln.yaml, mixln_table1 already"),
+    (
+        lambda p: p["consistency"][1].update(id=claim(p, 1)["id"]),
+        "consistency: claim 'MIX-T1-1' stands in mixln.yaml, mixln_table1 already",
+    ),
     (lambda p: table(p, 2).update(claims_name="M1"), "'M1' is that of mixln_table1 already; rename one"),
     (lambda p: table(p, 7)["columns"]["Hidden"].update(setting="hiden_size"), "did you mean 'hidden_size'"),
     (
@@ -256,7 +260,7 @@ def test_an_exhibit_is_not_called_as_something_else_of_the_command_line(root, na
 
 def test_a_paper_is_not_called_as_a_rule(root):
     paper = copy.deepcopy(declared("workflow/papers/lns.yaml"))
-    paper |= {"tables": {}, "figures": {}, "deviations": [], "scales": {}}
+    paper |= {"tables": {}, "figures": {}, "deviations": [], "consistency": [], "scales": {}}
     paper["paper"]["id"] = "all"
     write(root, "workflow/papers/all.yaml", paper)
     refused(root, r"papers/all\.yaml: paper.id: 'all' is a rule of the workflow already; rename it")

@@ -18,6 +18,7 @@ from paperlm.figures.options import FigureOptions, options_of
 from paperlm.figures.style import palette
 from paperlm.plan.project import Project
 from paperlm.quantizers.presets import PRESETS
+from paperlm.tables.claims import CellSamples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +46,8 @@ class Options(FigureOptions):
 
 
 def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
-    """A panel a model; the numbers are each projection's weights, quantizer, bits and share of entries that stay."""
+    """A panel a model; the numbers are each projection's weights, quantizer, bits and share of entries that stay, of
+    which claims read the last two."""
     import matplotlib.pyplot as plt
     import pandas as pd
 
@@ -65,7 +67,11 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     axis.set_axis_off()
     figure.suptitle(f"{spec.number}: {spec.title}", fontsize=10)
     figure.tight_layout()
-    return Drawing(figure, pd.DataFrame(rows, columns=columns))
+    samples = {}
+    for title, reads, _, _, bits, keep in rows:
+        samples[title, f"Bits of {reads}"] = CellSamples((float(bits),))
+        samples[title, f"Share Kept of {reads}"] = CellSamples((float(keep),))
+    return Drawing(figure, pd.DataFrame(rows, columns=columns), samples)
 
 
 def projections(preset: str) -> list[list[Any]]:

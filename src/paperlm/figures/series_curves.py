@@ -81,6 +81,12 @@ class Options(FigureOptions):
             raise ValueError(f"tokens: the axis of tokens stands above one of updates; x is {self.x}")
         return self
 
+    @model_validator(mode="after")
+    def a_fall_is_for_claims(self) -> Options:
+        if self.change and not self.reference:
+            raise ValueError("change: how far curves fall there is a statistic for claims, which need a reference row")
+        return self
+
     def reads(self) -> Columns:
         further = (*(("update",) if self.diverged or self.bits else ()), *(c for c in (self.spread, self.tokens) if c))
         return {self.series: (self.x, self.y, *further)}
@@ -157,7 +163,7 @@ def draw(project: Project, name: str, records: Iterable[Path] = ()) -> Drawing:
     noise = project.seed_noise(name)
     samples = curve_samples(found, options, noise.value) if options["reference"] else {}
     labels = (*labels_of(project, name, records), *_rises(found, options))
-    one = one_seed(noise) + (f"; of {FALL!r}, how far points lie off their neighbours" if options["change"] else "")
+    one = one_seed(noise) + (f"; of {FALL!r}, how far one run's falls differ elsewhere" if options["change"] else "")
     return Drawing(figure, frame, samples, untested, labels=labels, one_sample=one)
 
 
@@ -207,14 +213,15 @@ def curve_samples(
     found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any], noise: float
 ) -> dict[Key, CellSamples]:
     """`curve_statistics` as the judge sees them. One run varies by at least the scale's seed noise (relative, or in the
-    logarithm), a gap between two by the root of two times as much; what is counted varies by nothing."""
+    logarithm), a gap between two by the root of two times as much; what is counted varies by nothing, and a
+    fall by what its curve says (`fall.Change`)."""
     samples, falls = {}, falls_of(found, options)
     for row, by_seed in curve_statistics(found, options).items():
         ended = {seed_of(record.job): diverged(record, options) for record in found[row]}
         for statistic in dict.fromkeys(name for one in by_seed.values() for name in one):
             values = {seed: one[statistic] for seed, one in by_seed.items() if statistic in one}
             deviation = {HIGHEST_GAP: math.sqrt(2) * noise, SAME: 0.0}.get(statistic, noise)
-            if statistic == FALL:  # of levels of one run, in which those of seeds are not
+            if statistic == FALL:  # within a run, where levels, which the seed noise is of, cancel
                 deviation = max(falls[row, seed].deviation for seed in values)
             elif options["noise"] == "relative" and statistic not in (HIGHEST_GAP, SAME):
                 deviation *= abs(statistics.fmean(values.values()))
@@ -272,16 +279,18 @@ def curve_statistics(
 
 
 def falls_of(found: Mapping[str, tuple[Record, ...]], options: Mapping[str, Any]) -> dict[tuple[str, int], Fall]:
-    """(row, seed) -> how far a curve falls behind the figure's change. None of a run that broke off."""
+    """(row, seed) -> how far a curve falls behind the figure's change. None of a row of which a run broke off: its
+    other seeds do not speak for it."""
     falls: dict[tuple[str, int], Fall] = {}
     if options.get("change") is None:
         return falls
     change = Change.model_validate(options["change"])
     for row, seeds in found.items():
+        if any(record.outcome == "not_finite" for record in seeds):
+            continue
         for record in seeds:
             series = record.series[options["series"]]
-            fall = change.fall(series.column(options["x"]), series.column(options["y"]))
-            if fall and record.outcome != "not_finite":
+            if fall := change.fall(series.column(options["x"]), series.column(options["y"])):
                 falls[row, seed_of(record.job)] = fall
     return falls
 

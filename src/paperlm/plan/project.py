@@ -153,7 +153,7 @@ class Project:
         for place, scale in paper.scale_names():
             if scale not in self.scales:
                 raise SpecError(f"{path}: {place}: " + unknown("scale", scale, self.scales))
-        for name, claim in paper.claims():
+        for name, claim in (*paper.claims(), *(("consistency", check.id) for check in paper.consistency)):
             if claim in self._claims:
                 raise SpecError(f"{path}: {name}: claim {claim!r} stands in {self._claims[claim]} already; rename one")
             self._claims[claim] = f"{path.name}, {name}"
