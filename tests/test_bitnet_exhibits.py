@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from support_tables import edited, pretrained, record_of
 
 from paperlm.checks import open_project
 from paperlm.errors import SpecError
+from paperlm.figures.base import exhibit_contents
 from paperlm.figures.quantized_blocks import projections, written
 from paperlm.figures.series_curves import SAME, curve_samples, curve_statistics, draw
 from paperlm.models.sizes import block_weights
@@ -19,6 +21,7 @@ from paperlm.quantizers.presets import PRESETS
 from paperlm.record.record import write_record
 from paperlm.result import Series
 from paperlm.tables.build import table_contents, write_table
+from paperlm.tables.claims import CellSamples
 from paperlm.tables.jobs import labels
 from paperlm.tables.results import collect
 from paperlm.tables.verdicts import claim_rows
@@ -290,6 +293,26 @@ def test_figure_one_has_the_quantizers_of_the_models_that_are_trained(paper):
     assert written({"name": "int8_absmax", "keep": 0.5}) == ["TopK 50 %", "INT8 absmax"]
     assert written({"name": "fp4_e2m1"}) == ["FP4 E2M1"] and written(None) == []
     assert written({"name": "int4_absmean", "multiple": 2}) == ["INT4 absmean x 2"]
+
+
+def whole(project, name, contents):
+    return {row["claim"]: row["verdict"] for row in claim_rows(project, name, contents) if not row["part"]}
+
+
+def test_claims_on_the_configuration_hold_of_ours_and_fail_of_another(tiny, monkeypatch):
+    for name, claims in (("bitnet_table6", ["BIT-T6-1"]), ("bitnet_table7", ["BIT-T7-1"])):
+        contents = table_contents(tiny, name, [])
+        assert whole(tiny, name, contents) == dict.fromkeys(claims, "holds")
+    other = {**contents.samples, ("LLaMA LLM, 7B", "Warm-up"): CellSamples((376.0,))}
+    assert whole(tiny, "bitnet_table7", dataclasses.replace(contents, samples=other)) == {"BIT-T7-1": "fails"}
+    shapes = table_contents(tiny, "bitnet_table6", [])
+    other = {**shapes.samples, ("3B", "GLU Size"): CellSamples((8000.0,))}
+    assert whole(tiny, "bitnet_table6", dataclasses.replace(shapes, samples=other)) == {"BIT-T6-1": "fails"}
+    blocks = "bitnet_figure1"
+    assert set(whole(tiny, blocks, exhibit_contents(tiny, blocks, [])).values()) == {"holds"}
+    mixed = PRESETS["a48_int4"]["quantization"] | {"o": {"name": "int8_absmax"}, "down": {"name": "int4_absmean"}}
+    monkeypatch.setitem(PRESETS, "a48_int4", PRESETS["a48_int4"] | {"quantization": mixed})
+    assert whole(tiny, blocks, exhibit_contents(tiny, blocks, [])) == {"BIT-F1-1": "fails", "BIT-F1-2": "fails"}
 
 
 def test_two_curves_are_the_same_if_every_point_is(tiny):

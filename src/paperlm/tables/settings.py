@@ -13,8 +13,8 @@ from paperlm.plan.echo import our_settings
 from paperlm.plan.exhibit import Setting
 from paperlm.plan.project import Project
 from paperlm.plan.table import EchoColumn, SettingsTable
-from paperlm.tables.claims import PrintedCell
-from paperlm.tables.contents import Contents, DiffRow, check_labels
+from paperlm.tables.claims import CellSamples, PrintedCell
+from paperlm.tables.contents import Contents, DiffRow, Key, check_labels
 from paperlm.tables.published import PublishedTable, half_a_digit, number
 from paperlm.tables.vocabulary import NOT_PRINTED, NOT_RUN
 
@@ -40,11 +40,13 @@ ARROW = " → "
 
 
 def contents(project: Project, name: str, published: PublishedTable, records: Iterable[Path] = ()) -> Contents:
-    """The table at scale paper, whatever scale is configured; no record is read. SpecError for an unknown setting."""
+    """The table at scale paper, whatever scale is configured; no record is read. Claims read the cells that are numbers.
+    SpecError for an unknown setting."""
     _, table = project.table(name)
     columns = {label: column.in_print for label, column in table.columns.items()}
     check_labels(name, dict.fromkeys(table.lines(), True), columns, published)
-    diff = []
+    diff: list[DiffRow] = []
+    samples: dict[Key, CellSamples] = {}
     for row in table.lines():
         settings = our_settings(project, name, row)
         for label, column in table.columns.items():
@@ -56,10 +58,12 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
                 continue
             value, reason = _value(name, table, column, settings)
             common |= {"published": printed, "regenerated": value, "metric": column.setting}
+            if (ours := number(value)) is not None:
+                samples[row, label] = CellSamples((ours,))
             if not column.in_print:
                 diff.append(DiffRow(**common, verdict=NOT_PRINTED, reason=reason))
                 continue
-            a, b = number(printed), number(value)
+            a, b = number(printed), ours
             if b is not None and a is None and printed.strip() and ARROW.strip() not in printed:
                 raise SpecError(
                     f"{table.published}: row {row!r}, column {label!r}: {printed!r} is no number, and ours is {value}"
@@ -69,7 +73,7 @@ def contents(project: Project, name: str, published: PublishedTable, records: It
             verdict = "match" if same else "differs"
             diff.append(DiffRow(**common, difference=difference, verdict=verdict, reason="" if same else reason))
     cells = {key: PrintedCell(value, text=published.cell(*key)) for key, value in published.values.items()}
-    return Contents(diff, printed=cells, depends_on_scale=False)
+    return Contents(diff, samples, printed=cells, depends_on_scale=False)
 
 
 def _value(name: str, table: SettingsTable, column: EchoColumn, settings: dict[str, Setting]) -> tuple[str, str]:
