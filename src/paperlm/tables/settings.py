@@ -40,8 +40,8 @@ ARROW = " → "
 
 
 def contents(project: Project, name: str, published: PublishedTable, records: Iterable[Path] = ()) -> Contents:
-    """The table at scale paper, whatever scale is configured; no record is read. Claims read the cells that are numbers.
-    SpecError for an unknown setting."""
+    """The table at scale paper, whatever scale is configured; no record is read. Claims read the cells that are
+    numbers. SpecError for an unknown setting."""
     _, table = project.table(name)
     columns = {label: column.in_print for label, column in table.columns.items()}
     check_labels(name, dict.fromkeys(table.lines(), True), columns, published)
