@@ -19,7 +19,7 @@ from support_scorer import Scorer
 
 from paperlm.data.tokenizer import TextTokenizer
 from paperlm.errors import DataError, SpecError
-from paperlm.evaluate.harness import evaluate, evaluate_lm, load_items
+from paperlm.evaluate.harness import evaluate, evaluate_lm, load_items, main
 from paperlm.evaluate.tasks import TASKS
 from paperlm.models.folder import save_model, transformers_tokenizer
 from paperlm.models.llama import PaperLlamaForCausalLM
@@ -330,6 +330,13 @@ def test_an_option_without_a_token_is_named(model, tokenizer, items, tmp_path):
     manifest = rewrite(items["openbookqa"], tmp_path, blank)
     with pytest.raises(DataError, match="task 'openbookqa': option ' ' is no token"):
         evaluate_lm(lm, ["openbookqa"], {"openbookqa": manifest}, few_shot=0)
+
+
+@pytest.mark.slow
+def test_a_task_that_lm_eval_does_not_know_is_refused_with_the_nearest_name(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lm-eval"])
+    with pytest.raises(SpecError, match="--tasks: unknown task 'piqqa'; did you mean 'piqa'"):
+        main(["run", "--model", "hf", "--model_args", "pretrained=none", "--tasks", "arc_easy,piqqa"])
 
 
 @pytest.mark.slow

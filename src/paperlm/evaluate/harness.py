@@ -29,7 +29,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from paperlm.data.items import read_items
-from paperlm.errors import DataError
+from paperlm.errors import DataError, SpecError, unknown
 from paperlm.evaluate.tasks import Task, task_of
 from paperlm.frozen import digest
 from paperlm.result import Answers
@@ -357,10 +357,20 @@ def _share(counts: Counter, lm: CountingLM, tasks: Sequence[str]) -> dict[str, f
 
 
 def main(arguments: Sequence[str]) -> None:
-    """lm-eval's own command line, with the decoder registered: `--model hf --model_args pretrained=<model folder>`."""
+    """lm-eval's own command line, with the decoder registered: `--model hf --model_args pretrained=<model folder>`.
+
+    Raises SpecError for a task that lm-eval does not know.
+    """
     from lm_eval.__main__ import cli_evaluate
 
     import paperlm.models.llama  # noqa: F401 - makes the Auto classes know the decoder
 
     sys.argv = ["lm-eval", *arguments]
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except ValueError as error:
+        found, _, missing = str(error).partition("Tasks not found: ")
+        if found or not missing:
+            raise
+        known = TaskManager().all_tasks
+        raise SpecError("--tasks: " + "; ".join(unknown("task", task, known) for task in missing.split(", "))) from None
