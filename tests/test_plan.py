@@ -163,7 +163,7 @@ def test_a_sixth_paper_is_one_file_and_its_published_table(root):
     (root / "paper_tables/published/toy_table1.csv").write_text(",Small\nA,30.0\nB,20.0\n")
     paper = yaml.safe_load((root / "workflow/papers/mixln.yaml").read_text())
     paper["paper"].update(id="toy", title="Toy")
-    paper |= {"deviations": [], "scales": {}, "figures": {}}
+    paper |= {"deviations": [], "scales": {}, "figures": {}, "consistency": []}
     decay = {"value": 0.123, "source": "toy"}
     paper["tables"] = {
         "toy_table1": {
