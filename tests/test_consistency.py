@@ -86,7 +86,7 @@ def test_a_printed_number_is_a_number_and_none_that_diverged(tmp_path):
             {"expression": "M8['Pre-LN, ✓','Perplexity'] > 0", "known": "a reading"},
             "holds in every part: leave `known`",
         ),
-        ({"id": "MIX-C-2"}, "'MIX-C-2' stands there twice"),
+        ({"id": "MIX-C-2"}, "'MIX-C-2' stands in mixln.yaml, consistency already"),
         ({"known": 3}, "known"),
     ],
 )
