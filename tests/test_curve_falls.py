@@ -106,23 +106,26 @@ def test_falls_of_each_row_and_seed_are_there_for_claims_and_vary_by_the_most_un
     options = tiny.figure("bitnet_curves")[1].options | {"change": {"at": "1/2", "within": "1/10"}}
     rows = {row: job for (row, _), job in jobs(tiny, "bitnet_curves").items()}
     found = {row: (curve(job, 0, 0.25), curve(job, 1, 0.5, wave=0.1)) for row, job in rows.items()}
-    by_seed = curve_statistics(found, options)["LLaMA, 3B"]
+    by_seed = curve_statistics(found, options)["LLaMA, 1.3B"]
     assert by_seed[0][FALL] == 0.25 and by_seed[1][FALL] == pytest.approx(0.5, abs=0.1), "by tokens, not updates"
     samples = curve_samples(found, options, noise=0.04)
     assert samples["BitNet b1.58, 700M", END].deviation == 0.04, "levels vary by the seed noise of the scale"
     change = Change.model_validate(options["change"])
-    each = [change.fall(*map(record.series["train"].column, ("tokens", "loss"))) for record in found["LLaMA, 3B"]]
-    assert samples["LLaMA, 3B", FALL].deviation == each[1].deviation > each[0].deviation
+    each = [change.fall(*map(record.series["train"].column, ("tokens", "loss"))) for record in found["LLaMA, 1.3B"]]
+    assert samples["LLaMA, 1.3B", FALL].deviation == each[1].deviation > each[0].deviation
 
 
 def test_a_row_of_which_a_run_broke_off_has_no_fall_and_is_not_judged_by_its_other_seeds(tiny):
     options = tiny.figure("bitnet_curves")[1].options | {"change": {"at": "1/2", "within": "1/10"}}
     rows = {row: job for (row, _), job in jobs(tiny, "bitnet_curves").items()}
     found = {row: (curve(job, 0, 0.25), curve(job, 1, 0.25)) for row, job in rows.items()}
-    found["LLaMA, 3B"] = (curve(rows["LLaMA, 3B"], 0, 0.25), curve(rows["LLaMA, 3B"], 1, 0.25, outcome="not_finite"))
+    found["LLaMA, 1.3B"] = (
+        curve(rows["LLaMA, 1.3B"], 0, 0.25),
+        curve(rows["LLaMA, 1.3B"], 1, 0.25, outcome="not_finite"),
+    )
     samples = curve_samples(found, options, noise=0.04)
-    assert {row for row, statistic in samples if statistic == FALL} == set(rows) - {"LLaMA, 3B"}
-    assert ("LLaMA, 3B", END) in samples
+    assert {row for row, statistic in samples if statistic == FALL} == set(rows) - {"LLaMA, 1.3B"}
+    assert ("LLaMA, 1.3B", END) in samples
 
 
 def test_a_verdict_on_a_single_seed_says_what_a_fall_varies_by(tmp_path, tiny):
