@@ -32,9 +32,6 @@ def consistency_rows(project: Project) -> list[dict[str, str]]:
 
 def check_consistency(project: Project, paper: PaperSpec) -> None:
     """Raise SpecError as `consistency_rows` does, for one paper."""
-    ids = [check.id for check in paper.consistency]
-    if twice := next((one for one in ids if ids.count(one) > 1), ""):
-        raise SpecError(f"consistency: {twice!r} stands there twice; rename one")
     for _ in _of_paper(project, paper):
         pass
 
