@@ -100,7 +100,7 @@ def places_kernel(gate, places, counts, N, stride, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     value = tl.load(gate + row * stride + column, mask=column < N, other=0.0)
     above = value.to(tl.float32) > 0.0
-    # the count is the last sum, for a second sum does not fit into the registers of 32 warps
+    # the count is the last sum, for with a second one Triton 3.6 needs more registers than 32 warps have
     so_far = tl.cumsum(above.to(tl.int32), 0)
     tl.store(counts + row, tl.max(so_far, 0))
     tl.store(places + row * N + so_far - 1, column, mask=above)
