@@ -34,6 +34,7 @@ WORDS = {**LINEAR, "x": "*i32", "weight": "*i32"}
 SIZES = [(N, K) for d, f in ((1536, 4096), (2048, 5460), (3200, 8640), (4096, 11008))
          for N, K in ((3 * d, d), (d, d), (2 * f, d), (d, f))]  # fmt: skip
 "Matrices of a block of 700M, 1.3B, 3B and 7B: (rows, columns)."
+FETCH = "cp.async.bulk.prefetch.L2"
 
 
 def all_tiles():
@@ -84,8 +85,9 @@ def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     # no size is said to be a multiple of 16: of 3200 columns neither words nor chunks are
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3, launch_pdl=pdl)
     ptx = kernel.asm["ptx"]
-    if pdl:  # the kernel in front has ended before anything of memory is read
-        assert waits_first(ptx)
+    if pdl:  # the kernel in front has ended before anything of memory is read; weights are asked for before that
+        assert waits_first(ptx, "griddepcontrol.launch")
+        assert ptx.count(FETCH) == (0 if gather else 1)
     # a thread has 16 words of weights for each token, of four codes in each of their four planes
     assert ptx.count("dp4a") == 16 * 4
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", ptx)  # ahead of their use
@@ -164,7 +166,7 @@ def test_a_row_is_normalized_and_quantized_in_registers(width, mode, kind, tmp_p
     }  # fmt: skip
     kernel = compile_for(norm.norm_quantize_kernel, NORM, constants, ROW, 90, warps, 3, launch_pdl=True)
     ptx = kernel.asm["ptx"]
-    assert waits_first(ptx)
+    assert waits_first(ptx) and ptx.count(FETCH) == (block <= 8192)  # of the gains
     assert spilled(kernel, tmp_path) <= 4  # a number, once a row
     assert re.search(r"ld\.global[.\w]*\.v4\.b32", ptx)
     # a ratio is computed once a row; what is done for each number is a product
@@ -239,7 +241,8 @@ def test_attending_reads_16_bytes_at_once_converts_nothing_and_spills_nothing(bi
     unit = {torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}[tiles.unit]
     types = CACHE | {"k_data": unit, "v_data": unit, "out": "*fp32"}
     kernel = compile_for(function, types, constants, {"capacity"}, 90, tiles.warps, 3, launch_pdl=True)
-    assert waits_first(kernel.asm["ptx"])
+    # how long a sequence is may still change where it is read to ask for rows: past the first-level cache, and again
+    assert waits_first(kernel.asm["ptx"], "ld.global.cg") and kernel.asm["ptx"].count(FETCH) == 2
     assert kernel.metadata.shared <= SHARED[90] and spilled(kernel, tmp_path) == 0
     if words:
         ptx = kernel.asm["ptx"]

@@ -8,7 +8,7 @@ in three digits of seven bits; values become floats without a conversion. Three 
 import triton
 import triton.language as tl
 
-from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
+from paperlm_kernels.overlap import fetch, gdc_launch_dependents, gdc_wait
 from paperlm_kernels.ternary_linear.tiles import add_dot_of_four
 
 MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: see rmsnorm_quantize.kernel
@@ -261,6 +261,16 @@ def softmax_step(top, weight, score):
     return p, rescale, highest, weight * rescale + p
 
 
+@triton.jit
+def fetch_share(k_data, v_data, lengths, b, kv, capacity, row, splits, TOKENS: tl.constexpr):
+    """Asks for the rows that a program of `decode_kernel` will read, by the length as it stands now."""
+    length = tl.minimum(tl.load(lengths + b, cache_modifier=".cg"), capacity)
+    begin, end = share_of_program(length, splits, TOKENS)
+    size = (end - begin) * row * (k_data.dtype.element_ty.primitive_bitwidth // 8)
+    fetch(k_data + (kv + begin) * row, size)
+    fetch(v_data + (kv + begin) * row, size)
+
+
 @triton.jit(do_not_specialize=["splits"])
 def decode_kernel(
     q, k_data, v_data, k_steps, v_steps, lengths, out, stats, heads, shared_by, D: tl.constexpr, capacity,
@@ -275,11 +285,12 @@ def decode_kernel(
     row are summed across threads. row: its size in what k_data and v_data point to: words, or halves of them (HALVES).
     scale: of the scores, times log2 e. FIRST: position 0 is left to `merge_kernel`.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
+    if PDL:
+        fetch_share(k_data, v_data, lengths, b, kv, capacity, row, splits, TOKENS)
+        gdc_wait()
+        gdc_launch_dependents()
     length = tl.minimum(tl.load(lengths + b), capacity)  # `append` does not look whether there was room
     begin, end = share_of_program(length, splits, TOKENS)
     d, inside = numbers(D, THREE, BLOCK)

@@ -11,6 +11,7 @@ from paperlm_kernels.kv_attention.kernel import (
     INFINITY,
     bytes_as_floats,
     digits_of,
+    fetch_share,
     products,
     query,
     share_of_program,
@@ -59,11 +60,12 @@ def decode_bytes_kernel(
 ):  # fmt: skip
     """As `kernel.decode_kernel`, but that the weighted v has two terms (program, 2, D): of the low bits and of the
     highest. LOW, HIGH: powers of two of words that hold the bytes of either."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
+    if PDL:
+        fetch_share(k_data, v_data, lengths, b, kv, capacity, row, splits, TOKENS)
+        gdc_wait()
+        gdc_launch_dependents()
     length = tl.minimum(tl.load(lengths + b), capacity)  # `append` does not look whether there was room
     begin, end = share_of_program(length, splits, TOKENS)
     mine = q + tl.program_id(0).to(tl.int64) * D

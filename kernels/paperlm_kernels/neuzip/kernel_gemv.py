@@ -263,13 +263,20 @@ def fix4_gemv_kernel(
     L2, H2, L3, H3 = read(sa + 16, some, EVEN)
     M0, N0, M1, N1 = read(sb, some, EVEN)
     M2, N2, M3, N3 = read(sb + 16, some, EVEN)
-    # most programs have fewer patches than this: they are asked for now, and multiplied at the end
+    # most programs have fewer patches than this: they are asked for on the way, each program at a step of its own, for
+    # their addresses are read one behind another; and multiplied at the end
     x16 = x.to(tl.pointer_type(tl.int16))
     index = begin + warp * 16 + t * 4
-    e0, e1, e2, e3, i0, i1, i2, i3, v0, v1, v2, v3, u0, u1, u2, u3 = four_asked(
-        x16, plane, patches, patch_directory, index, q, end, first, count, tokens, columns, BLOCK, NT
-    )  # fmt: skip
-    for i in range(tl.cdiv(columns, 128 * W)):
+    steps = tl.cdiv(columns, 128 * W)
+    ask = tl.program_id(0) % steps
+    e0, i0, v0 = index * 0 - 1, (index * 0).to(tl.uint8), (index * 0).to(tl.int16)
+    e1, e2, e3, i1, i2, i3 = e0, e0, e0, i0, i0, i0
+    v1, v2, v3, u0, u1, u2, u3 = v0, v0, v0, v0, v0, v0, v0
+    for i in range(steps):
+        if i == ask:
+            e0, e1, e2, e3, i0, i1, i2, i3, v0, v1, v2, v3, u0, u1, u2, u3 = four_asked(
+                x16, plane, patches, patch_directory, index, q, end, first, count, tokens, columns, BLOCK, NT
+            )  # fmt: skip
         left -= W
         if EVEN:
             step = tl.where((i + 1) * (128 * W) < columns, 128 * W, 0)  # behind the last, that one is read again

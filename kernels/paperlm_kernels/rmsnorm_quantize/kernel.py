@@ -6,7 +6,7 @@ A program has a whole row in registers (BLOCK, the next power of two). Statistic
 import triton
 import triton.language as tl
 
-from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
+from paperlm_kernels.overlap import fetch, gdc_launch_dependents, gdc_wait
 
 # 1.5 * 2^23: what is added to it is rounded to a whole number, half to even, up to 2^22. (The interpreter has no rint.)
 MAGIC = tl.constexpr(12582912.0)
@@ -101,6 +101,8 @@ def norm_quantize_kernel(
     and 1 / root mean square, for training. COMPACT: places of the codes that are not 0, and their number.
     PDL: it is started before the kernel in front of it has ended, and waits for that here."""
     if PDL:
+        if NORM and BLOCK <= 8192:  # with longer rows registers would be spilled
+            fetch(gain, D * (gain.dtype.element_ty.primitive_bitwidth // 8))
         gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)

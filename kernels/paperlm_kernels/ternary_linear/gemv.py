@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paperlm_kernels.overlap import gdc_launch_dependents, gdc_wait
+from paperlm_kernels.overlap import fetch, gdc_launch_dependents, gdc_wait
 from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish, row_of, scales_of
 
 
@@ -21,14 +21,21 @@ def gemv_kernel(
     odd planes are multiplied where they stand, four times as large, into a sum of their own: that spares their shift.
 
     GATHER: of token `program_id(2)` only the rows in its list (places, counts) are computed, y is zeros elsewhere.
-    GATED: as in gemm_kernel. PDL: it is started before the kernel in front of it has ended, and waits for that here.
+    GATED: as in gemm_kernel. PDL: it is started before the kernel in front of it has ended, asks for its weights and
+    waits for that.
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     width = 8 * chunks
     block = tl.program_id(0)
     split = tl.program_id(1)
+    if PDL:
+        gdc_launch_dependents()
+        if not GATHER:  # programs that share rows ask for a part of them each
+            size = tl.cdiv(BN * 4 * width // (2 if GATED else 1), splits)
+            begin = weight.to(tl.int64) + (block * BN // (2 if GATED else 1)).to(tl.int64) * (4 * width) + split * size
+            fetch(begin, size)
+            if GATED:
+                fetch(begin + (N // 2).to(tl.int64) * (4 * width), size)
+        gdc_wait()
     token = tl.program_id(2) + tl.arange(0, BM)
     n = block * BN + tl.arange(0, BN)
     if GATHER:
