@@ -80,28 +80,31 @@ def test_few_tokens_take_four_products_an_instruction_from_16_bytes_of_weights(
     few, pdl = few_tiles_of(tokens, rows, 132), architecture == 90
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": split, "GATHER": gather,
-        "GATED": False, "ASM": True, "PDL": pdl,
+        "GATED": False, "ASM": True, "AHEAD": False, "PDL": pdl,
     }  # fmt: skip
     # no size is said to be a multiple of 16: of 3200 columns neither words nor chunks are
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), architecture, few.warps, 3, launch_pdl=pdl)
     ptx = kernel.asm["ptx"]
-    if pdl:  # the kernel in front has ended before anything of memory is read; weights are asked for before that
-        assert waits_first(ptx, "griddepcontrol.launch")
-        assert ptx.count(FETCH) == (0 if gather else 1)
+    if pdl:  # the kernel in front has ended before anything of memory is read
+        assert waits_first(ptx) and FETCH not in ptx
     # a thread has 16 words of weights for each token, of four codes in each of their four planes
     assert ptx.count("dp4a") == 16 * 4
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", ptx)  # ahead of their use
     assert architecture != 90 or spilled(kernel, tmp_path) == 0
 
 
+@pytest.mark.parametrize("ahead,gated", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("rows,columns", [(12288, 4096), (4096, 11008), (9600, 3200), (22016, 4096)])
-def test_a_token_on_hopper_takes_16_bytes_of_weights_a_thread_at_a_time(rows, columns, tmp_path):
+def test_a_token_on_hopper_takes_16_bytes_of_weights_a_thread_at_a_time(rows, columns, ahead, gated, tmp_path):
     few = token_tiles_of(rows, columns // 4, 132)
     constants = {
         "BM": 1, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": False, "GATHER": False,
-        "GATED": False, "ASM": True, "PDL": True,
+        "GATED": gated, "ASM": True, "AHEAD": ahead, "PDL": True,
     }  # fmt: skip
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), 90, few.warps, 3, launch_pdl=True)
+    # weights are asked for, and the next kernel let in, before the end of the one in front
+    assert waits_first(kernel.asm["ptx"], *(["griddepcontrol.launch"] if ahead else []))
+    assert kernel.asm["ptx"].count(FETCH) == ahead * (1 + gated)
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", kernel.asm["ptx"]) and spilled(kernel, tmp_path) == 0
 
 
@@ -123,7 +126,7 @@ def test_a_gated_product_of_few_tokens_reads_16_bytes_of_weights(tokens, tmp_pat
     few = few_tiles_of(tokens, 17280, 132)
     constants = {
         "BM": tokens, "BN": few.rows, "WORDS": few.words, "STAGES": few.stages, "SPLIT": False, "GATHER": False,
-        "GATED": True, "ASM": True, "PDL": False,
+        "GATED": True, "ASM": True, "AHEAD": False, "PDL": False,
     }  # fmt: skip
     kernel = compile_for(gemv.gemv_kernel, WORDS, constants, set(), 90, few.warps, 3)
     assert re.search(r"cp\.async\.cg\.shared\.global .*0x10", kernel.asm["ptx"]) and spilled(kernel, tmp_path) == 0

@@ -172,7 +172,7 @@ def offsets_in(room, places):
 @interpreted
 @pytest.mark.parametrize("swap", [True, False])
 @pytest.mark.parametrize("rows", [64, 128, 256])
-def test_no_tile_reads_behind_the_rows_of_the_weights_or_the_activations(rows, swap, monkeypatch):
+def test_no_tile_of_triton_reads_behind_the_rows_of_the_weights_or_the_activations(rows, swap, monkeypatch):
     # 300 rows are padded to 384, no multiple of 256; a tile of 64 tokens ends behind the 20
     _, codes, scale, alpha, packed = case(SPOTS[1], 20, 300, 500)
     whole = torch.nn.functional.pad(codes, (0, 12))
@@ -190,7 +190,7 @@ def test_no_tile_reads_behind_the_rows_of_the_weights_or_the_activations(rows, s
 
 @interpreted
 @pytest.mark.parametrize("tokens,tiles", [(1, (16, 32, 1, 3)), (3, (8, 64, 1, 3)), (1, (8, 128, 2, 3))])
-def test_few_tokens_read_nothing_behind_weights_activations_and_scales(tokens, tiles, monkeypatch):
+def test_triton_reads_of_few_tokens_nothing_behind_weights_activations_and_scales(tokens, tiles, monkeypatch):
     _, codes, scale, alpha, packed = case(SPOTS[1], tokens, 300, 500)
     given = (packed.data, torch.nn.functional.pad(codes, (0, 12)), scale, sums(codes), alpha)
     rooms = [torch.cat([part.flatten()] * 3) for part in given]

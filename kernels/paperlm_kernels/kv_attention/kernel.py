@@ -261,12 +261,21 @@ def softmax_step(top, weight, score):
     return p, rescale, highest, weight * rescale + p
 
 
+MOST_AHEAD = tl.constexpr(20_000_000)
+"""Bytes of keys and values. Microseconds of 7B's 4096 positions in four bits, H200, with and without asking ahead: of
+one sequence, 17 MB, 12.6 and 13.2; of 16, 128 and 105. With 3B's rows of 50 bytes 151 and 167 of 16 sequences."""
+
+
 @triton.jit
-def fetch_share(k_data, v_data, lengths, b, kv, capacity, row, splits, TOKENS: tl.constexpr):
-    """Asks for the rows that a program of `decode_kernel` will read, by the length as it stands now."""
+def fetch_share(k_data, v_data, lengths, b, kv, capacity, row: tl.constexpr, splits, TOKENS: tl.constexpr):
+    """Asks for the rows that a program of `decode_kernel` will read, by the length as it stands now: where all of them
+    find room in the L2 cache, and where rows begin anywhere, which the kernel reads in small pieces."""
+    bytes_of_row: tl.constexpr = row * (k_data.dtype.element_ty.primitive_bitwidth // 8)
     length = tl.minimum(tl.load(lengths + b, cache_modifier=".cg"), capacity)
     begin, end = share_of_program(length, splits, TOKENS)
-    size = (end - begin) * row * (k_data.dtype.element_ty.primitive_bitwidth // 8)
+    size = (end - begin) * bytes_of_row
+    if bytes_of_row % 16 == 0:
+        size = tl.where(tl.num_programs(0).to(tl.int64) * length * (2 * bytes_of_row) <= MOST_AHEAD, size, 0)
     fetch(k_data + (kv + begin) * row, size)
     fetch(v_data + (kv + begin) * row, size)
 

@@ -27,6 +27,7 @@ def ternary_linear(
     alpha: Tensor,
     *,
     out_dtype: torch.dtype = torch.bfloat16,
+    behind_norm: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """y = (sum_k (t + 1) x - sum_k x) * act_scale * alpha: the product of dequantized activations and weights.
@@ -38,6 +39,9 @@ def ternary_linear(
         packed: the weights, (N, K).
         alpha: float32 (N,), one for each row of the weights (`fused_alpha` for matrices in one), or of no axes.
         out_dtype: of y.
+        behind_norm: what runs in front leaves the memory idle, as `rmsnorm_quantize` of a token does: on Hopper the
+            product of one token asks for its weights meanwhile. Changes no number, and takes longer where another
+            product runs in front.
         backend: "triton", "reference" or "auto".
 
     Returns:
@@ -55,7 +59,7 @@ def ternary_linear(
     if chosen_backend(backend, codes, out_dtype) == "triton":
         from paperlm_kernels.ternary_linear.ops import linear_op
 
-        y = linear_op(_whole(flat, K), *vectors[:2], packed.data, vectors[2], N, out_dtype)
+        y = linear_op(_whole(flat, K), *vectors[:2], packed.data, vectors[2], N, out_dtype, behind_norm)
     else:
         y = ternary_linear_reference(flat, *vectors[:2], packed, vectors[2], out_dtype)
     return y.view(*lead, N)
@@ -69,6 +73,7 @@ def ternary_gated(
     alpha: Tensor,
     *,
     out_dtype: torch.dtype = torch.bfloat16,
+    behind_norm: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """z = up * relu(gate)^2, (..., N / 2), of the products with two matrices that lie one below the other in `packed`:
@@ -85,7 +90,7 @@ def ternary_gated(
     if chosen_backend(backend, codes, out_dtype) == "triton":
         from paperlm_kernels.ternary_linear.ops import gated_op
 
-        z = gated_op(_whole(flat, K), *vectors[:2], packed.data, vectors[2], N, out_dtype)
+        z = gated_op(_whole(flat, K), *vectors[:2], packed.data, vectors[2], N, out_dtype, behind_norm)
     else:
         z = ternary_gated_reference(flat, *vectors[:2], packed, vectors[2], out_dtype)
     return z.view(*lead, N // 2)

@@ -11,7 +11,7 @@ from paperlm_kernels.ternary_linear.tiles import add_dot_of_four, finish, row_of
 def gemv_kernel(
     x, weight, scale, rowsum, alpha, y, work, arrived, places, counts, M, N, chunks, splits, listed,
     BM: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
-    GATHER: tl.constexpr, GATED: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    GATHER: tl.constexpr, GATED: tl.constexpr, ASM: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) of x and packed weights read as int32: (M, 4 * width) and (rows padded to 128, width) words, where a
     row has width = 8 * chunks words. That factor is written here for the compiler, which reads 16 bytes at a time only
@@ -21,21 +21,24 @@ def gemv_kernel(
     odd planes are multiplied where they stand, four times as large, into a sum of their own: that spares their shift.
 
     GATHER: of token `program_id(2)` only the rows in its list (places, counts) are computed, y is zeros elsewhere.
-    GATED: as in gemm_kernel. PDL: it is started before the kernel in front of it has ended, asks for its weights and
-    waits for that.
+    GATED: as in gemm_kernel. PDL: it is started before the kernel in front of it has ended, and waits for that here.
+    AHEAD: lets the next kernel in and asks for its weights before it waits.
     """
     width = 8 * chunks
     block = tl.program_id(0)
     split = tl.program_id(1)
-    if PDL:
+    if PDL and AHEAD:
         gdc_launch_dependents()
-        if not GATHER:  # programs that share rows ask for a part of them each
-            size = tl.cdiv(BN * 4 * width // (2 if GATED else 1), splits)
-            begin = weight.to(tl.int64) + (block * BN // (2 if GATED else 1)).to(tl.int64) * (4 * width) + split * size
-            fetch(begin, size)
-            if GATED:
-                fetch(begin + (N // 2).to(tl.int64) * (4 * width), size)
+        # programs that share rows ask for a part of them each
+        size = tl.cdiv(BN * 4 * width // (2 if GATED else 1), splits)
+        begin = weight.to(tl.int64) + (block * BN // (2 if GATED else 1)).to(tl.int64) * (4 * width) + split * size
+        fetch(begin, size)
+        if GATED:
+            fetch(begin + (N // 2).to(tl.int64) * (4 * width), size)
         gdc_wait()
+    elif PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(2) + tl.arange(0, BM)
     n = block * BN + tl.arange(0, BN)
     if GATHER:

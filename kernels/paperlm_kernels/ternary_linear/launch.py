@@ -21,6 +21,11 @@ from paperlm_kernels.ternary_linear.packing import padded
 
 GEMV_TOKENS = 4
 "Up to so many tokens are taken by the dot products of four bytes, more by the matrix units."
+MOST_AHEAD = 12_000_000
+"""Bytes of weights that are asked for while a norm is in front: about what memory brings in that time. Microseconds of
+norm and product of one token, H200, with and without: of 11.3 MB (down of 7B) 7.5 and 8.5, of 5.6 (gate_up of 1.3B) 4.8
+and 5.2; of 12.6 (qkv of 7B) 7.4 and 7.3, of 22.5 (gate_up of 7B) 10.7 and 9.7. Behind another product, with which
+memory is busy, it takes longer: qkv of 3B, 7.7 MB, 8.4 and 4.8."""
 SHARED = 227 * 1024
 "Bytes of shared memory of a program, on Hopper."
 ASM = os.environ.get("TRITON_INTERPRET") != "1"
@@ -130,11 +135,12 @@ def _tiles_of_16(N: int, width: int, programs: int) -> Tiles:
 def run_linear(
     codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, N: int, dtype: torch.dtype,
     tiles: Tiles | FewTiles | StreamTiles | None = None, splits: int | None = None, gated: bool = False,
+    behind_norm: bool = False,
 ) -> Tensor:  # fmt: skip
     """y (M, N). codes int8 (M, padded K), data as packed, or int8 (padded N, padded K) for weights in a byte each.
 
     gated: y is (M, N / 2), up * relu(gate)^2, of weights whose first half of rows is the gate's, the second up's.
-    `tiles` or `splits` force what follows from the shapes otherwise.
+    `tiles` or `splits` force what follows from the shapes otherwise. behind_norm: see `ternary_linear`.
     """
     M, K = codes.shape
     dense = data.dtype == torch.int8
@@ -145,7 +151,8 @@ def run_linear(
         return y
     vectors = (scale, rowsum, alpha, y)
     if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
-        _run_gemv(codes, data, vectors, N, width, tiles, splits, gated=gated)
+        ahead = behind_norm and data.nbytes <= MOST_AHEAD
+        _run_gemv(codes, data, vectors, N, width, tiles, splits, gated=gated, ahead=ahead)
         return y
     if tiles is None and splits is None and hopper.applies(codes, data):
         tiles = hopper.stream_tiles_of(M, N, width, programs)
@@ -182,7 +189,7 @@ def run_rows(
 
 def _run_gemv(
     codes: Tensor, data: Tensor, vectors: tuple[Tensor, ...], N: int, width: int, tiles: FewTiles | None,
-    splits: int | None, listed: tuple[Tensor, Tensor] | None = None, gated: bool = False,
+    splits: int | None, listed: tuple[Tensor, Tensor] | None = None, gated: bool = False, ahead: bool = False,
 ) -> None:  # fmt: skip
     M = codes.shape[0]
     if codes.storage_offset() % 4:
@@ -201,7 +208,7 @@ def _run_gemv(
             codes.view(torch.int32), data.view(torch.int32), *vectors, work, arrived, places, counts, M, N, width // 32,
             splits, 0 if places is None else places.stride(0), BM=BM, BN=tiles.rows, WORDS=tiles.words,
             STAGES=tiles.stages, SPLIT=splits > 1, GATHER=listed is not None, GATED=gated, ASM=ASM,
-            num_warps=tiles.warps, **launched(overlaps(codes.device)),
+            AHEAD=ahead, num_warps=tiles.warps, **launched(overlaps(codes.device)),
         )  # fmt: skip
 
 

@@ -111,7 +111,9 @@ class TernaryLinear(nn.Module):
         packed = PackedTernary(self.weight, self.out_features, self.in_features)
         # in float32 only where a bias is still to be added, so that the sum is rounded once
         dtype = x.dtype if self.bias is None else torch.float32
-        y = ternary_linear(q.codes, q.scale, q.rowsum, packed, self.alpha, out_dtype=dtype, backend=self.backend)
+        y = ternary_linear(
+            q.codes, q.scale, q.rowsum, packed, self.alpha, out_dtype=dtype, behind_norm=True, backend=self.backend
+        )  # fmt: skip
         return y if self.bias is None else (y + self.bias).to(x.dtype)
 
     def _apply(self, fn, recurse=True):

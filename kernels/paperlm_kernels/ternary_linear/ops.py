@@ -10,22 +10,24 @@ from paperlm_kernels.ternary_linear.launch import run_columns, run_linear, run_p
 
 @torch.library.custom_op("paperlm_kernels::ternary_linear", mutates_args=())
 def linear_op(
-    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, out_features: int, dtype: torch.dtype
-) -> Tensor:
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, out_features: int, dtype: torch.dtype,
+    behind_norm: bool = False,
+) -> Tensor:  # fmt: skip
     """See `launch.run_linear`."""
-    return run_linear(codes, scale, rowsum, data, alpha, out_features, dtype)
+    return run_linear(codes, scale, rowsum, data, alpha, out_features, dtype, behind_norm=behind_norm)
 
 
 @torch.library.custom_op("paperlm_kernels::ternary_gated", mutates_args=())
 def gated_op(
-    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, rows: int, dtype: torch.dtype
-) -> Tensor:
+    codes: Tensor, scale: Tensor, rowsum: Tensor, data: Tensor, alpha: Tensor, rows: int, dtype: torch.dtype,
+    behind_norm: bool = False,
+) -> Tensor:  # fmt: skip
     """See `launch.run_linear`, gated; rows: of gate and up together."""
-    return run_linear(codes, scale, rowsum, data, alpha, rows, dtype, gated=True)
+    return run_linear(codes, scale, rowsum, data, alpha, rows, dtype, gated=True, behind_norm=behind_norm)
 
 
 @gated_op.register_fake
-def _(codes, scale, rowsum, data, alpha, rows, dtype):
+def _(codes, scale, rowsum, data, alpha, rows, dtype, behind_norm=False):
     return codes.new_empty((codes.shape[0], rows // 2), dtype=dtype)
 
 
@@ -48,9 +50,13 @@ def columns_op(
 
 
 @linear_op.register_fake
+def _(codes, scale, rowsum, data, alpha, out_features, dtype, behind_norm=False):
+    return codes.new_empty((codes.shape[0], out_features), dtype=dtype)
+
+
 @rows_op.register_fake
 @columns_op.register_fake
-def _(codes, scale, rowsum, data, alpha, out_features, dtype, places=None, counts=None):
+def _(codes, scale, rowsum, data, alpha, out_features, dtype, places, counts):
     return codes.new_empty((codes.shape[0], out_features), dtype=dtype)
 
 

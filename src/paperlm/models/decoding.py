@@ -132,7 +132,7 @@ class Product:
         self, q: Quantized, dtype: torch.dtype, function: Callable[..., Tensor] = ternary_linear
     ) -> Tensor:  # fmt: skip
         """The product in dtype, or what `function` makes of it."""
-        return function(q.codes, q.scale, q.rowsum, self.packed, self.alpha, out_dtype=dtype)
+        return function(q.codes, q.scale, q.rowsum, self.packed, self.alpha, out_dtype=dtype, behind_norm=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,12 +62,12 @@ class Ours(Product):
     def quantized(self, gain: Tensor | None) -> Quantized:
         return rmsnorm_quantize(self.inputs.x, gain, self.mode, eps=EPS, keep=self.keep, compact=self.keep is not None)
 
-    def operand(self) -> Callable[[Quantized], Tensor]:
-        packed, alpha = pack_ternary(self.inputs.weight), self.inputs.alpha.clone()
-        return lambda q: ternary_linear(q.codes, q.scale, q.rowsum, packed, alpha)
+    def operand(self, part: str) -> Callable[[Quantized], Tensor]:
+        packed, alpha, layer = pack_ternary(self.inputs.weight), self.inputs.alpha.clone(), part == "layer"
+        return lambda q: ternary_linear(q.codes, q.scale, q.rowsum, packed, alpha, behind_norm=layer)
 
     def call(self, part: str) -> Call:
-        multiply = self.operand()
+        multiply = self.operand(part)
         if part == "layer":
             return lambda: multiply(self.quantized(self.inputs.gain))
         given = self.quantized(None)
@@ -95,7 +95,7 @@ class OursSparse(Ours):
         if self.case.tokens > 4 or self.case.columns % 2:
             raise AbsentError("each token reads its own rows: for up to 4 tokens, and an even number of columns")
 
-    def operand(self) -> Callable[[Quantized], Tensor]:
+    def operand(self, part: str) -> Callable[[Quantized], Tensor]:
         packed, alpha = pack_ternary(self.inputs.weight.T), self.inputs.alpha.clone()
         return lambda q: sparse_columns_linear(q.codes, q.scale, q.rowsum, packed, alpha, q.places, q.counts)
 
@@ -106,7 +106,7 @@ class OursInt8(Ours):
     needs_gpu = True
     bits = 8
 
-    def operand(self) -> Callable[[Quantized], Tensor]:
+    def operand(self, part: str) -> Callable[[Quantized], Tensor]:
         from paperlm_kernels.ternary_linear.launch import run_linear
 
         N, K = self.inputs.weight.shape
@@ -157,7 +157,7 @@ class TorchIntMM(Ours):
         if M <= 16 or N % 8 or K % 8:
             raise AbsentError(f"torch._int_mm takes more than 16 rows and multiples of 8, not {M} and {N} x {K}")
 
-    def operand(self) -> Callable[[Quantized], Tensor]:
+    def operand(self, part: str) -> Callable[[Quantized], Tensor]:
         weight, alpha, K = self.inputs.weight.clone(), self.inputs.alpha.clone(), self.case.columns
 
         def multiply(q: Quantized) -> Tensor:
@@ -207,7 +207,7 @@ class TorchAO(Ours):
     needs_gpu = True
     bits = 8
 
-    def operand(self) -> Callable[[Quantized], Tensor]:
+    def operand(self, part: str) -> Callable[[Quantized], Tensor]:
         import torchao.prototype.quantized_training.int8_mm  # noqa: F401 - defines the operator
 
         weight, alpha, K = self.inputs.weight.clone(), self.inputs.alpha.clone(), self.case.columns
@@ -269,7 +269,7 @@ class BitBLAS(Ours):
     package = "bitblas"
     needs_gpu = True
 
-    def operand(self) -> Callable[[Quantized], Tensor]:
+    def operand(self, part: str) -> Callable[[Quantized], Tensor]:
         import bitblas
 
         (N, K), M = self.inputs.weight.shape, self.case.tokens
