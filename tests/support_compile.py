@@ -88,7 +88,7 @@ def waits_first(ptx, *before):
     what may come `before`, each once. To ask for lines of the L2 cache touches nothing."""
     ptx = ptx.replace("cp.async.bulk.prefetch.L2", "")
     for allowed in before:
-        assert allowed in ptx
+        assert 0 < ptx.find(allowed) < ptx.index("griddepcontrol.wait")
         ptx = ptx.replace(allowed, "", 1)
     accesses = ("griddepcontrol.launch", "ld.global", "st.global", "cp.async", "atom.", "red.", "prefetch")
     touched = [ptx.find(access) for access in accesses]

@@ -42,13 +42,16 @@ def asked(monkeypatch):
     return found
 
 
-def bytes_of(asked, tensor):
-    """How often each byte of a tensor is asked for; fails where something behind or before its memory is."""
-    times, begin = np.zeros(tensor.nbytes, int), tensor.data_ptr()
+def times_asked(asked, *tensors):
+    """How often each byte of the tensors is asked for; fails where anything else is."""
+    times = [np.zeros(tensor.nbytes, int) for tensor in tensors]
     for address, size in asked:
-        if begin <= address < begin + tensor.nbytes:
-            assert address + size <= begin + tensor.nbytes
-            times[address - begin : address - begin + size] += 1
+        (found,) = (
+            (count, address - tensor.data_ptr())
+            for count, tensor in zip(times, tensors, strict=True)
+            if tensor.data_ptr() <= address and address + size <= tensor.data_ptr() + tensor.nbytes
+        )
+        found[0][found[1] : found[1] + size] += 1
     return times
 
 
@@ -59,15 +62,17 @@ def test_a_product_behind_a_norm_asks_once_for_each_row_of_its_weights(asked, ro
     packed, (codes, scale) = pack_ternary(ternary(rows, width)), activations(1, width)
     codes = torch.nn.functional.pad(codes, (0, -width % 128))
     given = (codes, scale, codes.sum(1, dtype=torch.int32), packed.data, torch.ones(rows), rows, torch.float32)
-    launch.run_linear(*given, splits=splits, gated=gated)
+    options = {"tiles": launch.FewTiles(8, 32, 1, 4), "splits": splits, "gated": gated}  # 8 rows, as on Hopper
+    without = launch.run_linear(*given, **options)
     assert not asked  # behind another product
-    with_it = launch.run_linear(*given, splits=splits, gated=gated, behind_norm=True)
-    assert torch.equal(with_it, launch.run_linear(*given, splits=splits, gated=gated))
-    row = packed.data.shape[1]
-    times = bytes_of(asked, packed.data)[: rows * row].reshape(rows, row)
-    # shares are whole numbers of bytes, the rest of which the next program's begins with
-    assert len(asked) and times.min() == 1 and (times > 1).sum() <= 16 * splits * len(asked)
-    assert sum(size for _, size in asked) < packed.data.nbytes + 16 * len(asked)
+    assert torch.equal(without, launch.run_linear(*given, **options, behind_norm=True))
+    row, blocks = packed.data.shape[1], -(-rows // 8)
+    (times,) = times_asked(asked, packed.data)
+    assert times[: rows * row].min() == 1 and len(asked) == blocks * splits * (1 + gated)
+    # twice: bytes where shares of a block, in whole numbers, meet; and of gate's rows those up's begin with
+    assert (times > 1).sum() <= len(asked) * (splits - 1) + gated * (-rows % 8) // 2 * row
+    # padding that follows the rows, of the last block alone, and what its shares are rounded up by
+    assert (times[rows * row :] > 0).sum() <= (8 if gated else -rows % 8) * row + splits - 1
 
 
 def test_what_is_more_than_memory_brings_in_meanwhile_is_not_asked_for(asked, monkeypatch):
@@ -79,22 +84,44 @@ def test_what_is_more_than_memory_brings_in_meanwhile_is_not_asked_for(asked, mo
     monkeypatch.setattr(launch, "MOST_AHEAD", packed.data.nbytes)
     launch.run_linear(*given, behind_norm=True)
     assert asked
+    asked.clear()
+    two = (codes.expand(2, -1).contiguous(), scale.expand(2), codes.sum(1, dtype=torch.int32).expand(2), *given[3:])
+    launch.run_linear(*two, behind_norm=True)
+    assert not asked  # which was measured with one token
 
 
-@pytest.mark.parametrize("bits,head_dim", [(4, 64), (4, 100), (3, 64), (3, 100)])
-def test_attention_asks_once_for_the_rows_that_are_there_and_for_none_behind(asked, bits, head_dim):
-    length, capacity, kv_heads = 70, 96, 2
-    cache = QuantizedKV.empty(1, kv_heads, head_dim, capacity, bits=bits)
-    k, v = (normal(1, length, kv_heads, head_dim, seed=i) for i in range(2))
+def cache_of(bits, head_dim, batch=1, kv_heads=2, length=70, capacity=96):
+    cache = QuantizedKV.empty(batch, kv_heads, head_dim, capacity, bits=bits)
+    k, v = (normal(batch, length, kv_heads, head_dim, seed=i) for i in range(2))
     cache.append(k, v, backend="reference")
-    cache.decode(normal(1, kv_heads, head_dim, seed=3), backend="triton")
-    size = cache.layout.row_bytes
-    for data in (cache.k_data, cache.v_data):
-        times = bytes_of(asked, data).reshape(kv_heads, capacity, -1)[..., :size]
-        assert (times[:, :length] == 1).all() and not times[:, length:].any()
+    return cache
+
+
+@pytest.mark.parametrize("batch,shared_by", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("bits,head_dim", [(4, 64), (4, 100), (3, 64), (3, 100)])
+def test_attention_asks_once_for_the_rows_that_are_there_and_for_none_behind(asked, bits, head_dim, batch, shared_by):
+    cache = cache_of(bits, head_dim, batch)
+    cache.decode(normal(batch, 2 * shared_by, head_dim, seed=3), backend="triton")
+    for times in times_asked(asked, cache.k_data, cache.v_data):
+        times = times.reshape(batch * 2, 96, -1)
+        assert (times[:, :70] == 1).all() and not times[:, 70:].any()
+
+
+@pytest.mark.parametrize("head_dim", [64, 100])
+def test_attention_to_more_than_the_limit_asks_for_rows_that_begin_anywhere_alone(asked, head_dim, monkeypatch):
+    cache = cache_of(4, head_dim)
+    bytes_there = 2 * 2 * 70 * cache.layout.row_bytes  # keys and values of two heads
+    q = normal(1, 4, head_dim, seed=3)  # two of which share each
+    monkeypatch.setattr(kv, "MOST_AHEAD", bytes_there)
+    cache.decode(q, backend="triton")
+    assert sum(size for _, size in asked) == bytes_there
+    asked.clear()
+    monkeypatch.setattr(kv, "MOST_AHEAD", bytes_there - 1)
+    cache.decode(q, backend="triton")
+    assert sum(size for _, size in asked) == (bytes_there if head_dim == 100 else 0)
 
 
 def test_a_norm_asks_for_its_gains(asked):
     gain = torch.ones(200, dtype=torch.float16)
     rmsnorm_quantize(normal(2, 200, dtype=torch.float16), gain, "int8_absmax", backend="triton")
-    assert (bytes_of(asked, gain) == 2).all()  # by each of two rows
+    assert (times_asked(asked, gain)[0] == 2).all()  # by each of two rows

@@ -263,19 +263,24 @@ def softmax_step(top, weight, score):
 
 MOST_AHEAD = tl.constexpr(20_000_000)
 """Bytes of keys and values. Microseconds of 7B's 4096 positions in four bits, H200, with and without asking ahead: of
-one sequence, 17 MB, 12.6 and 13.2; of 16, 128 and 105. With 3B's rows of 50 bytes 151 and 167 of 16 sequences."""
+one sequence, 17 MB, 12.6 and 13.2; of 16, 128 and 105. With 3B's rows of 50 bytes 151 and 167 of 16 sequences. Two
+runs; of what is left out there are no rows."""
 
 
 @triton.jit
-def fetch_share(k_data, v_data, lengths, b, kv, capacity, row: tl.constexpr, splits, TOKENS: tl.constexpr):
+def fetch_share(
+    k_data, v_data, lengths, b, head, shared_by, kv, capacity, row: tl.constexpr, splits, TOKENS: tl.constexpr
+):  # fmt: skip
     """Asks for the rows that a program of `decode_kernel` will read, by the length as it stands now: where all of them
-    find room in the L2 cache, and where rows begin anywhere, which the kernel reads in small pieces."""
+    find room in the L2 cache, and where rows begin anywhere, which the kernel reads in small pieces. Of query heads
+    that share keys and values one asks."""
     bytes_of_row: tl.constexpr = row * (k_data.dtype.element_ty.primitive_bitwidth // 8)
     length = tl.minimum(tl.load(lengths + b, cache_modifier=".cg"), capacity)
     begin, end = share_of_program(length, splits, TOKENS)
-    size = (end - begin) * bytes_of_row
+    size = tl.where(head % shared_by == 0, (end - begin) * bytes_of_row, 0)
     if bytes_of_row % 16 == 0:
-        size = tl.where(tl.num_programs(0).to(tl.int64) * length * (2 * bytes_of_row) <= MOST_AHEAD, size, 0)
+        every = (tl.num_programs(0) // shared_by).to(tl.int64) * length * (2 * bytes_of_row)
+        size = tl.where(every <= MOST_AHEAD, size, 0)
     fetch(k_data + (kv + begin) * row, size)
     fetch(v_data + (kv + begin) * row, size)
 
@@ -297,7 +302,7 @@ def decode_kernel(
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
     if PDL:
-        fetch_share(k_data, v_data, lengths, b, kv, capacity, row, splits, TOKENS)
+        fetch_share(k_data, v_data, lengths, b, head, shared_by, kv, capacity, row, splits, TOKENS)
         gdc_wait()
         gdc_launch_dependents()
     length = tl.minimum(tl.load(lengths + b), capacity)  # `append` does not look whether there was room

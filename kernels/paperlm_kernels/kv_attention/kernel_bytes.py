@@ -63,7 +63,7 @@ def decode_bytes_kernel(
     b, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     kv = (b * (heads // shared_by) + head // shared_by).to(tl.int64) * capacity
     if PDL:
-        fetch_share(k_data, v_data, lengths, b, kv, capacity, row, splits, TOKENS)
+        fetch_share(k_data, v_data, lengths, b, head, shared_by, kv, capacity, row, splits, TOKENS)
         gdc_wait()
         gdc_launch_dependents()
     length = tl.minimum(tl.load(lengths + b), capacity)  # `append` does not look whether there was room

@@ -23,9 +23,10 @@ GEMV_TOKENS = 4
 "Up to so many tokens are taken by the dot products of four bytes, more by the matrix units."
 MOST_AHEAD = 12_000_000
 """Bytes of weights that are asked for while a norm is in front: about what memory brings in that time. Microseconds of
-norm and product of one token, H200, with and without: of 11.3 MB (down of 7B) 7.5 and 8.5, of 5.6 (gate_up of 1.3B) 4.8
-and 5.2; of 12.6 (qkv of 7B) 7.4 and 7.3, of 22.5 (gate_up of 7B) 10.7 and 9.7. Behind another product, with which
-memory is busy, it takes longer: qkv of 3B, 7.7 MB, 8.4 and 4.8."""
+norm and product of one token, H200, with and without: of 11.3 MB (down of 7B) 7.5 and 8.5, of 5.6 (gate_up of 1.3B)
+4.8 and 5.2; of 12.6 (qkv of 7B) 7.4 and 7.3, of 13.8 (gate_up of 3B) 8.4 and 8.1, of 22.5 (gate_up of 7B) 10.7 and
+9.7. Behind another product, with which memory is busy, it takes longer: qkv of 3B, 7.7 MB, 8.4 and 4.8. Two runs; of
+what is left out there are no rows."""
 SHARED = 227 * 1024
 "Bytes of shared memory of a program, on Hopper."
 ASM = os.environ.get("TRITON_INTERPRET") != "1"
@@ -151,7 +152,7 @@ def run_linear(
         return y
     vectors = (scale, rowsum, alpha, y)
     if isinstance(tiles, FewTiles) or (M <= GEMV_TOKENS and tiles is None and not dense):
-        ahead = behind_norm and data.nbytes <= MOST_AHEAD
+        ahead = behind_norm and M == 1 and data.nbytes <= MOST_AHEAD
         _run_gemv(codes, data, vectors, N, width, tiles, splits, gated=gated, ahead=ahead)
         return y
     if tiles is None and splits is None and hopper.applies(codes, data):

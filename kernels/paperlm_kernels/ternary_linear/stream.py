@@ -65,8 +65,9 @@ def stream_kernel(
     """y (M, N). A step takes C chunks of 128 columns; what lies beyond the matrices is zeros, which add nothing.
 
     It is started before the kernel in front of it has ended, and waits for that before it reads or writes anything that
-    another kernel may write; but weights are read before if `early`, which says that they were written long ago. Then
-    it lets the next kernel start, so that what one reads early was written before the two in front of it.
+    another kernel may write; but weights are read before if `early`, which says that they were written before an
+    earlier product of this kernel with them (`hopper.settled`). As that one lets the next kernel start behind its own
+    wait, whatever starts behind it finds them written; so this one does the same.
 
     PARTS: so many programs share a tile, if not one: `sum_of_parts`. HALF: y is (M, N / 2), up * relu(gate)^2.
     EIGHT: N is a multiple of 8, so that eight rows are stored at once; Triton itself looks for multiples of 16 alone.
