@@ -1,7 +1,8 @@
 """Many jobs at once: a plan of thousands, a table of hundreds of records.
 
 Times are of the processor, so that other work on the machine does not count, in seconds of the machine of the
-committed costs.
+committed costs where one is asked for. What grows with the number of jobs is compared with Snakemake alone, in the same
+run: a machine that trains as fast as another need not run Python as fast.
 """
 
 from __future__ import annotations
@@ -41,15 +42,55 @@ def used(command: list[str], folder: Path) -> tuple[str, float, float]:
     return said, seconds, kib / 2**20
 
 
+def dry_run(folder: Path, *config: str) -> tuple[int, float, float]:
+    """Jobs that a dry run of all exhibits plans in a folder, its seconds of the processor, and its memory in GB."""
+    asked = ["-m", "snakemake", "-n", "--quiet", "--cores", "2", *(["--config", *config] if config else [])]
+    said, seconds, memory = used([sys.executable, *asked], folder)
+    return int(re.search(r"(\d+) jobs to make", said)[1]), seconds, memory
+
+
+def plain_dry_run(folder: Path, jobs: dict[str, list[str]]) -> float:
+    """Seconds of the processor of a dry run of a Snakefile of three rules that has these jobs, each with the files of
+    those that it needs as input, and nothing to check."""
+    folder.mkdir()
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    (folder / "Snakefile").write_text(PLAIN)
+    _, seconds, _ = used([sys.executable, "-m", "snakemake", "-n", "--quiet", "--cores", "2"], folder)
+    return seconds
+
+
+PLAIN = """
+import json
+jobs = json.load(open("jobs.json"))
+rule all:
+    input: [f"made/{job}.json" for job in jobs]
+rule text:
+    output: "made/text"
+    shell: "touch {output}"
+rule made:
+    input: text="made/text", models=lambda wildcards: [f"made/{job}.json" for job in jobs[wildcards.job]]
+    output: "made/{job}.json"
+    params: start="python", job=lambda wildcards: wildcards.job
+    resources: mem_mb=1000, runtime=5
+    shell: "{params.start} {params.job} {output}"
+"""
+
+
 @pytest.mark.slow
-def test_a_dry_run_of_two_thousand_jobs_takes_less_than_ten_seconds_and_two_gigabytes(tmp_path):
+def test_a_dry_run_of_every_exhibit_takes_less_than_ten_seconds(tmp_path):
+    jobs, seconds, _ = dry_run(copy_tracked(tmp_path / "clone"))
+    assert jobs > 500, "every exhibit is planned"
+    assert seconds / slower() < 10
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_two_thousand_jobs_takes_at_most_five_times_that_of_as_many_without_a_check(tmp_path):
     clone = copy_tracked(tmp_path / "clone")
-    asked = ["-m", "snakemake", "-n", "--quiet", "--cores", "2", "--config", "scale=tiny", "seeds=[0,1,2,3,4]"]
-    said, seconds, memory = used([sys.executable, *asked], clone)
-    jobs = len(Workflow(Project({"scale": "tiny", "seeds": [0, 1, 2, 3, 4]}, clone)).state.todo())
-    planned = int(re.search(r"(\d+) jobs to make", said)[1])
-    assert planned >= jobs > 2000, "what is measured is planned as well"
-    assert seconds / slower() < 10 and memory < 2
+    jobs, seconds, memory = dry_run(clone, "scale=tiny", "seeds=[0,1,2,3,4]")
+    todo = Workflow(Project({"scale": "tiny", "seeds": [0, 1, 2, 3, 4]}, clone)).state.todo()
+    assert jobs >= len(todo) > 2000, "what is measured is planned as well"
+    needed = {job.job_id: [parent.job_id for parent in job.parents().values()] for job in todo.values()}
+    assert seconds < 5 * plain_dry_run(tmp_path / "plain", needed) and memory < 2
 
 
 def with_seeds(root: Path, seeds: int) -> tuple[Project, list[Path]]:
