@@ -162,13 +162,15 @@ def test_a_view_that_begins_at_any_element_is_coded_and_decoded_into(spot, start
     assert same_bits(room[start : start + B], t) and not room[:start].any() and not room[start + B :].any()
 
 
+LAST_FEW = [("fast", n) for n in (1, 7, 9, B - 1, B + 1, 2 * B + 5)]
+LAST_FEW += [("fix4", n) for n in (1, 7, 9, 2 * B - 1, 2 * B + 3)] + [("default", 2 * B + 1029)]
+
+
 @compiled_or_interpreted
-@pytest.mark.parametrize("k,norm", [(7, None), (3, 512), (1, None), (0, 32)])
 @pytest.mark.parametrize(
-    "profile,count",
-    [("fast", n) for n in (1, 7, 9, B - 1, B + 1, 2 * B + 5)]
-    + [("fix4", n) for n in (1, 7, 9, 2 * B - 1, 2 * B + 3)]
-    + [("default", 2 * B + 1029)],
+    "profile,count,k,norm",
+    [(*case, *kept) for case in LAST_FEW for kept in ((7, None), (3, 512))]
+    + [("fast", B + 1, 1, None), ("fix4", 2 * B + 3, 0, 32), ("fast", 9, 0, 32), ("fix4", 9, 1, None)],
 )
 def test_the_last_few_weights_are_coded_and_decoded_beside_any_others(spot, profile, count, k, norm):
     """Those that do not fill eight are read and written by themselves, and nothing around them."""

@@ -102,6 +102,22 @@ def test_weights_in_anothers_packed_layout_are_to_be_unpacked_first():
         TernaryLinear.from_linear(nn.Embedding(64, 96))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_transformers_layer_of_codes_and_a_scale_is_refused_with_the_call_that_takes_it(bias):
+    integrations = pytest.importorskip("transformers.integrations.bitnet")
+    layer, x = integrations.AutoBitLinear(96, 64, bias=bias), normal(7, 96, seed=1)
+    with torch.no_grad():
+        layer.weight.copy_(latent(64, 96).weight.sign())
+        layer.weight_scale.fill_(0.3)
+    with pytest.raises(ValueError, match=r"weight_scale.*already.*Give TernaryLinear\(pack_ternary\(layer.weight.data"):
+        TernaryLinear.from_linear(layer)
+    with torch.compiler.set_stance("force_eager"), torch.no_grad():
+        right = layer(x)
+        times_bias = layer.bias * layer.weight_scale if bias else None
+    ours = TernaryLinear(pack_ternary(layer.weight.data), layer.weight_scale, times_bias)
+    assert (ours(x) - right).norm() < 1e-6 * right.norm()
+
+
 def test_it_is_kept_in_safetensors_in_two_bits_a_weight_and_loaded_as_it_was(tmp_path):
     layer = TernaryLinear.from_linear(latent(256, 1024))
     save_file(layer.state_dict(), tmp_path / "layer.safetensors")

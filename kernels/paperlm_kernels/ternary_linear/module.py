@@ -91,6 +91,13 @@ class TernaryLinear(nn.Module):
                     "gather it first"
                 )
             tensors = {name for name, _ in (*linear.named_parameters(), *linear.named_buffers())}
+            if "weight_scale" in tensors:
+                raise ValueError(
+                    f"{type(linear).__name__} has weight_scale: its weights are -1, 0 and 1 already, and what comes "
+                    "out, bias and all, is multiplied by it. Give TernaryLinear(pack_ternary(layer.weight.data), "
+                    "layer.weight_scale), with layer.bias * layer.weight_scale where it has a bias; a norm that it has "
+                    "goes in front"
+                )
             if more := sorted(tensors - {"weight", "bias"}) or sorted(name for name, _ in linear.named_children()):
                 raise ValueError(
                     f"{type(linear).__name__} has {', '.join(more)} beside weight and bias, which a packed layer would "
