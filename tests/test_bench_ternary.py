@@ -19,6 +19,8 @@ from paperlm_kernels.bench.operation import Task
 from paperlm_kernels.bench.ops.kv_attention import declared as kv
 from paperlm_kernels.bench.ops.kv_attention.methods import METHODS as KV_METHODS
 from paperlm_kernels.bench.ops.kv_attention.methods import Inputs as KVInputs
+from paperlm_kernels.bench.ops.rmsnorm_quantize import declared as norms
+from paperlm_kernels.bench.ops.rmsnorm_quantize.methods import METHODS as NORM_METHODS
 from paperlm_kernels.bench.ops.ternary_linear import OPERATION, declared, methods, swept
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.report import NO_PART
@@ -47,7 +49,14 @@ def test_a_cache_of_7b_takes_250_64_and_49_microseconds_at_batch_16_and_4096_pos
     assert [kv.CASES["3b_b1_c2048"].token_bytes(bits) for bits in (16, 4, 3)] == [12800, 3328, 2560]
 
 
-@pytest.mark.parametrize("module,made", [(declared, methods.METHODS), (kv, KV_METHODS)])
+@pytest.mark.parametrize("case,right", [("700m_b158_m4096", 4.4), ("7b_b158_m4096", 11.7), ("7b_b158_m1", 0.0048)])
+def test_the_floor_of_a_norm_with_a_quantizer_is_that_of_reading_once_and_writing_bytes(case, right):
+    assert norms.CASES[case].floor() == pytest.approx(right, rel=0.01)
+    one, more = (norms.CASES[name].bytes() for name in ("7b_b158_m4096", "7b_qkv_m4096"))
+    assert more - one == 4096 * 4096 * 2 * 2, "a residual is read and its sum written"
+
+
+@pytest.mark.parametrize("module,made", [(declared, methods.METHODS), (kv, KV_METHODS), (norms, NORM_METHODS)])
 def test_every_method_and_case_that_is_declared_is_there(module, made):
     assert list(module.METHODS) == list(made)
     assert {name for names in module.GROUPS.values() for name in names} <= set(module.CASES)
@@ -76,7 +85,7 @@ def test_each_call_of_a_round_is_timed_and_the_mean_is_told():
     assert seen == [0, 1, 2] * 13  # two to warm up, one to see how long it takes, ten that count
 
 
-@pytest.mark.parametrize("operation", ["ternary_linear", "kv_attention"])
+@pytest.mark.parametrize("operation", ["ternary_linear", "kv_attention", "rmsnorm_quantize"])
 def test_the_listing_needs_no_card_and_says_why_a_peer_cannot_run(operation, capsys):
     assert main([operation, "--list"]) == 0
     listed = capsys.readouterr().out
@@ -135,6 +144,21 @@ def test_a_run_of_the_cache_on_a_cpu_gives_its_bytes_and_errors(tmp_path, capsys
     lacking = [row["name"] for row in rows.read(out) if row.get("outcome") == NO_PART and row["measure"] == "append"]
     assert lacking == ["ours_3bit_q4", "torch"]
     assert re.search(r"^\| torch \| [^|]+ \| [^|]+ \| - \|", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_run_of_norms_on_a_cpu_gives_the_integers_of_float64_and_says_how_many_others_pytorch_gives(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    chosen = ["--methods", "ours,torch,liger-kernel", "--measure", "quantize,error,determinism"]
+    assert main(["rmsnorm_quantize", *chosen, "--device", "cpu", "--repeats", "1", "--out", str(out)]) == 0
+    found = {(row["case"], row["name"], row["metric"]): row for row in rows.read(out)}
+    for site in norms.SITES:
+        case = f"tiny_cpu_{site}"
+        assert found[case, "ours", "error"]["value"] < 1e-4, "float32 rounds a tie the other way now and then"
+        # the norm's result, rounded to 8 bits, moves a code of 8 bits now and then, never most of them
+        assert 0 < found[case, "torch", "error"]["value"] < 0.1
+        assert found[case, "ours", "time"]["value"] > 0 and found[case, "ours", "determinism"]["value"] == 1
+        assert found[case, "ours", "time"]["measure"] == "quantize"
+        assert found[case, "liger-kernel", "outcome"]["outcome"] == "absent: needs a CUDA GPU"
 
 
 def test_heads_that_are_filled_up_give_the_same_attention_and_others_need_none():

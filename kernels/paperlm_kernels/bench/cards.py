@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+BANDWIDTH = 4.3e12
+"Bytes a second of an H200 that floors of models in few bits count on."
 COPIED = {"NVIDIA H200": 4.13e12, "NVIDIA H100 80GB HBM3": 2.97e12}
 """Card -> bytes a second, read and written, of PyTorch's copy of 2^27 bfloat16 numbers (operation neuzip, method copy,
 measure decode: 130.0 microseconds, in a row that was replaced since, and 180.7)."""

@@ -2,7 +2,7 @@
 # Measures what the records of few bits hold (neuzip, ternary_linear, kv_attention, decode, descent), into new files of
 # a folder, on one GPU of 141 GB; run it in the repository, whose packages Python finds.
 #
-#     sh paper_tables/records/bench/few_bits.sh FOLDER [codec profiles figure4 products checkpoint matrices variants gemlite attention decode descent]
+#     sh paper_tables/records/bench/few_bits.sh FOLDER [codec profiles figure4 products checkpoint matrices variants gemlite norms attention decode descent]
 #
 # checkpoint: WEIGHTS is a safetensors file. descent: LOCAL is the folder that holds text/wikipedia_en.*. A peer that is
 # not installed has a row that says so. The records hold rows of several runs; documents say which. Packing and descent
@@ -22,7 +22,7 @@ run() {
     $bench "$operation" --out "$folder/$operation.jsonl" "$@"
 }
 
-for part in ${*:-codec profiles figure4 products checkpoint matrices variants gemlite attention decode descent}; do
+for part in ${*:-codec profiles figure4 products checkpoint matrices variants gemlite norms attention decode descent}; do
     case $part in
     codec) # packing is slow at first: a core of the host wakes
         run neuzip --cases $large --methods "ours,ours_fix4,ours_k3,copy,$peers" --measure decode,encode,update,bits \
@@ -52,6 +52,10 @@ for part in ${*:-codec profiles figure4 products checkpoint matrices variants ge
         ;;
     gemlite) # searches its tiles, for most of a minute a shape where nothing of them was compiled before
         run ternary_linear --cases all --methods ours,torch,gemlite --measure layer
+        ;;
+    norms) # no record has rows of them yet
+        run rmsnorm_quantize --cases all --methods "ours,torch,torch compiled,liger-kernel" \
+            --measure quantize,error,determinism
         ;;
     attention)
         run kv_attention --cases 7b_b1_c4096,7b_b16_c4096,3b_b1_c4096,3b_b16_c4096 \

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from paperlm_kernels.bench.cards import BANDWIDTH
 from paperlm_kernels.bench.operation import Task
 
-BANDWIDTH = 4.3e12
-"Bytes a second that a large copy reaches on an H200."
 HEADS = {"700m": (24, 64), "1.3b": (32, 64), "3b": (32, 100), "7b": (32, 128)}
 "Size -> heads and their numbers (BitNet a4.8, Table 6)."
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import torch
 
 from paperlm_kernels.bench import clocks
-from paperlm_kernels.bench.cards import bandwidth_of
-from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.kv_attention.declared import BANDWIDTH, sized
+from paperlm_kernels.bench.ops.kv_attention.declared import sized
 from paperlm_kernels.bench.ops.kv_attention.methods import METHODS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
-from paperlm_kernels.bench.rows import percentiles, short
+from paperlm_kernels.bench.timed import time_row
 
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
@@ -46,14 +44,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
 
 
 def _time(operation: Operation, task: Task, contender: Contender, part: str, name: str) -> Row:
-    device, case = contender.inputs.device, contender.case
-    size = case.batch * case.context * case.token_bytes(contender.bits)
-    calls = [contender.call(part) for _ in range(copies_of(size, device))]
-    graph = device.type == "cuda"
-    taken = cold_times(calls, device, graph=graph, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds)
-    extra: dict[str, Any] = {"measure": part, "copies": len(calls), "graph": graph, "bits": contender.bits}
-    bandwidth = bandwidth_of(name, BANDWIDTH) if device.type == "cuda" else None
-    if bandwidth and part == "decode":
-        floor = case.floor(contender.bits, bandwidth)
-        extra |= {"floor_us": short(floor), "over_floor": short(percentiles(taken)[0] / floor)}
-    return operation.row(task, name, "time", "us", taken, **extra)
+    case, bits = contender.case, contender.bits
+    size = case.batch * case.context * case.token_bytes(bits)
+    floor = partial(case.floor, bits) if part == "decode" else None
+    return time_row(operation, task, contender, part, name, size=size, floor=floor, bits=bits)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from paperlm_kernels.bench.cards import BANDWIDTH
 from paperlm_kernels.bench.operation import Task
 
-BANDWIDTH = 4.3e12
-"Bytes a second that a large copy reaches on an H200."
 BF16, INT8 = 790e12, 1580e12
 "Operations a second of large products: cuBLAS measured on random data, and twice that."
 WIDTHS = {"700m": (1536, 4096), "1.3b": (2048, 5460), "3b": (3200, 8640), "7b": (4096, 11008)}

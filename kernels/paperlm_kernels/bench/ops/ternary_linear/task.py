@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import torch
 
 from paperlm_kernels.bench import clocks
-from paperlm_kernels.bench.cards import bandwidth_of
-from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.ternary_linear.declared import BANDWIDTH, sized
+from paperlm_kernels.bench.ops.ternary_linear.declared import sized
 from paperlm_kernels.bench.ops.ternary_linear.methods import METHODS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
-from paperlm_kernels.bench.rows import percentiles, short
+from paperlm_kernels.bench.timed import time_row
 
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
@@ -53,19 +51,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
 
 
 def _time(operation: Operation, task: Task, contender: Contender, part: str, name: str) -> Row:
-    device, case = contender.inputs.device, contender.case
-    weight_bytes = case.rows * case.columns * contender.bits / 8
-    calls = [contender.call(part) for _ in range(copies_of(int(weight_bytes), device))]
-    graph = device.type == "cuda"  # also where calls take longer than their launch: what is timed is the card
-    before = clocks.clock_and_power() if device.type == "cuda" else None
-    taken = cold_times(
-        calls, device, graph=graph, repeats=task.repeats, warmup=task.warmup, seconds=task.seconds
-    )  # fmt: skip
-    extra: dict[str, Any] = {"measure": part, "copies": len(calls), "graph": graph, "bits": contender.bits}
-    if device.type == "cuda":
-        if bandwidth := bandwidth_of(name, BANDWIDTH):
-            floor = case.floor(contender.bits, bandwidth)
-            extra |= {"floor_us": short(floor), "over_floor": short(percentiles(taken)[0] / floor)}
-        if before and (after := clocks.clock_and_power()):
-            extra["sm_clock_mhz"], extra["power_w"] = zip(before, after, strict=True)
-    return operation.row(task, name, "time", "us", taken, **extra)
+    case, bits = contender.case, contender.bits
+    weight_bytes = int(case.rows * case.columns * bits / 8)
+    floor = partial(case.floor, bits)
+    return time_row(operation, task, contender, part, name, size=weight_bytes, floor=floor, bits=bits)

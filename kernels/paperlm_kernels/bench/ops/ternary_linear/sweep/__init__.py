@@ -27,10 +27,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from paperlm_kernels.bench.cards import bandwidth_of
+from paperlm_kernels.bench.cards import BANDWIDTH, bandwidth_of
 from paperlm_kernels.bench.clocks import device_name
 from paperlm_kernels.bench.cold import cold_times, copies_of
-from paperlm_kernels.bench.ops.ternary_linear.declared import BANDWIDTH, CASES, Case
+from paperlm_kernels.bench.ops.ternary_linear.declared import CASES, Case
 from paperlm_kernels.bench.ops.ternary_linear.methods import EPS, Inputs
 from paperlm_kernels.bench.rows import circumstances
 from paperlm_kernels.rmsnorm_quantize import rmsnorm_quantize
