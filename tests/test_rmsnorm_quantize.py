@@ -173,14 +173,15 @@ def test_the_squared_relu_gate_is_applied_in_float32_and_its_zeros_stay_zero(spo
 @everywhere
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_value_that_is_not_finite_spoils_its_own_token_visibly(spot, value, mode):
+@pytest.mark.parametrize("keep", [None, 0.25])
+def test_a_value_that_is_not_finite_spoils_its_own_token_visibly(spot, value, mode, keep):
     x = normal(3, 40, device=spot.device)
-    right = rmsnorm_quantize(x, None, mode, backend=spot.backend)
+    right = rmsnorm_quantize(x, None, mode, keep=keep, backend=spot.backend)
     x[1, 7] = value
-    out = rmsnorm_quantize(x, None, mode, backend=spot.backend)
+    out = rmsnorm_quantize(x, None, mode, keep=keep, backend=spot.backend)
     assert out.scale[1].isnan() and not out.codes[1].any()
     assert torch.equal(out.codes[::2], right.codes[::2]) and torch.equal(out.scale[::2], right.scale[::2])
-    values, _ = rmsnorm_fake_quantize(x, torch.ones(40, device=spot.device), mode, backend=spot.backend)
+    values, _ = rmsnorm_fake_quantize(x, torch.ones(40, device=spot.device), mode, keep=keep, backend=spot.backend)
     assert values[1].isnan().all() and values[::2].isfinite().all()
 
 
