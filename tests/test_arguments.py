@@ -74,6 +74,28 @@ def test_a_variable_of_the_environment_that_is_no_number_is_named(capsys, monkey
     assert "environment variable WORLD_SIZE is 'many'" in refusal(["run", "x"], capsys)
 
 
+@pytest.mark.parametrize(
+    "more,variable,right",
+    [
+        ([], None, 60),
+        (["--config", "checkpoint_seconds=7"], None, 7),
+        (["--config", "checkpoint_seconds=7"], "5", 5),
+        (["--config", "checkpoint_seconds=7", "--checkpoint-seconds", "3"], "5", 3),
+    ],
+)
+def test_how_often_a_job_that_is_named_keeps_its_state_is_said_by_argument_variable_or_configuration(
+    more, variable, right, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("PAPERLM_CHECKPOINT_SECONDS", raising=False)
+    if variable:
+        monkeypatch.setenv("PAPERLM_CHECKPOINT_SECONDS", variable)
+    seen = []
+    monkeypatch.setattr("paperlm.run.run_named", lambda project, what, machine, *rest: seen.append(machine))
+    cli.main(["run", "mixln_table1", *more])
+    assert [machine.checkpoint_seconds for machine in seen] == [right]
+
+
 def test_outside_a_clone_the_verbs_say_where_they_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("paperlm.plan.project.ROOT", tmp_path)
     for arguments in (["plan"], ["run", "--job", "{}", "--scale", "smoke"]):

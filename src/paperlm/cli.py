@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 if TYPE_CHECKING:
     from paperlm.jobs import Machine
+    from paperlm.plan.project import ProjectConfig
 
 PASSED_ON = ("bench", "lm-eval")
 "Verbs whose arguments another command line reads."
@@ -179,8 +180,8 @@ def _machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--micro-batch", type=_positive, default=0, help="examples per forward pass; left out: chosen")
     parser.add_argument("--compile", choices=["auto", "yes", "no"], default="auto")
     seconds = amount("seconds")
-    default = _from_environment("PAPERLM_CHECKPOINT_SECONDS", "60", seconds)
-    parser.add_argument("--checkpoint-seconds", type=seconds, default=default)
+    default = _from_environment("PAPERLM_CHECKPOINT_SECONDS", "", lambda text: seconds(text) if text else None)
+    parser.add_argument("--checkpoint-seconds", type=seconds, default=default, help="left out: as in config.yaml")
     parser.add_argument("--checkpoint-updates", type=_positive, default=0, help="by updates instead of by the clock")
 
 
@@ -257,7 +258,7 @@ def _prepare_data(options: argparse.Namespace) -> None:
     prepare_any(data_settings(options.settings), options.out, options.local_data)
 
 
-def _machine_of(options: argparse.Namespace) -> Machine:
+def _machine_of(options: argparse.Namespace, config: ProjectConfig) -> Machine:
     """Raises SpecError for variables of torchrun that are no numbers."""
     from paperlm.jobs import Machine
 
@@ -270,28 +271,28 @@ def _machine_of(options: argparse.Namespace) -> Machine:
         device=options.device,
         micro_batch=options.micro_batch,
         compile=options.compile,
-        checkpoint_seconds=options.checkpoint_seconds,
+        checkpoint_seconds=options.checkpoint_seconds or config.checkpoint_seconds,
         checkpoint_updates=options.checkpoint_updates,
     )
 
 
 def _run(options: argparse.Namespace) -> None:
-    from paperlm.plan.project import clone
+    from paperlm.plan.project import ProjectConfig, clone
     from paperlm.run import run_given, run_named
 
-    machine = _machine_of(options)
     if (options.job is None) == (options.what is None):
         raise SpecError("run takes the id of a job, the name of a table or figure, or --job JSON: give one of them")
     if options.what is not None:
         project = _project(options)
         if options.keep:
             raise SpecError("--keep is for --job; a job that is named keeps what its children need")
-        run_named(project, options.what, machine, options.with_parents, options.again)
+        run_named(project, options.what, _machine_of(options, project.config), options.with_parents, options.again)
         return
     if options.config or options.config_json is not None:
         raise SpecError("--config is for a job that is named: --job has its own settings, and --scale its folders")
     if not options.scale:
         raise SpecError("--job needs --scale: the record goes to results/<scale>/")
+    machine = _machine_of(options, ProjectConfig())
     given = options.scale, options.keep, machine, options.local_data, options.with_parents, options.again
     run_given(clone(), options.job, *given)
 
@@ -314,7 +315,7 @@ def _evidence(options: argparse.Namespace) -> None:
     project = _project(options)
     print_evidence(project, options.hours)
     if options.run:
-        run_evidence(project, options.hours, _machine_of(options))
+        run_evidence(project, options.hours, _machine_of(options, project.config))
 
 
 def _watch(options: argparse.Namespace) -> None:
