@@ -370,6 +370,14 @@ def test_a_container_is_shown_and_not_taken_for_a_file_of_tensors(tmp_path, caps
     assert "is one container, as Packed.to_bytes makes it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["pack", "m", "-o", "x"], ["unpack", "m", "-o", "x"], ["inspect", "m"]])
+def test_a_models_packed_weights_are_refused_with_what_reads_them(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_file({"a.0": torch.zeros(8, dtype=torch.uint8)}, "m", {"container": "paperlm_packed"})
+    assert main(command) == 2
+    assert "as save_packed writes them: paperlm_kernels.stored.read_packed" in capsys.readouterr().err
+
+
 def test_an_interrupt_is_one_line(model, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -384,11 +392,6 @@ def test_a_link_to_itself_and_a_pipe_are_refused(tmp_path, capsys):
     loop.symlink_to(loop)
     os.mkfifo(pipe)
     save_file({"w": gaussian(2**12)}, model)
-    for given in (
-        ["pack", model, "-o", loop],
-        ["inspect", pipe],
-        ["inspect", tmp_path],
-        ["inspect", tmp_path / "none"],
-    ):
+    for given in (["pack", model, "-o", loop], *(["inspect", path] for path in (pipe, tmp_path, tmp_path / "none"))):
         assert main(list(map(str, given))) == 2
         assert capsys.readouterr().err.count("\n") == 1

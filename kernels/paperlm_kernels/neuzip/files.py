@@ -91,6 +91,15 @@ def _can_round(entry: Entry) -> bool:
     return entry.is_packed and entry.dtype == "BF16" and len(entry.shape) > 1
 
 
+def _say_if_of_a_model(path: Path) -> None:
+    """Raises ContainerError for a file that `save_packed` wrote."""
+    try:
+        SafetensorsFile(path).close()
+    except ValueError as reason:
+        if "save_packed" in str(reason):
+            raise ContainerError(str(reason)) from None
+
+
 class PackedFile:
     """A file of packed tensors, each read when it is asked for. Raises ContainerError for a damaged one."""
 
@@ -105,6 +114,7 @@ class PackedFile:
                     "reads it"
                 )
             if len(head) < HEAD.size or head[:8] != MAGIC:
+                _say_if_of_a_model(path)
                 raise ContainerError(
                     f"{path.name} is no file of packed tensors; `pack` makes one of a safetensors file"
                 )

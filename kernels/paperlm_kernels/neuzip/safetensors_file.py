@@ -132,8 +132,12 @@ def sort_metadata(path: Path) -> None:
             file.write(text)
 
 
+PACKED_MODEL = "paperlm_packed"
+"What the metadata of a file that `stored.save_packed` writes have as `container`."
+
+
 class SafetensorsFile:
-    """A file, mapped into memory. Raises ValueError for one that is damaged."""
+    """A file, mapped into memory. Raises ValueError for one that is damaged, and for one of packed weights already."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -148,6 +152,12 @@ class SafetensorsFile:
             raise ValueError(f"{path.name} has no text as its header; it is damaged, or another file") from reason
         self._start = 8 + length
         self.entries = entries(self.header)
+        metadata = json.loads(self.header).get("__metadata__")
+        if isinstance(metadata, dict) and metadata.get("container") == PACKED_MODEL:
+            raise ValueError(
+                f"{path.name} holds the packed weights of a model, as save_packed writes them: "
+                "paperlm_kernels.stored.read_packed gives its tensors as they were"
+            )
         if self._start + max((e.end for e in self.entries), default=0) != size:
             raise ValueError(f"{path.name} has {size} bytes, other than its header says; take the whole file")
 

@@ -86,7 +86,8 @@ def convert(
 
     Other parameters stay plain, such as the experts of Mixtral and DeepSeek, one of three dimensions for all experts:
     the result says which, and what share of the model. A layer is stored whether its parent calls it or not. One whose
-    parent computes with `layer.weight` (Mamba's dt_proj) raises RuntimeError when it does: put it into `leave`.
+    parent computes with `layer.weight` (Mamba's dt_proj, two of RWKV's) raises RuntimeError when it does: put it into
+    `leave`.
 
     values: gives a weight by the first of its names when its turn comes, in place of the model's own value, so that a
     model on the meta device is stored without ever being there whole; what stays plain is then the caller's to load.

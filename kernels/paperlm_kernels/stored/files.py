@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paperlm_kernels.neuzip.safetensors_file import PACKED_MODEL
 from paperlm_kernels.stored.layers import stored_weights
 from paperlm_kernels.stored.stores import PackedStore, RowBlocks, WeightStore
 
-FORMAT, VERSION = "paperlm_packed", "2"
+FORMAT, VERSION = PACKED_MODEL, "2"
 "In the file's metadata, with `packed:<parameter>` -> sizes for each weight that is a container, and a SHA-256 of all."
 
 
