@@ -215,9 +215,7 @@ class Packed:
         return finish
 
     def verify(self, *, backend: str = "auto") -> None:
-        """Decodes everything and compares the streams' ends and the blocks' sums. Raises ContainerError for damage.
-
-        A tensor that is kept uncoded has neither: nothing of it is compared here, but by `from_bytes(data, "full")`."""
+        """Compares streams' ends and blocks' sums; a tensor kept uncoded has neither. Raises ContainerError."""
         if self.header.codec == Codec.RAW:
             return
         if chosen_backend(backend, self.sections[Section.PLANE], torch.int32) == "triton":
