@@ -24,7 +24,7 @@ for kind, cls in plan.kinds.items():
             mem_mb=job_memory,
             runtime=job_minutes,
         params:
-            start=started_by if cls.distributed and DEVICE == "cuda" else "python",
+            start=started_by if cls.distributed and project.scale.device == "gpu" else "python",
             job=job_settings,
             keep=job_keep,
             rules=job_rules,
