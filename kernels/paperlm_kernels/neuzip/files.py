@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.decode_errors import raise_found
-from paperlm_kernels.neuzip.errors import ContainerError
+from paperlm_kernels.neuzip.errors import ContainerError, PackedModelError
 from paperlm_kernels.neuzip.fields import MANT_BITS
 from paperlm_kernels.neuzip.header import MAGIC as CONTAINER
 from paperlm_kernels.neuzip.part_files import replacing
@@ -91,13 +91,14 @@ def _can_round(entry: Entry) -> bool:
     return entry.is_packed and entry.dtype == "BF16" and len(entry.shape) > 1
 
 
-def _say_if_of_a_model(path: Path) -> None:
-    """Raises ContainerError for a file that `save_packed` wrote."""
+def _refuse_packed_model(path: Path) -> None:
+    """Raises PackedModelError for a file that `save_packed` wrote."""
     try:
         SafetensorsFile(path).close()
-    except ValueError as reason:
-        if "save_packed" in str(reason):
-            raise ContainerError(str(reason)) from None
+    except PackedModelError:
+        raise
+    except ValueError:
+        pass
 
 
 class PackedFile:
@@ -114,7 +115,7 @@ class PackedFile:
                     "reads it"
                 )
             if len(head) < HEAD.size or head[:8] != MAGIC:
-                _say_if_of_a_model(path)
+                _refuse_packed_model(path)
                 raise ContainerError(
                     f"{path.name} is no file of packed tensors; `pack` makes one of a safetensors file"
                 )

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paperlm_kernels.neuzip.errors import PackedModelError
 from paperlm_kernels.neuzip.header import MOST, MOST_AXES
 
 LONGEST_HEADER = 100_000_000
@@ -137,7 +138,8 @@ PACKED_MODEL = "paperlm_packed"
 
 
 class SafetensorsFile:
-    """A file, mapped into memory. Raises ValueError for one that is damaged, and for one of packed weights already."""
+    """A file, mapped into memory. Raises ValueError for one that is damaged, and PackedModelError for one of packed
+    weights already."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -154,7 +156,7 @@ class SafetensorsFile:
         self.entries = entries(self.header)
         metadata = json.loads(self.header).get("__metadata__")
         if isinstance(metadata, dict) and metadata.get("container") == PACKED_MODEL:
-            raise ValueError(
+            raise PackedModelError(
                 f"{path.name} holds the packed weights of a model, as save_packed writes them: "
                 "paperlm_kernels.stored.read_packed gives its tensors as they were"
             )
