@@ -12,7 +12,7 @@ from paperlm_kernels.bench import clocks, ops
 from paperlm_kernels.bench.operation import Task
 from paperlm_kernels.bench.ops.cross_entropy import accuracy, measure, task
 from paperlm_kernels.bench.ops.cross_entropy.data import IGNORED, Inputs, describe, make_inputs
-from paperlm_kernels.bench.ops.cross_entropy.declared import CASES, GROUPS, Case, sized
+from paperlm_kernels.bench.ops.cross_entropy.declared import CASES, GROUPS, Case
 from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS
 
 CPU = torch.device("cpu")
@@ -239,7 +239,7 @@ def test_the_gradient_is_measured_without_its_forward_pass():
 
 def test_the_products_alone_are_timed_over_the_counting_tokens():
     asked = Task("cross_entropy", "tiny_cpu", "lower_bound", (), small=True, device="cpu", repeats=2, warmup=1)
-    data = make_inputs(dataclasses.replace(sized(asked), counting=0.5))
+    data = make_inputs(dataclasses.replace(asked.sized(CASES), counting=0.5))
     write = lambda *columns, **extra: ops.operation("cross_entropy").row(asked, "cpu", *columns, **extra)  # noqa: E731
     found = list(task._products(asked, data, CPU, write))
     assert [(row["metric"], row["measure"], row["n"]) for row in found] == [

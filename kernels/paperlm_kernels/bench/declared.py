@@ -1,26 +1,38 @@
 """Operations whose folder says in files of their own what is measured, and how.
 
-`declared` has CASES, GROUPS, METHODS and METRICS and loads no torch; `methods` has what measures each method, `task`
-the function rows_of. They are imported where they are asked for: a list of the cases is fast.
+`declared` has CASES, each with `small()` and `listed()`, GROUPS, METHODS and METRICS and loads no torch; `methods` has
+what measures each method, `task` the function rows_of, `report` the function tables. They are imported where they are
+asked for: a list of the cases is fast.
 """
 
 from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, ClassVar
 
-from paperlm_kernels.bench.operation import Operation, Row, Task
+from paperlm_kernels.bench.operation import Defaults, Operation, Row, Task
 from paperlm_kernels.bench.peers import label, why_absent
 
 
 class Declared(Operation):
     """An operation of such a folder, in whose __init__ its class stands."""
 
+    by_default: ClassVar[tuple[str, str]]
+    "measures where none are named, and where a table asks"
+    shape: ClassVar[tuple[str, ...]]
+    "fields of a case that its rows have"
+    behaviour: ClassVar[int]
+    "of paperlm_kernels.behaviour"
+
     def of_folder(self, file: str) -> Any:
         """A module of the operation's folder."""
         return importlib.import_module(f"{type(self).__module__}.{file}")
+
+    @property
+    def cases(self) -> Mapping[str, str]:
+        return {name: case.listed() for name, case in self.of_folder("declared").CASES.items()}
 
     @property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
@@ -43,6 +55,20 @@ class Declared(Operation):
 
     def label(self, method: str) -> str:
         return label(method, self.contender(method).package)
+
+    def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
+        methods, measures = ",".join(self.methods), self.by_default[for_tables]
+        if device == "cuda":
+            return Defaults("all", methods, measures, 200, 3, 4.0)
+        return Defaults("cpu", methods, measures, 3, 1, 1.0)
+
+    def identity(self, task: Task) -> dict[str, Any]:
+        case = task.sized(self.of_folder("declared").CASES)
+        shape = {name: getattr(case, name) for name in self.shape}
+        return {"shape": shape, "source": "synthetic", "behaviour": self.behaviour}
+
+    def tables(self, found: Iterable[Row]) -> str:
+        return self.of_folder("report").tables(found)
 
     def run(self, task: Task) -> Generator[Row | None, bool | None, None]:
         yield from self.of_folder("task").rows_of(self, task)

@@ -7,13 +7,22 @@ import argparse
 import dataclasses
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from paperlm_kernels.bench import report, rows
 
 Row = rows.Row
 TURN = None
 "What `Operation.run` yields in place of a row when its turn is over."
+
+
+class Small(Protocol):
+    """A case that has a smaller one, to try out the benchmark."""
+
+    def small(self) -> Self: ...
+
+
+Sized = TypeVar("Sized", bound=Small)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +44,11 @@ class Task:
     device: str = "cuda"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     "of the operation alone (`Operation.options`); plain JSON"
+
+    def sized(self, cases: Mapping[str, Sized]) -> Sized:
+        """Its case, of an operation's, in full or small size."""
+        case = cases[self.case]
+        return case.small() if self.small else case
 
 
 @dataclasses.dataclass(frozen=True)

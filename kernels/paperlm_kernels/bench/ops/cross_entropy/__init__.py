@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,6 @@ class CrossEntropy(Declared):
     }
     first = BOUND
     packages = ("liger-kernel", "cut-cross-entropy")
-
-    @property
-    def cases(self) -> Mapping[str, str]:
-        from paperlm_kernels.bench.ops.cross_entropy.declared import CASES
-
-        return {
-            name: f"{case.model}: {case.tokens} tokens x {case.vocab} ids x {case.width}; lower bound of memory "
-            f"{case.lower_bound:.0f} MiB"
-            for name, case in CASES.items()
-        }
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -73,9 +62,9 @@ class CrossEntropy(Declared):
         return {"permute": given.permute}
 
     def identity(self, task: Task) -> dict[str, Any]:
-        from paperlm_kernels.bench.ops.cross_entropy.declared import sized
+        from paperlm_kernels.bench.ops.cross_entropy.declared import CASES
 
-        case = sized(task)
+        case = task.sized(CASES)
         shape = {name: getattr(case, name) for name in ("tokens", "counting", "vocab", "width", "softcap")}
         return {
             "order": "permuted" if task.options.get("permute") else "natural",
@@ -88,11 +77,6 @@ class CrossEntropy(Declared):
         """The share of 128 x 128 tiles alive, without which a time of a filtered row says nothing."""
         alive = [row["value"] for row in found if row["metric"] == "alive_share" and row["tiles"] == "128x128"]
         return {"alive_share": alive[0] if alive else None}
-
-    def tables(self, found: Iterable[Row]) -> str:
-        from paperlm_kernels.bench.ops.cross_entropy.report import tables
-
-        return tables(found)
 
     def draw(self, found: list[Row], path: Path) -> None:
         from paperlm_kernels.bench.ops.cross_entropy.chart import draw

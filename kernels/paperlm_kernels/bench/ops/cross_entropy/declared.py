@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from paperlm_kernels.bench.operation import Task
-
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -35,6 +33,13 @@ class Case:
     def floor(self, rate: float) -> float:
         """Milliseconds of one matrix product of all tokens with all ids at `rate` operations a second."""
         return 2e3 * self.tokens * self.vocab * self.width / rate
+
+    def listed(self) -> str:
+        """One line about it."""
+        return (
+            f"{self.model}: {self.tokens} tokens x {self.vocab} ids x {self.width}; lower bound of memory "
+            f"{self.lower_bound:.0f} MiB"
+        )
 
     def small(self) -> Case:
         """An eighth of each size: to try out the benchmark, not to report."""
@@ -70,12 +75,6 @@ _ON_CPU = (
     *(case.for_cpu() for case in _FURTHER_MODELS),
 )
 CASES = {case.name: case for case in (*_ON_GPU, *_ON_CPU)}
-
-
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
 
 
 GROUPS = {

@@ -12,7 +12,7 @@ from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
 from paperlm_kernels.bench.ops.cross_entropy import accuracy, measure
 from paperlm_kernels.bench.ops.cross_entropy.data import IGNORED, Inputs, describe, make_inputs
-from paperlm_kernels.bench.ops.cross_entropy.declared import Case, sized
+from paperlm_kernels.bench.ops.cross_entropy.declared import CASES, Case
 from paperlm_kernels.bench.ops.cross_entropy.methods import METHODS, Contender
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
@@ -25,7 +25,7 @@ Write = Callable[..., Row]
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     """Rows of a task."""
-    device, case = torch.device(task.device), sized(task)
+    device, case = torch.device(task.device), task.sized(CASES)
     torch.set_float32_matmul_precision("high")
     inputs = make_inputs(case, device=device, seed=task.seed, permute=task.options.get("permute", False))
     name = clocks.device_name(device)

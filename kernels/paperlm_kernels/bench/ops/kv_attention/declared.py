@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from paperlm_kernels.bench.cards import BANDWIDTH
-from paperlm_kernels.bench.operation import Task
 
 HEADS = {"700m": (24, 64), "1.3b": (32, 64), "3b": (32, 100), "7b": (32, 128)}
 "Size -> heads and their numbers (BitNet a4.8, Table 6)."
@@ -36,6 +35,13 @@ class Case:
         """Microseconds of reading the cache at a bandwidth."""
         return 1e6 * self.batch * self.context * self.token_bytes(bits) / bandwidth
 
+    def listed(self) -> str:
+        """One line about it."""
+        return (
+            f"{self.about}: {self.batch} x {self.context} positions, {self.heads} heads of {self.head_dim}; at least "
+            f"{self.floor(3):.3g} us in 3 bits, {self.floor(4):.3g} in 4, {self.floor(16):.3g} in 16 (H200)"
+        )
+
     def small(self) -> Case:
         """An eighth of the context: to try out the benchmark, not to report."""
         return dataclasses.replace(self, context=max(2, self.context // 8))
@@ -56,12 +62,6 @@ GROUPS = {
     "cpu": tuple(case.name for case in _ON_CPU),
 }
 "Cases by size and by batch, all of a GPU, and those of a CPU."
-
-
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
 
 
 METHODS = {

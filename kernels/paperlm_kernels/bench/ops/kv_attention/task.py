@@ -10,7 +10,7 @@ import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.declared import Contender
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.kv_attention.declared import sized
+from paperlm_kernels.bench.ops.kv_attention.declared import CASES
 from paperlm_kernels.bench.ops.kv_attention.methods import METHODS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.timed import time_row
@@ -18,7 +18,7 @@ from paperlm_kernels.bench.timed import time_row
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     """Rows of a task."""
-    device, case = torch.device(task.device), sized(task)
+    device, case = torch.device(task.device), task.sized(CASES)
     name = clocks.device_name(device)
     try:
         contender = METHODS[task.method](Inputs(case, device, task.seed))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paperlm_kernels.behaviour import NEUZIP
 from paperlm_kernels.bench.arguments import to_read
 from paperlm_kernels.bench.declared import Declared
-from paperlm_kernels.bench.operation import Defaults, Row, Task
+from paperlm_kernels.bench.operation import Defaults, Task
 
 
 class NeuZip(Declared):
@@ -34,19 +34,12 @@ class NeuZip(Declared):
     }
     packages = ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", "dfloat11", "bitsandbytes", "zipnn")
     numbers = ("value", "low", "high", "gb_per_s", "over_floor")
-
-    @property
-    def cases(self) -> Mapping[str, str]:
-        from paperlm_kernels.bench.ops.neuzip.declared import CASES
-
-        return {
-            name: f"{case.about}: {case.weights:,} weights; decoding takes at least {case.floor(10.69):.3g} us from "
-            f"10.69 bits, {case.floor(12):.3g} from 12 (H200)"
-            for name, case in CASES.items()
-        }
+    by_default = ("decode,encode,bits", "decode,encode,bits,error,determinism")
+    shape = ("weights",)
+    behaviour = NEUZIP["codec"]
 
     def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
-        measures = "decode,encode,bits,error,determinism" if for_tables else "decode,encode,bits"
+        measures = self.by_default[for_tables]
         if device == "cuda":
             from paperlm_kernels.bench.ops.neuzip.declared import ROUNDED
 
@@ -79,22 +72,15 @@ class NeuZip(Declared):
         return {"weights": str(given.weights), "sha256": digest(weights_of(given.weights, case.weights))}
 
     def identity(self, task: Task) -> dict[str, Any]:
-        from paperlm_kernels.behaviour import NEUZIP
-        from paperlm_kernels.bench.ops.neuzip.declared import CHECKPOINT, sized
+        from paperlm_kernels.bench.ops.neuzip.declared import CASES, CHECKPOINT
 
-        source = "synthetic"
+        found, case = super().identity(task), task.sized(CASES)
+        if case.degrees is not None:
+            found["shape"]["degrees_of_freedom"] = case.degrees
         if task.case == CHECKPOINT.name:
             name, sha256 = Path(task.options["weights"]).name, task.options["sha256"]
-            source = f"{name}, sha256 {sha256} of its first {sized(task).weights:,} weights"
-        shape = {"weights": sized(task).weights}
-        if (degrees := sized(task).degrees) is not None:
-            shape["degrees_of_freedom"] = degrees
-        return {"shape": shape, "source": source, "behaviour": NEUZIP["codec"]}
-
-    def tables(self, found: Iterable[Row]) -> str:
-        from paperlm_kernels.bench.ops.neuzip import report
-
-        return report.tables(found)
+            found["source"] = f"{name}, sha256 {sha256} of its first {case.weights:,} weights"
+        return found
 
 
 OPERATION = NeuZip()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from paperlm_kernels.bench.operation import Task
-
 BANDWIDTH = 4.26e12
 "Bytes a second that a large copy reads and writes on an H200."
 
@@ -30,6 +28,13 @@ class Case:
         weight is written."""
         return 1e6 * self.weights * bits / 8 / bandwidth
 
+    def listed(self) -> str:
+        """One line about it."""
+        return (
+            f"{self.about}: {self.weights:,} weights; decoding takes at least {self.floor(10.69):.3g} us from 10.69 "
+            f"bits, {self.floor(12):.3g} from 12 (H200)"
+        )
+
     def small(self) -> Case:
         """An eighth: to try out the benchmark, not to report."""
         return dataclasses.replace(self, weights=max(2**16, self.weights // 8))
@@ -52,12 +57,6 @@ GROUPS = {
 }
 """Those of the paper's Figure 4, powers of two, both together for a GPU, that of a CPU, normal weights beside as many
 of Student's t, and that of a model's weights."""
-
-
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
 
 
 ROUNDED = {

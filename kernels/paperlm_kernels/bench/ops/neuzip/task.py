@@ -14,7 +14,7 @@ from paperlm_kernels.bench.cold import cold_times, copies_of
 from paperlm_kernels.bench.operation import Operation, Row, Task
 from paperlm_kernels.bench.ops.neuzip import on_file
 from paperlm_kernels.bench.ops.neuzip.coder import FILE_PARTS, TOKENS, Coder, Inputs
-from paperlm_kernels.bench.ops.neuzip.declared import BANDWIDTH, CHECKPOINT, sized
+from paperlm_kernels.bench.ops.neuzip.declared import BANDWIDTH, CASES, CHECKPOINT
 from paperlm_kernels.bench.ops.neuzip.methods import METHODS
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.rows import percentiles, short
@@ -27,7 +27,7 @@ def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
 
 
 def _rows_of(operation: Operation, task: Task) -> Iterator[Row]:
-    device, case = torch.device(task.device), sized(task)
+    device, case = torch.device(task.device), task.sized(CASES)
     name, given = clocks.device_name(device), task.options if task.case == CHECKPOINT.name else {}
     try:
         coder = METHODS[task.method](Inputs(case, device, task.seed, given.get("weights"), given.get("sha256", "")))

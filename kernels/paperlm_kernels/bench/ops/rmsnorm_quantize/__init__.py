@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
+from paperlm_kernels.behaviour import BITNET
 from paperlm_kernels.bench.declared import Declared
-from paperlm_kernels.bench.operation import Defaults, Row, Task
 
 
 class RMSNormQuantize(Declared):
@@ -20,34 +17,9 @@ class RMSNormQuantize(Declared):
     }
     packages = ("liger-kernel",)
     numbers = ("value", "low", "high", "floor_us", "over_floor")
-
-    @property
-    def cases(self) -> Mapping[str, str]:
-        from paperlm_kernels.bench.ops.rmsnorm_quantize.declared import CASES
-
-        return {
-            name: f"{case.about}: {case.tokens} tokens of {case.width}; at least {case.floor():.3g} us (H200)"
-            for name, case in CASES.items()
-        }
-
-    def defaults(self, device: str, *, for_tables: bool = False) -> Defaults:
-        measures = "quantize,error,determinism" if for_tables else "quantize"
-        if device == "cuda":
-            return Defaults("all", ",".join(self.methods), measures, 200, 3, 4.0)
-        return Defaults("cpu", ",".join(self.methods), measures, 3, 1, 1.0)
-
-    def identity(self, task: Task) -> dict[str, Any]:
-        from paperlm_kernels.behaviour import BITNET
-        from paperlm_kernels.bench.ops.rmsnorm_quantize.declared import sized
-
-        case = sized(task)
-        shape = {"tokens": case.tokens, "width": case.width, "site": case.site}
-        return {"shape": shape, "source": "synthetic", "behaviour": BITNET["rmsnorm_quantize"]}
-
-    def tables(self, found: Iterable[Row]) -> str:
-        from paperlm_kernels.bench.ops.rmsnorm_quantize.report import tables
-
-        return tables(found)
+    by_default = ("quantize", "quantize,error,determinism")
+    shape = ("tokens", "width", "site")
+    behaviour = BITNET["rmsnorm_quantize"]
 
 
 OPERATION = RMSNormQuantize()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from paperlm_kernels.bench.cards import BANDWIDTH
-from paperlm_kernels.bench.operation import Task
 from paperlm_kernels.bench.ops.ternary_linear.declared import TOKENS, WIDTHS
 
 
@@ -55,6 +54,10 @@ class Case:
         """Microseconds of these bytes at a bandwidth."""
         return 1e6 * self.bytes() / bandwidth
 
+    def listed(self) -> str:
+        """One line about it."""
+        return f"{self.about}: {self.tokens} tokens of {self.width}; at least {self.floor():.3g} us (H200)"
+
     def small(self) -> Case:
         """An eighth of each size: to try out the benchmark, not to report."""
         return dataclasses.replace(self, tokens=max(1, self.tokens // 8), width=max(8, self.width // 8))
@@ -76,12 +79,6 @@ GROUPS = {
     "cpu": tuple(case.name for case in _ON_CPU),
 }
 "Cases by number of tokens, size and site, all of a GPU, and those of a CPU."
-
-
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
 
 
 METHODS = {

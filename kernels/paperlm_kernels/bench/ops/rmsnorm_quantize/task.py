@@ -8,7 +8,7 @@ import torch
 
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.rmsnorm_quantize.declared import sized
+from paperlm_kernels.bench.ops.rmsnorm_quantize.declared import CASES
 from paperlm_kernels.bench.ops.rmsnorm_quantize.methods import METHODS, Inputs
 from paperlm_kernels.bench.peers import AbsentError
 from paperlm_kernels.bench.timed import time_row
@@ -16,7 +16,7 @@ from paperlm_kernels.bench.timed import time_row
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     """Rows of a task."""
-    device, case = torch.device(task.device), sized(task)
+    device, case = torch.device(task.device), task.sized(CASES)
     name = clocks.device_name(device)
     try:
         contender = METHODS[task.method](Inputs(case, device, task.seed))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from paperlm_kernels.bench.cards import BANDWIDTH
-from paperlm_kernels.bench.operation import Task
 
 BF16, INT8 = 790e12, 1580e12
 "Operations a second of large products: cuBLAS measured on random data, and twice that."
@@ -35,6 +34,13 @@ class Case:
         """Microseconds that none undercuts: the longer of both."""
         return max(self.limits(bits, bandwidth).values())
 
+    def listed(self) -> str:
+        """One line about it."""
+        return (
+            f"{self.about}: {self.tokens} tokens x {self.rows} x {self.columns}; at least {self.floor(2):.3g} us in 2 "
+            f"bits, {self.floor(8):.3g} in 8, {self.floor(16):.3g} in 16 (H200)"
+        )
+
     def small(self) -> Case:
         """An eighth of each size: to try out the benchmark, not to report."""
         sizes = {key: max(8, getattr(self, key) // 8) for key in ("rows", "columns")}
@@ -62,12 +68,6 @@ GROUPS = {
     "cpu": tuple(case.name for case in _ON_CPU),
 }
 "Cases by number of tokens and by size, all of a GPU, and those of a CPU."
-
-
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
 
 
 METHODS = {

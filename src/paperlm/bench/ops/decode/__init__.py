@@ -58,12 +58,6 @@ CASES = {
 }
 
 
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
-
-
 class Decode(Operation):
     """Decoding end to end."""
 
@@ -106,7 +100,7 @@ class Decode(Operation):
     def identity(self, task: Task) -> dict[str, Any]:
         from paperlm_kernels.behaviour import BITNET
 
-        case = sized(task)
+        case = task.sized(CASES)
         shape = {name: getattr(case, name) for name in ("batch", "context", "tokens", "vocab", "dtype")}
         size = {name: getattr(case.size, name) for name in ("hidden_size", "intermediate_size", "n_heads", "n_layers")}
         return {"shape": shape | size, "source": "synthetic", "behaviour": dict(BITNET)}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
-from paperlm_kernels.bench.ops.decode import PEER, PEER_COMPILED, PRESET, Case, sized
+from paperlm_kernels.bench.ops.decode import CASES, PEER, PEER_COMPILED, PRESET, Case
 from torch import Tensor
 
 from paperlm.models.decoding import FAST_HEADS, PackedDecoder
@@ -122,7 +122,7 @@ class Peer:
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     """Rows of a task: rounds of the case's tokens, from the same context on each time."""
-    device, case = torch.device(task.device), sized(task)
+    device, case = torch.device(task.device), task.sized(CASES)
     name, gpu = clocks.device_name(device), task.device == "cuda"
     before = torch.cuda.memory_allocated(device) if gpu else 0
     side = (Ours if task.method in KV_BITS else Peer)(case, task.method, device, task.seed)

@@ -77,12 +77,6 @@ METHODS = {
 }
 
 
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
-
-
 class Descent(Operation):
     """Whole updates of descent (NeuZip, arXiv 2410.20650, Table 1)."""
 
@@ -144,7 +138,7 @@ class Descent(Operation):
     def identity(self, task: Task) -> dict[str, Any]:
         from paperlm_kernels.behaviour import NEUZIP
 
-        case = sized(task)
+        case = task.sized(CASES)
         shape = {"batch": case.batch, "seq_len": case.seq_len, **dict(case.config)}
         text = task.options.get("text", TEXT)
         return {

@@ -13,7 +13,7 @@ import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.cores import quiet_core
 from paperlm_kernels.bench.operation import TURN, Operation, Row, Task
-from paperlm_kernels.bench.ops.descent import CAP, TEXT, UPDATES, Case, sized
+from paperlm_kernels.bench.ops.descent import CAP, CASES, TEXT, UPDATES, Case
 from paperlm_kernels.bench.rows import percentiles
 from paperlm_kernels.stored import LomoSgd, PackedStore, RawStore, convert, model_hash, weight_bytes
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ def rows_of(operation: Operation, task: Task) -> Turns:
 
 
 def _measured(operation: Operation, task: Task, device: torch.device) -> Turns:
-    case, name = sized(task), clocks.device_name(device)
+    case, name = task.sized(CASES), clocks.device_name(device)
     try:
         model = fresh(case, device, task.seed)
         update = updates(model, task.method, case.rate)

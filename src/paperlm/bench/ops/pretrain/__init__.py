@@ -46,12 +46,6 @@ CASES = {name: Case(size) for name, size in SIZES.items()}
 CASES["tiny"] = Case(_TINY, batch=16, seq_len=128, vocab=1024, dtype="float32", compiled=False)
 
 
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
-
-
 class Pretrain(Operation):
     """Whole updates of pre-training."""
 
@@ -119,7 +113,7 @@ class Pretrain(Operation):
         return [case for name in names for case in self.groups.get(name, (name,))]
 
     def identity(self, task: Task) -> dict[str, Any]:
-        case = sized(task)
+        case = task.sized(CASES)
         return {"shape": {name: getattr(case, name) for name in ("batch", "seq_len", "vocab", "dtype")}}
 
     def run(self, task: Task) -> Generator[Row | None, bool | None, None]:

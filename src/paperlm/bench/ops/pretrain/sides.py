@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import TURN, Operation, Row, Task
-from paperlm_kernels.bench.ops.pretrain import OURS, PEER, Case, sized
+from paperlm_kernels.bench.ops.pretrain import CASES, OURS, PEER, Case
 from paperlm_kernels.bench.rows import percentiles, short
 
 from paperlm.models.llama import PaperLlamaConfig, PaperLlamaForCausalLM
@@ -95,7 +95,7 @@ def transformers_llama(case: Case, micro: int, device: torch.device) -> Side:
 
 def rows_of(operation: Operation, task: Task) -> Generator[Row | None, bool | None, None]:
     """The throughput of a method, over as many turns as there are; or that no micro-batch fits."""
-    device, case = torch.device(task.device), sized(task)
+    device, case = torch.device(task.device), task.sized(CASES)
     torch.manual_seed(task.seed)
     name = clocks.device_name(device)
     generator = torch.Generator(device).manual_seed(task.seed)

@@ -14,7 +14,6 @@ from typing import Any
 from paperlm_kernels.bench import report
 from paperlm_kernels.bench.operation import Defaults, Operation, Row, Task
 from paperlm_kernels.bench.ops.pretrain import CASES as PRETRAIN
-from paperlm_kernels.bench.ops.pretrain import Case
 from paperlm_kernels.bench.peers import label, why_absent
 
 VOCABULARIES = {"": 32_000, "_128k": 128_256}
@@ -60,12 +59,6 @@ METHODS = {
 }
 
 
-def sized(task: Task) -> Case:
-    """The case of a task, in its full or small size."""
-    case = CASES[task.case]
-    return case.small() if task.small else case
-
-
 class SFT(Operation):
     """Steps of supervised fine-tuning."""
 
@@ -101,7 +94,7 @@ class SFT(Operation):
         return ("trl.trainer.sft_trainer", "paperlm_kernels.bench.ops.sft.steps")
 
     def identity(self, task: Task) -> dict[str, Any]:
-        case = sized(task)
+        case = task.sized(CASES)
         precision = "float32" if task.device == "cpu" else "bfloat16 autocast"
         return {
             "shape": {name: getattr(case, name) for name in ("batch", "seq_len", "vocab")} | {"precision": precision}

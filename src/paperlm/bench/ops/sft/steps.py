@@ -16,7 +16,7 @@ from paperlm_kernels.bench import clocks
 from paperlm_kernels.bench.operation import Operation, Row, Task
 from paperlm_kernels.bench.ops.pretrain import Case
 from paperlm_kernels.bench.ops.pretrain.sides import our_model, peer_model
-from paperlm_kernels.bench.ops.sft import METHODS, Method, sized
+from paperlm_kernels.bench.ops.sft import CASES, METHODS, Method
 from paperlm_kernels.trainers import ModelLoss
 from torch.nn import functional as F
 from transformers import PreTrainedModel, TrainerCallback
@@ -120,7 +120,7 @@ def trainer_of(method: Method, model: PreTrainedModel, ids: torch.Tensor, watch:
 
 def rows_of(operation: Operation, task: Task) -> Iterator[Row]:
     """Loss, time and memory of a method; one row that says so if its loss is wrong, or if it does not fit."""
-    device, method, case = torch.device(task.device), METHODS[task.method], sized(task)
+    device, method, case = torch.device(task.device), METHODS[task.method], task.sized(CASES)
     name, watch = clocks.device_name(device), Watch(task)
     ids = torch.randint(2, case.vocab, (case.batch, case.seq_len), generator=torch.Generator().manual_seed(task.seed))
     try:
