@@ -55,7 +55,3 @@ class StreamError(ContainerError):
 
 class BlockSumError(ContainerError):
     """What was decoded has another sum than what was encoded."""
-
-
-class PackedModelError(ContainerError):
-    """A file that `stored.save_packed` wrote, where one of tensors, or of containers, is asked for."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paperlm_kernels.neuzip.container import aligned
 from paperlm_kernels.neuzip.decode_errors import raise_found
-from paperlm_kernels.neuzip.errors import ContainerError, PackedModelError
+from paperlm_kernels.neuzip.errors import ContainerError
 from paperlm_kernels.neuzip.fields import MANT_BITS
 from paperlm_kernels.neuzip.header import MAGIC as CONTAINER
 from paperlm_kernels.neuzip.part_files import replacing
@@ -29,6 +29,7 @@ from paperlm_kernels.neuzip.safetensors_file import (
     PACKED,
     UNREADABLE,
     Entry,
+    PackedModelError,
     SafetensorsFile,
     entries,
     read_json,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paperlm_kernels.neuzip.errors import PackedModelError
+from paperlm_kernels.neuzip.errors import ContainerError
 from paperlm_kernels.neuzip.header import MOST, MOST_AXES
 
 LONGEST_HEADER = 100_000_000
@@ -135,6 +135,10 @@ def sort_metadata(path: Path) -> None:
 
 PACKED_MODEL = "paperlm_packed"
 "What the metadata of a file that `stored.save_packed` writes have as `container`."
+
+
+class PackedModelError(ContainerError):
+    """Such a file, where one of tensors, or of containers, is asked for."""
 
 
 class SafetensorsFile:
