@@ -1,6 +1,6 @@
 #!/bin/sh
-# Measures what the records of few bits hold (neuzip, ternary_linear, kv_attention, decode, descent), into new files of
-# a folder, on one GPU of 141 GB; run it in the repository, whose packages Python finds.
+# Measures what the records of few bits hold (neuzip, ternary_linear, rmsnorm_quantize, kv_attention, decode, descent),
+# into new files of a folder, on one GPU of 141 GB; run it in the repository, whose packages Python finds.
 #
 #     sh paper_tables/records/bench/few_bits.sh FOLDER [codec profiles figure4 products checkpoint matrices variants gemlite norms attention decode descent]
 #
@@ -53,7 +53,7 @@ for part in ${*:-codec profiles figure4 products checkpoint matrices variants ge
     gemlite) # searches its tiles, for most of a minute a shape where nothing of them was compiled before
         run ternary_linear --cases all --methods ours,torch,gemlite --measure layer
         ;;
-    norms) # no record has rows of them yet
+    norms) # most of a minute a case; the record has the first two
         run rmsnorm_quantize --cases all --methods "ours,torch,torch compiled,liger-kernel" \
             --measure quantize,error,determinism
         ;;
