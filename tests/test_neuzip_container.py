@@ -252,6 +252,17 @@ def test_an_empty_tensor_of_axes_that_multiply_beyond_all_numbers_is_refused():
         from_bytes(changed(data, 40, "<Q", 2**41))
 
 
+@pytest.mark.parametrize("options", [{}, {"profile": "fix4"}, {"mant_bits": 1, "block_norm": 512}])
+def test_no_bit_of_a_container_flips_unnoticed(options):
+    """Each of them: those that a fuzz run draws may miss one."""
+    data = pack(gaussian(300), raw="never", **{"profile": "fast", **options}).to_bytes()
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ContainerError):
+            from_bytes(bytes(flipped)).unpack()
+
+
 def test_ten_thousand_mutations_are_refused_or_harmless():
     outcomes = fuzz.run(10_000)
     assert sum(outcomes.values()) == 10_000

@@ -66,6 +66,27 @@ def test_the_product_with_prefix_codes_is_within_a_rounding_of_float64(spot, pro
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("profile", ["default", "dense", "fast", "fix4"])
+@pytest.mark.parametrize("tokens", [1, 3, 8, 16])
+def test_where_no_sum_is_rounded_the_product_has_the_bits_of_the_matrix_that_was_packed(spot, profile, tokens):
+    """Weights of 8 bits at three exponents, zeros and a patched one, times -1 to 2: each sum of 1,024 has less than 24
+    bits, so that its order does not matter, and a bit that was decoded wrongly is not within a tolerance."""
+    seeded = torch.Generator().manual_seed(tokens)
+    integers = (
+        torch.randint(128, 256, (18, 1024), generator=seeded)
+        * torch.tensor([-1, 1])[torch.randint(0, 2, (18, 1024), generator=seeded)]
+    )
+    w = (integers * 2.0 ** torch.randint(-9, -6, (18, 1024), generator=seeded)).bfloat16()
+    w[::5, ::77], w[3, 5], w[17, 1023] = 0.0, 2.0**7, -(2.0**8)
+    x = torch.randint(-1, 3, (tokens, 1024), generator=seeded).bfloat16()
+    packed = pack(w.to(spot.device), profile=profile, raw="never")
+    assert packed.header.patches > 0 or profile != "fix4"
+    exact = x.double() @ w.double().T
+    assert (exact * 2**9 == (exact * 2**9).round()).all() and exact.abs().max() < 2**14
+    assert torch.equal(linear(x.to(spot.device), packed, backend=spot.backend).cpu(), exact.bfloat16())
+
+
+@compiled_or_interpreted
 def test_more_patches_than_are_added_at_once_belong_to_their_rows_and_tokens(spot):
     w, x = weights(5, 3072, outliers=False), gaussian(5 * 3072, 1, 1.0).view(5, 3072)
     w[1, 1000:1090] *= 2.0**40
