@@ -233,6 +233,14 @@ def test_a_reference_that_does_not_say_where_it_was_made_is_refused_and_stays(co
     assert (folder / "mixln_table1.diff.csv").read_text() == "earlier\n"
 
 
+def test_tables_of_shapes_and_settings_stand_under_the_published_scale_which_has_no_record():
+    said = page(Project({}, ROOT), ("paper",))
+    assert "No record: what stands here follows from shapes and settings alone." in said
+    assert "Records of" not in said and said.count("### ") == 5
+    assert "| 700M | 1536 (1536) | 4096 (4096) |" in said  # of BitNet's Table 6
+    assert "| BitNet b1.58 2B | not run (68.66) |" in said  # of its Table 5
+
+
 def test_the_commit_of_a_record_that_a_changed_tree_made_is_named_with_that():
     """Of the committed records some of BitNet's were made before their code was committed."""
     name = "bitnet_table1"

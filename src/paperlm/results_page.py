@@ -153,10 +153,13 @@ def _of_scale(project: Project, scales: tuple[str, ...]) -> Iterator[str]:
     yield ""
     yield project.scale.summary
     yield ""
-    yield (
-        f"Records of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, made on {', '.join(machines)} with torch "
-        f"{', '.join(torch)}; commits {', '.join(commits)}."
-    )
+    if dates:
+        yield (
+            f"Records of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, made on {', '.join(machines)} with torch "
+            f"{', '.join(torch)}; commits {', '.join(commits)}."
+        )
+    else:
+        yield "No record: what stands here follows from shapes and settings alone."
     yield ""
     yield from _verdicts(project, folder)
     yield from _elsewhere(project, scales)
@@ -174,7 +177,9 @@ def _made(path: Path) -> dict[str, dict[str, list[Any]]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         _ = [sorted(one[key]) for one in found.values() for key in ("machines", "dates", "commits", "torch")]
-        _ = [min(day for one in found.values() for day in one["dates"])]  # there is one
+        of_records = [one for one in found.values() if any(one[key] for key in ("machines", "commits", "torch"))]
+        _ = [one["dates"][0] for one in of_records]
+        _ = min(found)  # an exhibit at least
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file; {again}") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
