@@ -268,6 +268,14 @@ EFFECTS: dict[str, dict[str, Seen | tuple[Seen, ...] | Elsewhere]] = {
             "repeats", "cap_gib",
         )
     },
+    "drawn_speed": {
+        name: Elsewhere("speed is measured on a GPU; tests/test_drawn_speed.py has what is timed")
+        for name in (
+            "store", "mant_bits", "block_norm", "norm_semantics", "policy", "architecture", "hidden_size",
+            "intermediate_size", "n_heads", "n_kv_heads", "head_size", "n_layers", "vocab_size", "tied", "in_float32",
+            "std", "batch", "window", "answer", "repeats",
+        )
+    },
     "stored_bytes": {
         name: Seen(value, "metrics.parameters")
         for name, value in {

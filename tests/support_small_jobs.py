@@ -98,6 +98,10 @@ BASE: dict[str, dict[str, Any]] = {
         "intermediate_size": 208, "n_heads": 6, "n_kv_heads": 3, "head_size": 32, "n_layers": 2, "vocab_size": 1024,
         "in_float32": ["down_proj"], "std": 0.02,
     },
+    "drawn_speed": {
+        "store": "packed", "architecture": "llama", "hidden_size": 192, "intermediate_size": 208, "n_heads": 6,
+        "head_size": 32, "n_layers": 2, "vocab_size": 1024, "std": 0.02, "batch": 2, "window": 20,
+    },
     "weight_entropy": {"of": small("pretrain")},
     "normal_entropy": {"std": 0.03},
     "perturbed_perplexity": {

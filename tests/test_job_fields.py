@@ -25,7 +25,7 @@ from paperlm.result import Cost
 from paperlm.run import Maker
 
 HERE, JOBS = "tests/support_fields.py", "tests/support_small_jobs.py"
-OF_A_GPU = ("stored_speed",)
+OF_A_GPU = ("stored_speed", "drawn_speed")
 "Kinds that are blocked on a CPU."
 KEPT = (0, 2)
 "States of a training that its children here ask for."

@@ -24,7 +24,8 @@ from paperlm.jobs import job_kinds, stored_speed
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.normal_entropy import NormalEntropy, normal_shares
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
-from paperlm.jobs.stored_bytes import StoredBytes, shape_of
+from paperlm.evaluate.drawn import model_of
+from paperlm.jobs.stored_bytes import StoredBytes
 from paperlm.jobs.stored_perplexity import StoredPerplexity
 from paperlm.jobs.stored_speed import StoredSpeed, iteration, rate_of, timed
 from paperlm.jobs.weight_entropy import WeightEntropy
@@ -185,7 +186,7 @@ def test_bytes_counted_by_shape_are_those_of_a_whole_model_with_other_random_wei
     job = StoredBytes(**shape, **settings)
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = shape_of(job).to_empty(device="cpu").bfloat16()
+        model = model_of(job, "meta").to_empty(device="cpu").bfloat16()
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.02)
     model.tie_weights()
@@ -233,7 +234,7 @@ def test_the_tables_shapes_are_those_of_the_published_models():
             found.setdefault(model if model in PARAMETERS else "Llama-3 70B", set()).update(cell.jobs)
     assert found.keys() == PARAMETERS.keys()
     for model, jobs in found.items():
-        counts = {sum(p.numel() for p in shape_of(job).parameters()) for job in jobs}
+        counts = {sum(p.numel() for p in model_of(job, "meta").parameters()) for job in jobs}
         assert [round(count / 1e9, len(str(PARAMETERS[model]).partition(".")[2])) for count in counts] == [
             PARAMETERS[model]
         ]
