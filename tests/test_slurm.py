@@ -155,6 +155,16 @@ def test_a_run_of_a_gpu_scale_is_granted_its_gpus_and_asks_inside_the_job_for_no
     assert read_record(clone / record, run).cost.world_size == gpus
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_job_of_several_cards_is_started_by_torchrun_and_one_of_one_card_is_not(clone, gpus):
+    pretend_cards(clone, gpus)
+    record = f"results/smoke/pretrain/{smoke_run().job_id}.json"
+    login = job_environment(CUDA_VISIBLE_DEVICES="")
+    out = snakemake(clone, login, *PROFILE, record, "--dry-run", "--printshellcmds", "--config", "scale=smoke")
+    (command,) = (line for line in out.splitlines() if " -m paperlm run " in line)
+    assert ("torch.distributed.run --standalone --nproc-per-node 2" in command) == (gpus == 2), command
+
+
 @pytest.mark.parametrize(("more", "planned"), [([], True), (["seeds=[0,1]"], True), (["run_missing=no"], False)])
 def test_the_profile_trains_what_is_missing_from_a_login_node_without_a_gpu_unless_told_otherwise(clone, more, planned):
     """Keys of --config are added to the profile's, and are the stronger ones."""

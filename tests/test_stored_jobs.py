@@ -18,13 +18,13 @@ from support_stored import TABLES
 
 from paperlm.data.texts import prepare_text
 from paperlm.errors import JobError
+from paperlm.evaluate.drawn import model_of
 from paperlm.evaluate.stores import counted, put_into_stores
 from paperlm.evaluate.windows import mean_losses, windows_of
 from paperlm.jobs import job_kinds, stored_speed
 from paperlm.jobs.base import Inputs, Machine
 from paperlm.jobs.normal_entropy import NormalEntropy, normal_shares
 from paperlm.jobs.perturbed_perplexity import PerturbedPerplexity
-from paperlm.evaluate.drawn import model_of
 from paperlm.jobs.stored_bytes import StoredBytes
 from paperlm.jobs.stored_perplexity import StoredPerplexity
 from paperlm.jobs.stored_speed import StoredSpeed, iteration, rate_of, timed
