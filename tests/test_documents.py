@@ -238,12 +238,12 @@ MARKS = {
     "kernels/MEASURED_FEW_BITS.md": [
         *(
             f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
-            for name in ("ternary_linear_h100", "ternary_linear", "ternary_linear_gemlite")
+            for name in ("ternary_linear_h100", "ternary_linear", "ternary_linear_second", "ternary_linear_gemlite")
         ),
         SWEPT,
         *(
             f"measured: python -m paperlm_kernels.bench show {BENCH}/{name}.jsonl"
-            for name in ("kv_attention", "neuzip", "neuzip_h100", "neuzip_student_t")
+            for name in ("rmsnorm_quantize", "kv_attention", "neuzip", "neuzip_h100", "neuzip_student_t")
         ),
     ],
 }
