@@ -284,7 +284,8 @@ def test_a_method_that_fails_leaves_a_row_with_the_reason():
 
 
 FEW_BITS = (
-    "neuzip", "ternary_linear", "ternary_linear_gemlite", "ternary_linear_second", "rmsnorm_quantize", "kv_attention", "decode", "descent",
+    "neuzip", "ternary_linear", "ternary_linear_gemlite", "ternary_linear_second", "rmsnorm_quantize", "kv_attention",
+    "decode", "descent",
 )  # fmt: skip
 OF_METRIC = {
     "memory": "memory", "resident": "memory", "kernel": "kernels", "loss": "update", "weights_hash": "update",
