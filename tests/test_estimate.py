@@ -390,10 +390,10 @@ def test_what_is_said_in_place_of_a_plan_is_plain_text_on_a_terminal_too(root, m
 
 def test_a_kind_that_computes_on_no_card_asks_for_none_and_one_without_records_says_what_it_is_granted():
     plan = Workflow(Project({"scale": "paper", "run_missing": "yes"}))
-    found = estimate(plan, ["neuzip_table4", "bitnet_figure2"], "stored")
+    found = estimate(plan, ["neuzip_table4", "neuzip_table3b_speed"], "stored")
     lines = {line.split()[1].rstrip(":"): line for line in found.asks()}
     assert lines["hub_model"].startswith(f"{len(found.kinds['hub_model'])} hub_model: no GPU, 96 GB")
-    assert "1 GPU each" in lines["activation_distribution"]
-    (asked,) = {plan.job_size(n.name).runtime for n in found.needs if n.kind == "activation_distribution"}
+    assert "1 GPU each" in lines["drawn_speed"]
+    (asked,) = {plan.job_size(n.name).runtime for n in found.needs if n.kind == "drawn_speed"}
     said = f"no record says how long, at most {asked / 60:,.0f} hours each are asked for"
-    assert lines["activation_distribution"].endswith(said)
+    assert lines["drawn_speed"].endswith(said)

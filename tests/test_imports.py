@@ -32,6 +32,7 @@ WORK = {"models", "train", "evaluate", "finetune", "probe"}
 LIGHT_WORK = {
     "train.gpu_lock",
     "probe.text",
+    "evaluate.drawn",
     "evaluate.questions",
     "evaluate.tasks",
     "evaluate.stores",
