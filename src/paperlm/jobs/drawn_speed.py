@@ -1,5 +1,6 @@
 """How fast a model of some shape runs, its weights drawn and stored in fewer bits (NeuZip, columns Speed of Tables 3a
-and 3b, whose checkpoints are gated or large: what a pass takes does not depend on what its weights say)."""
+and 3b, whose checkpoints are gated or large: but for the lengths of their
+codes, a pass takes as long whatever its weights say)."""
 
 from __future__ import annotations
 
