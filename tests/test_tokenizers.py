@@ -1,6 +1,9 @@
 """The bundled tokenizers: where their vocabulary is from, and what they make of texts."""
 
+import hashlib
+
 import hypothesis
+import numpy as np
 import pytest
 from support_c4 import BPE, c4_texts
 from tokenizers import Tokenizer
@@ -46,6 +49,27 @@ def test_t5_reads_a_newline_as_a_blank_and_braces_backslash_and_less_as_unknown(
     assert others == [[3, 2, 1]] * 4 and tokenizer.inner.id_to_token(2) == "<unk>"
     odd = {piece for piece in tokenizer.inner.get_vocab() if set(piece) & set("\n{}\\<")}
     assert odd == {"<pad>", "</s>", "<unk>", *(f"<extra_id_{n}>" for n in range(100))}
+
+
+SENTENCEPIECE = "41d0d4d5694b691de26d958073c3b7f0eee9ea1b7c7196bf486cb8f7f98012db"
+"Of the ids that SentencePiece 0.2.3 gives with Mistral's own file, which is not here, and 2 behind each text."
+
+
+def test_mistrals_pieces_come_out_as_sentencepiece_has_them():
+    tokenizer, found = TextTokenizer("mistral_v1"), hashlib.sha256()
+    assert (tokenizer.bos, tokenizer.eos) == (1, 2)
+    for ids in tokenizer.encode([*c4_texts("train"), *c4_texts("validation")]):
+        found.update(np.asarray(ids, dtype="<u2").tobytes())
+    assert found.hexdigest() == SENTENCEPIECE
+    known = {
+        "The house is wonderful.": [415, 2134, 349, 8590, 28723],
+        " two  blanks\n\ttab": [28705, 989, 28705, 843, 3750, 13, 12, 4252],
+        "漢字 👩 𝔘": [28705, 233, 191, 165, 29031, 28705, 243, 162, 148, 172, 28705, 243, 160, 151, 155],
+        "{\\<|>}": [2532, 28789, 28766, 28767, 28752],
+        "": [],
+    }
+    assert tokenizer.encode(list(known)) == [[*ids, 2] for ids in known.values()]
+    assert [tokenizer.inner.decode(ids) for ids in known.values()] == list(known)
 
 
 @pytest.mark.parametrize("name", ["bpe1024", "t5"])
