@@ -11,6 +11,7 @@ from support_bitnet_exhibits import jobs, models
 from support_tables import edited, pretrained, record_of
 
 from paperlm.checks import open_project
+from paperlm.data.registry import tokenizer_entry
 from paperlm.errors import SpecError
 from paperlm.figures.base import exhibit_contents
 from paperlm.figures.quantized_blocks import projections, written
@@ -47,6 +48,20 @@ def test_the_published_hyper_parameters_are_ours_to_the_digit(paper):
     found = table_contents(paper, "bitnet_table7", []).cells
     assert found["BitNet a4.8, 3B", "Learning Rate"].regenerated == "1.2e-3 → 6.4e-4"
     assert found["LLaMA LLM, 700M", "Weight Decay"].regenerated == "0.1"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_texts_begin_with_bos_at_the_published_scale_and_where_eos_stands_for_it_that_is_said(scale):
+    project = Project({"scale": scale})
+    asked = [model for name in ("bitnet_table1", "bitnet_table4") for model in models(project, name).values()]
+    trained = [one for model in asked for one in (model, *model.ancestors()) if one.kind == "pretrain"]
+    ((name, example),) = {(one.tokenizer, one.example) for one in trained}
+    said = [d for d in project.papers["bitnet"].deviations if "stands where a beginning-of-sequence" in d.what]
+    here = [d for d in said if not d.scales or scale in d.scales]
+    assert (tokenizer_entry(name).bos is None) == bool(here) == (scale != "paper")
+    assert example == "packed_bos"
+    begins = {job.begin for job in jobs(project, "bitnet_table1").values() if job.kind == "lm_eval"}
+    assert begins == ({"tokenizer"} if scale == "gpu" else {"bos"})
 
 
 @pytest.mark.parametrize(("size", "millions"), [("700M", 679.5), ("1.3B", 1207.8), ("3B", 3221.5), ("7B", 6476.0)])
