@@ -228,17 +228,6 @@ def test_preparation_killed_by_sigkill_goes_on_where_it_was(example, validation_
     assert stamps == [path.stat().st_mtime_ns for path in finished], "finished shards were written again"
 
 
-def test_packed_rows_begin_with_the_bos_of_a_tokenizer_that_has_one_and_texts_end_with_its_eos(tmp_path):
-    settings = {**SETTINGS, "tokenizer": "mistral_v1", "vocab_size": 32000, "example": "packed_bos"}
-    manifest = load_manifest(prepare(settings, tmp_path))
-    raw = Tokenizer.from_file(str(HERE / "tokenizers/mistral_v1/tokenizer.json"))
-    texts = raw.encode_batch(c4_texts("train"), add_special_tokens=False)
-    row = [number for one in texts for number in (*one.ids, 2)]
-    stored = stored_rows(tmp_path, "train").tolist()
-    assert stored == [[1, *row[k : k + 63]] for k in range(0, 63 * len(stored), 63)] and len(stored) > 20
-    assert (manifest["bos_id"], manifest["eos_id"]) == (1, 2)
-
-
 @pytest.mark.parametrize("example", ["truncate", "split"])
 def test_an_empty_document_does_not_disturb_the_others(example, corpus, tmp_path):
     prepare(corpus([TRAIN[0], "", *TRAIN[1:]], example=example), tmp_path / "out", str(tmp_path))

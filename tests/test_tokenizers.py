@@ -8,7 +8,9 @@ import pytest
 from support_c4 import BPE, c4_texts
 from tokenizers import Tokenizer
 
+from paperlm.data.prepare import prepare
 from paperlm.data.registry import HERE, tokenizer_entry
+from paperlm.data.shards import load_manifest
 from paperlm.data.tokenizer import TextTokenizer, examples, train_bpe
 from paperlm.errors import DataError
 
@@ -70,6 +72,18 @@ def test_mistrals_pieces_come_out_as_sentencepiece_has_them():
     }
     assert tokenizer.encode(list(known)) == [[*ids, 2] for ids in known.values()]
     assert [tokenizer.inner.decode(ids) for ids in known.values()] == list(known)
+
+
+def test_packed_rows_begin_with_the_bos_of_a_tokenizer_that_has_one_and_texts_end_with_its_eos(tmp_path):
+    settings = {"dataset": "bundled:c4_sample", "tokenizer": "mistral_v1", "vocab_size": 32000, "seq_len": 64}
+    settings |= {"example": "packed_bos", "train_examples": 150, "validation_tokens": 3000}
+    manifest = load_manifest(prepare(settings, tmp_path))
+    raw = Tokenizer.from_file(str(HERE / "tokenizers/mistral_v1/tokenizer.json"))
+    texts = raw.encode_batch(c4_texts("train"), add_special_tokens=False)
+    row = [number for one in texts for number in (*one.ids, 2)]
+    stored = np.concatenate([np.load(path) for path in sorted(tmp_path.glob("train-*.npy"))]).tolist()
+    assert stored == [[1, *row[k : k + 63]] for k in range(0, 63 * len(stored), 63)] and len(stored) > 20
+    assert (manifest["bos_id"], manifest["eos_id"]) == (1, 2)
 
 
 @pytest.mark.parametrize("name", ["bpe1024", "t5"])
