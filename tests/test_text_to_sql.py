@@ -25,8 +25,9 @@ from paperlm.jobs.text_to_sql import PREFIX, SHAPE, run
 from paperlm.plan.project import ROOT
 from paperlm.record.places import Places
 from paperlm.record.record import read_record
+from paperlm.train import qlora
 from paperlm.train.repeatable import repeatable
-from paperlm.train.text_to_sql import batch, drawn_on
+from paperlm.train.text_to_sql import batch, build_adapter, drawn_on, shape_of
 
 QUIET = Machine(device="cpu", progress=False)
 
@@ -185,6 +186,23 @@ def test_a_text_is_prefix_context_and_question_and_what_is_longer_loses_its_end(
 def test_adapters_and_speed_without_a_gpu_are_blocked_with_the_reason(data):
     assert "QLoRA" in made(data, adapter="nf4").reason
     assert "GPU" in made(data, timed=True).reason
+
+
+def test_an_adapter_of_a_timed_job_stands_beside_drawn_weights_in_four_bits_which_leave_nothing_on_the_disk(tmp_path):
+    """Speed and memory depend on no weight, so that no model need be trained for them."""
+    wanted = job("text_to_sql", **WIDE | {"intermediate_size": 256, "head_size": 64}, adapter="nf4", timed=True)
+    assert wanted.never() == ""
+    tokenizer, cpu = TextTokenizer(wanted.tokenizer), torch.device("cpu")
+    model, parameters = build_adapter(wanted, tokenizer, cpu, None, tmp_path / "work")
+    assert list((tmp_path / "work").iterdir()) == []
+    torch.manual_seed(wanted.seed)
+    drawn = drawn_on(cpu, shape_of(wanted, tokenizer))
+    assert parameters == sum(p.numel() for p in drawn.parameters())
+    bytes_of = qlora.of_weights(model)
+    assert bytes_of["bits_per_weight"] == pytest.approx(4.5, abs=0.1), "4 bits, and 32 of each 64 weights' scale"
+    ids = torch.randint(3, 200, (2, 8), generator=torch.Generator().manual_seed(0))
+    loss, right = (one(input_ids=ids, labels=ids).loss.item() for one in (model, drawn))
+    assert loss == pytest.approx(right, rel=0.1), "weights of the same draw, rounded"
 
 
 def test_a_set_without_contexts_is_refused():

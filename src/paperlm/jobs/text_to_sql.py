@@ -15,7 +15,8 @@ from paperlm.result import Result
 
 PREFIX = "generate SQL from context: "
 NO_ADAPTER = (
-    "QLoRA trains small matrices beside the weights of a trained T5 (of); beside fresh weights it would show nothing"
+    "QLoRA trains small matrices beside the weights of a trained T5 (of); beside fresh weights only its speed and its "
+    "memory tell something (timed)"
 )
 SHAPE = ("hidden_size", "intermediate_size", "n_heads", "head_size", "n_layers", "vocab_size")
 
@@ -93,8 +94,8 @@ class TextToSQL(Job):
     weights: Literal["raw", "packed"]
     "as of a pretrain job"
     adapter: Literal["none", "int8", "fp4", "nf4", "fp4_double", "nf4_double"] = "none"
-    """QLoRA beside weights of bitsandbytes, by ordinary descent, in place of optimizer and weights; blocked for fresh
-    weights and without bitsandbytes"""
+    """QLoRA beside weights of bitsandbytes, by ordinary descent, in place of optimizer and weights; blocked without
+    bitsandbytes, and for fresh weights unless it is timed"""
     peak_lr: float = Field(gt=0)
     "falls to 0 along a line, without a warm-up"
     steps: int = Field(gt=0)
@@ -106,7 +107,7 @@ class TextToSQL(Job):
     "timed: memory of the card at most, in GiB, from reading the model on: that of a smaller card; null: all it has"
 
     def never(self) -> str:
-        return NO_ADAPTER if self.adapter != "none" and self.of is None else ""
+        return NO_ADAPTER if self.adapter != "none" and self.of is None and not self.timed else ""
 
     @model_validator(mode="after")
     def items_have_the_fields(self) -> TextToSQL:
@@ -173,9 +174,9 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
 
     With an adapter the weights' bytes are those of the frozen weights and of the adapter, the hash is the adapter's.
 
-    A job that is killed goes on from its last checkpoint. `blocked` for an adapter beside fresh weights or without
-    bitsandbytes, and where speed is asked for without a GPU. Raises DataError for altered items and CheckpointError for
-    a checkpoint that is damaged or of another job.
+    A job that is killed goes on from its last checkpoint. `blocked` for an adapter beside fresh weights that is not
+    timed, or without bitsandbytes, and where speed is asked for without a GPU. Raises DataError for altered items and
+    CheckpointError for a checkpoint that is damaged or of another job.
     """
     import importlib.util
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,24 +41,29 @@ AT_ONCE = 50
 
 def build(job: TextToSQL, tokenizer: TextTokenizer, device: torch.device, published: Path | None) -> Any:
     """The model at update 0, without dropout, its weights in stores; `published`: folder of the one that the job is
-    `of`. Raises DataError for a tokenizer without padding, JobError for an unusable folder."""
-    from transformers import T5Config, T5ForConditionalGeneration
+    `of`. Raises JobError for an unusable folder."""
+    from transformers import T5ForConditionalGeneration
 
-    if tokenizer.pad < 0:
-        raise DataError(f"tokenizer {job.tokenizer} has no padding, with which T5's decoder begins: choose another")
     torch.manual_seed(job.seed)
     if published is not None:
         model = load_model(published, head="own", dtype=torch.bfloat16, dropout_rate=0.0)
     else:
-        config = T5Config(
-            vocab_size=job.vocab_size, d_model=job.hidden_size, d_ff=job.intermediate_size, d_kv=job.head_size,
-            num_layers=job.n_layers, num_heads=job.n_heads, dropout_rate=0.0, pad_token_id=tokenizer.pad,
-            eos_token_id=tokenizer.eos, decoder_start_token_id=tokenizer.pad,
-        )  # fmt: skip
+        config = shape_of(job, tokenizer)
         model = drawn_on(device, config) if job.timed else T5ForConditionalGeneration(config)
     model = model.bfloat16().to(device).train()
     store_weights(job, model)
     return model
+
+
+def shape_of(job: TextToSQL, tokenizer: TextTokenizer) -> Any:
+    """The configuration of a T5 with fresh weights."""
+    from transformers import T5Config
+
+    return T5Config(
+        vocab_size=job.vocab_size, d_model=job.hidden_size, d_ff=job.intermediate_size, d_kv=job.head_size,
+        num_layers=job.n_layers, num_heads=job.n_heads, dropout_rate=0.0, pad_token_id=tokenizer.pad,
+        eos_token_id=tokenizer.eos, decoder_start_token_id=tokenizer.pad,
+    )  # fmt: skip
 
 
 def drawn_on(device: torch.device, config: Any) -> Any:
@@ -67,6 +73,20 @@ def drawn_on(device: torch.device, config: Any) -> Any:
 
     with device:
         return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.bfloat16)
+
+
+def build_adapter(
+    job: TextToSQL, tokenizer: TextTokenizer, device: torch.device, published: Path | None, work: Path
+) -> tuple[Any, int]:
+    """`qlora.build` beside the model that the job is `of`; of a timed job without one beside weights that are drawn,
+    which `work` holds until bitsandbytes has read them, as it would read published ones."""
+    if published is not None:
+        return qlora.build(published, job.adapter, job.seed, device)
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        torch.manual_seed(job.seed)
+        drawn_on(device, shape_of(job, tokenizer)).save_pretrained(folder)
+        return qlora.build(Path(folder), job.adapter, job.seed, device)
 
 
 class Answering(torch.nn.Module):
@@ -88,6 +108,8 @@ class WritingSQL:
     def __init__(self, job: TextToSQL, inputs: Inputs, device: torch.device) -> None:
         manifest, published = inputs.data[0], inputs.models.get("of")
         self.job, self.device, self.tokenizer = job, device, TextTokenizer(job.tokenizer)
+        if self.tokenizer.pad < 0:
+            raise DataError(f"tokenizer {job.tokenizer} has no padding, with which T5's decoder begins: choose another")
         self.items, self.held_out = read_items(manifest, "train"), read_items(manifest, "validation")
         if job.adapter == "none":
             self.whole = self.model = build(job, self.tokenizer, device, published)
@@ -97,7 +119,7 @@ class WritingSQL:
             )
             self.optimizer = LomoSgd(self.model, job.peak_lr, fused=job.optimizer == "lomo")
         else:
-            self.whole, self.parameters = qlora.build(published, job.adapter, job.seed, device)
+            self.whole, self.parameters = build_adapter(job, self.tokenizer, device, published, inputs.work)
             self.model = qlora.trained(self.whole)  # what a checkpoint has to hold: the rest never changes
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=job.peak_lr)
         self.loss_module = Answering(self.whole)
