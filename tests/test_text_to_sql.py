@@ -203,6 +203,7 @@ def test_an_adapter_of_a_timed_job_stands_beside_drawn_weights_in_four_bits_whic
     ids = torch.randint(3, 200, (2, 8), generator=torch.Generator().manual_seed(0))
     loss, right = (one(input_ids=ids, labels=ids).loss.item() for one in (model, drawn))
     assert loss == pytest.approx(right, rel=0.1), "weights of the same draw, rounded"
+    assert model.is_gradient_checkpointing, "its memory stands beside that of rows which recompute activations"
 
 
 def test_a_set_without_contexts_is_refused():

@@ -153,7 +153,9 @@ class TextToSQL(Job):
         return ("bleu", "exact", "loss", "parameters", "examples", *OF_WEIGHTS)
 
     def behaviours(self) -> dict[str, int]:
-        return super().behaviours() | (packed_bytes() if self.weights == "packed" else {})
+        own = super().behaviours() | (packed_bytes() if self.weights == "packed" else {})
+        # Since 2 activations are recomputed beside an adapter too, and gradients end in other last bits.
+        return own | ({"qlora": 2} if self.adapter != "none" else {})
 
     def series(self) -> dict[str, tuple[str, ...]]:
         return {} if self.timed else {"train": ("update", "loss")}

@@ -99,10 +99,15 @@ def store_weights(job: Any, model: Any) -> None:
     """
     if job.weights != "plain":
         convert(model, {"raw": RawStore, "packed": PackedStore}[job.weights])
-        # transformers 5.23 has another name for it
-        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-        enable = next(getattr(model, name) for name in names if hasattr(model, name))
-        enable({"use_reentrant": False})
+        recompute_activations(model)
+
+
+def recompute_activations(model: Any) -> None:
+    """Keep of each block its input alone, and compute the rest again for its backward pass."""
+    # transformers 5.23 has another name for it
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    enable = next(getattr(model, name) for name in names if hasattr(model, name))
+    enable({"use_reentrant": False})
 
 
 def build_optimizer(job: Pretrain, model: PaperLlamaForCausalLM) -> torch.optim.Optimizer:
