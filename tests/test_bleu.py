@@ -86,3 +86,26 @@ def test_a_cell_of_a_record_without_a_standard_error_has_no_spread_the_scales_no
     noise = project.seed_noise("neuzip_table2").value
     assert contents.samples["LOMO", "T5 1B BLEU"].deviation == pytest.approx(9.0 * noise)
     assert any("BLEU without a standard error" in d.what for d in project.deviations("neuzip_table2"))
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(0, "holds"), (1, "fails")])
+def test_weights_are_the_same_bits_if_they_are_with_every_seed_and_a_cell_shows_all_their_hashes_in_one(
+    tmp_path, other, verdict
+):
+    project, paths = Project({"scale": "paper"}), []
+    hashes = [2**40 + 5, 2**41 + 3, 2**42 + 9]
+    for cell in project.cells("neuzip_table2"):
+        for seed, job in enumerate(cell.jobs):
+            if cell.metric != "weights_hash" or cell.row not in ("LOMO", "+ NeuZip Lossless"):
+                continue
+            mine = hashes[seed] + (other if seed == 1 and cell.row != "LOMO" else 0)
+            numbers = dict.fromkeys(job.metrics(), 1.0) | {"weights_hash": mine}
+            paths.append(tmp_path / f"{job.job_id}.json")
+            errors = dict.fromkeys(OF_WEIGHTS, 0.0)
+            write_record(paths[-1], record_of(job, numbers, outcome="trained", standard_errors=errors))
+    contents = table_contents(project, "neuzip_table2", paths)
+    rows = claim_rows(project, "neuzip_table2", contents)
+    assert {r["verdict"] for r in rows if r["claim"] == "NEU-T2-1"} == {verdict}
+    shown = {r.row: r for r in contents.diff if r.column == "T5 3B Weights"}
+    assert shown["LOMO"].regenerated == str(hashes[0] ^ hashes[1] ^ hashes[2]) and shown["LOMO"].spread == ""
+    assert (shown["LOMO"].regenerated == shown["+ NeuZip Lossless"].regenerated) == (other == 0)

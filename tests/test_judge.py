@@ -84,6 +84,21 @@ def test_numbers_without_noise_are_compared_as_they_are():
     assert verdict("M['a'] == 4 * M['b']", cells).verdict == "holds"
 
 
+@pytest.mark.parametrize(
+    ("expression", "other", "word"),
+    [
+        ("M['a'] == M['b']", cell(7, 9, hashes=True), "holds"),
+        ("M['a'] == M['b']", cell(9, 7, hashes=True), "fails"),
+        ("M['a'] == M['b']", cell(7, 8, hashes=True), "fails"),
+        ("M['a'] != M['b']", cell(8, 10, hashes=True), "holds"),
+        ("M['a'] == M['b']", cell(7, 9, hashes=True, seeds=(2, 3)), "undecided"),
+        ("M['a'] == M['b']", cell(9, hashes=True, seeds=(1,)), "holds"),
+    ],
+)
+def test_hashes_are_compared_seed_by_seed_and_one_that_differs_refutes_equality(expression, other, word):
+    assert verdict(expression, {"a": cell(7, 9, hashes=True), "b": other}).verdict == word
+
+
 def test_equality_of_noisy_numbers_can_be_refuted_and_never_shown():
     near = {"a": cell(10.0, deviation=1.0), "b": cell(10.0, deviation=1.0)}
     far = {"a": cell(10.0, deviation=1.0), "b": cell(20.0, deviation=1.0)}

@@ -24,7 +24,7 @@ from paperlm.tables.contents import (
     relative,
 )
 from paperlm.tables.published import PublishedTable, half_a_digit, number
-from paperlm.tables.results import CellResult, Results, collect
+from paperlm.tables.results import CellResult, Results, collect, is_hash
 from paperlm.tables.vocabulary import EARLIER_RULES, NOT_COMPARABLE, NOT_PRINTED, NOT_RUN, OUT_OF_MEMORY
 
 
@@ -85,6 +85,9 @@ def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Ke
         metric = result.cell.metric
         values, diverged, seeds = tuple(result.values(metric)), tuple(result.diverged), result.seeds
         scores = result.scores(metric)
+        if is_hash(metric):
+            samples[key] = CellSamples(values, diverged, seeds, pool=metric, hashes=True)
+            continue
         if (error := result.standard_error(metric)) is not None:
             # In the number's own unit: a reward or a gain may be near 0.
             if own and metric in (*PERPLEXITIES, *LOSSES):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,11 @@ from paperlm.record.record import Record, drift, read_record
 from paperlm.result import UNIGRAM
 from paperlm.tables.claims.paired import Scores
 from paperlm.tables.metrics import metric_of, scores_of
+
+
+def is_hash(metric: str) -> bool:
+    """Whether a metric (`weights_hash`, `losses_hash`, ...) names bits, so that no mean of it says anything."""
+    return metric.endswith("_hash")
 
 
 @dataclass(frozen=True)
@@ -64,13 +70,18 @@ class CellResult:
         return [v for v, diverged in pairs if not diverged] or [v for v, _ in pairs]
 
     def mean(self, metric: str) -> float:
-        """Mean over the seeds that trained; over all if none did."""
-        return statistics.fmean(self._alike(metric))
+        """Mean over the seeds that trained; over all if none did. Of hashes their exclusive or."""
+        values = self._alike(metric)
+        if is_hash(metric) and all(map(math.isfinite, values)):
+            return float(functools.reduce(operator.xor, map(int, values)))
+        return statistics.fmean(values)
 
     def spread(self, metric: str) -> float | None:
-        """Sample standard deviation over the same seeds; None with fewer than two, or where one is not finite."""
+        """Sample standard deviation over the same seeds; None with fewer than two, where one is not finite, and of
+        hashes."""
         values = self._alike(metric)
-        return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+        one = len(values) < 2 or is_hash(metric) or not all(map(math.isfinite, values))
+        return None if one else statistics.stdev(values)
 
     def standard_error(self, metric: str) -> float | None:
         """The measurement's own standard error of one seed's number, in the table's unit; None if it has none.

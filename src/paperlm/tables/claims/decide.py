@@ -143,6 +143,8 @@ class Judge:
         means = {key: cell.mean for key, cell in cells.items()}
         varying = [cell for cell in cells.values() if not cell.constant]
         seeds = min((cell.n for cell in varying), default=1)
+        if any(cell.hashes for cell in cells.values()):
+            return self._by_bits(leaf, cells)
         gap = float(leaf.gap(means))
         if math.isnan(gap):
             return Decision(None, reason="a number that is not finite on both sides", seeds=seeds)
@@ -168,6 +170,15 @@ class Judge:
             freedom = min(known) if known else None
         detectable = self._quantile(freedom) * error
         return self._by_gap(leaf, gap, detectable, seeds)
+
+    def _by_bits(self, leaf: Comparison, cells: Mapping[Key, Estimate]) -> Decision:
+        """Hashes are the same bits in every common seed, or are not."""
+        shared = sorted(set.intersection(*(set(cell.by_seed) for cell in cells.values() if cell.hashes)))
+        if not shared:
+            return Decision(None, reason="bits are compared seed by seed, and no seed is common to all cells")
+        found = [{k: c.by_seed[seed] if c.hashes else c.mean for k, c in cells.items()} for seed in shared]
+        shown = next((numbers for numbers in found if not leaf.holds(numbers)), found[0])
+        return Decision(all(map(leaf.holds, found)), float(leaf.gap(shown)), 0.0, seeds=len(shared))
 
     def _by_gap(self, leaf: Comparison, gap: float, detectable: float, seeds: int) -> Decision:
         if abs(gap) <= detectable:

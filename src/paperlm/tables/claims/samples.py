@@ -36,6 +36,8 @@ class CellSamples:
     "cells of one pool are in one unit and vary alike: their deviations between seeds are pooled; None: alone"
     measured: bool = True
     "False: nothing says how one run varies, so that one value decides nothing"
+    hashes: bool = False
+    "numbers that name bits: they are compared seed by seed, and have no mean"
     printed: str = ""
     run: str = ""
     "of a time: commit and day that it was measured at"
@@ -84,6 +86,7 @@ class Estimate:
     by_seed: Mapping[int, float] = field(default_factory=dict)
     constant: bool = False
     measured: bool = True
+    hashes: bool = False
 
     @property
     def error(self) -> float:
@@ -121,6 +124,7 @@ class Noise:
             by_seed=by_seed,
             constant=cell.constant,
             measured=cell.measured or bool(freedom),
+            hashes=cell.hashes,
         )
 
 
