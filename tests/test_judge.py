@@ -93,10 +93,20 @@ def test_numbers_without_noise_are_compared_as_they_are():
         ("M['a'] != M['b']", cell(8, 10, hashes=True), "holds"),
         ("M['a'] == M['b']", cell(7, 9, hashes=True, seeds=(2, 3)), "undecided"),
         ("M['a'] == M['b']", cell(9, hashes=True, seeds=(1,)), "holds"),
+        ("M['a'] == M['b']", cell(math.inf, math.inf, hashes=True), "undecided"),
+        ("M['a'] == M['b']", cell(7, 9, deviation=1.0), "undecided"),
     ],
 )
 def test_hashes_are_compared_seed_by_seed_and_one_that_differs_refutes_equality(expression, other, word):
     assert verdict(expression, {"a": cell(7, 9, hashes=True), "b": other}).verdict == word
+
+
+def test_two_trainings_that_left_no_hash_are_not_the_same_bits():
+    both = {name: cell(math.inf, hashes=True) for name in "ab"}
+    assert verdict("M['a'] == M['b']", both).verdict == "undecided"
+    apart = {"a": cell(7, hashes=True), "b": cell(7, hashes=True, seeds=(1,))}
+    found = verdict("M['a'] == M['b']", apart)
+    assert found.verdict == "undecided" and found.per_seed == ()
 
 
 def test_equality_of_noisy_numbers_can_be_refuted_and_never_shown():

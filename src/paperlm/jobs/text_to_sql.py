@@ -15,8 +15,8 @@ from paperlm.result import Result
 
 PREFIX = "generate SQL from context: "
 NO_ADAPTER = (
-    "QLoRA trains small matrices beside the weights of a trained T5 (of); beside fresh weights only its speed and its "
-    "memory tell something (timed)"
+    "QLoRA trains small matrices beside the weights of a trained T5 (of); beside fresh weights it shows its speed and "
+    "its peak of memory alone (timed)"
 )
 SHAPE = ("hidden_size", "intermediate_size", "n_heads", "head_size", "n_layers", "vocab_size")
 
@@ -178,7 +178,7 @@ def run(job: TextToSQL, inputs: Inputs, machine: Machine) -> Result:
 
     A job that is killed goes on from its last checkpoint. `blocked` for an adapter beside fresh weights that is not
     timed, or without bitsandbytes, and where speed is asked for without a GPU. Raises DataError for altered items and
-    CheckpointError for a checkpoint that is damaged or of another job.
+    a tokenizer without padding, CheckpointError for a checkpoint that is damaged or of another job.
     """
     import importlib.util
 

@@ -76,7 +76,8 @@ COUNTED = ("peak_bytes",)
 def cell_samples(project: Project, table: JobCells, results: Results) -> dict[Key, CellSamples]:
     """Judge's view of the finished cells: a run varies by at least the measurement's own standard error, or else the
     measured seed noise; by both, if it is a perplexity or its logarithm and the paper has a seed noise of its own. A
-    speed without an error of its own varies in a way that is not known. Seeds are pooled over the cells of a metric."""
+    speed without an error of its own varies in a way that is not known. Seeds are pooled over the cells of a metric.
+    A hash has neither error nor mean."""
     samples, noise = {}, project.seed_noise(results.exhibit).value
     own = project.changes(project.exhibit(results.exhibit)[0]).seed_noise
     for key, result in results.cells.items():

@@ -80,8 +80,8 @@ class CellResult:
         """Sample standard deviation over the same seeds; None with fewer than two, where one is not finite, and of
         hashes."""
         values = self._alike(metric)
-        one = len(values) < 2 or is_hash(metric) or not all(map(math.isfinite, values))
-        return None if one else statistics.stdev(values)
+        unknown = len(values) < 2 or is_hash(metric) or not all(map(math.isfinite, values))
+        return None if unknown else statistics.stdev(values)
 
     def standard_error(self, metric: str) -> float | None:
         """The measurement's own standard error of one seed's number, in the table's unit; None if it has none.

@@ -172,7 +172,7 @@ def _rests_on(cells: Mapping[Key, CellSamples], contents: Contents, of_outcomes:
     said = []
     if len(runs := sorted({cell.run for cell in cells.values() if cell.run})) > 1:
         said.append(f"times that were not measured in one run: {'; '.join(runs)}")
-    if any(len(cell.values) == 1 and not cell.constant and cell.measured for cell in cells.values()):
+    if any(len(c.values) == 1 and not (c.constant or c.hashes) and c.measured for c in cells.values()):
         said.append(contents.one_sample)
     return said if of_outcomes else said + _diverged(cells)
 

@@ -1,9 +1,8 @@
-"""A published encoder-decoder in bitsandbytes' types, frozen, with peft's low-rank matrices beside its linear layers.
+"""An encoder-decoder in bitsandbytes' types, frozen, with peft's low-rank matrices beside its linear layers.
 
 Dettmers et al., QLoRA, arXiv 2305.14314, with the settings of NeuZip's Table 2 (arXiv 2410.20650, section 4.2): rank 8,
 alpha 8, no dropout, products in bfloat16. The second projections of T5's feed-forward stay in float32, as the authors'
-program has them. Activations are recomputed, as in the table's other rows: without that the printed memory is not
-reached by far.
+program has them. Activations are recomputed, as in the table's other rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Training and judgement of a T5 that writes SQL. What is special: one backward pass is an update (LOMO).
 
-With an adapter (QLoRA) the published weights are frozen, in bitsandbytes' types, and ordinary descent trains peft's
-matrices beside them.
+With an adapter (QLoRA) the weights are frozen, in bitsandbytes' types, and ordinary descent trains peft's matrices
+beside them.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def drawn_on(device: torch.device, config: Any) -> Any:
 
 
 def build_adapter(
-    job: TextToSQL, tokenizer: TextTokenizer, device: torch.device, published: Path | None, work: Path
+    job: TextToSQL, tokenizer: TextTokenizer, device: torch.device, published: Path | None, room: Path
 ) -> tuple[Any, int]:
     """`qlora.build` beside the model that the job is `of`; of a timed job without one beside weights that are drawn,
-    which `work` holds until bitsandbytes has read them, as it would read published ones."""
+    which lie in `room` until bitsandbytes has read them, as it would read published ones."""
     if published is not None:
         return qlora.build(published, job.adapter, job.seed, device)
-    work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=work) as folder:
+    room.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=room) as folder:
         torch.manual_seed(job.seed)
         drawn_on(device, shape_of(job, tokenizer)).save_pretrained(folder)
         return qlora.build(Path(folder), job.adapter, job.seed, device)
@@ -119,7 +119,9 @@ class WritingSQL:
             )
             self.optimizer = LomoSgd(self.model, job.peak_lr, fused=job.optimizer == "lomo")
         else:
-            self.whole, self.parameters = build_adapter(job, self.tokenizer, device, published, inputs.work)
+            # the folder of the model that is left is cleared when a job begins again, whatever a kill left there
+            room = inputs.model or inputs.work
+            self.whole, self.parameters = build_adapter(job, self.tokenizer, device, published, room)
             self.model = qlora.trained(self.whole)  # what a checkpoint has to hold: the rest never changes
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=job.peak_lr)
         self.loss_module = Answering(self.whole)

@@ -2,8 +2,9 @@
 
 The sides are means over seeds. The standard error of their gap comes from the deviation of one run of each cell
 (samples.Noise) and the number of seeds; from PAIRED common seeds on, from the gaps of the seeds themselves. A gap
-beyond the quantile for 1 - level decides. Only `div()` and cells whose own seeds end differently are uncertain in
-their outcome: the chance of it has the posterior Beta(k + 1/2, n - k + 1/2) of Jeffreys' prior.
+beyond the quantile for 1 - level decides. Hashes are compared seed by seed, and differ if they do with one. Only
+`div()` and cells whose own seeds end differently are uncertain in their outcome: the chance of it has the posterior
+Beta(k + 1/2, n - k + 1/2) of Jeffreys' prior.
 """
 
 from __future__ import annotations
@@ -173,10 +174,14 @@ class Judge:
 
     def _by_bits(self, leaf: Comparison, cells: Mapping[Key, Estimate]) -> Decision:
         """Hashes are the same bits in every common seed, or are not."""
-        shared = sorted(set.intersection(*(set(cell.by_seed) for cell in cells.values() if cell.hashes)))
+        if not all(cell.hashes for cell in cells.values()):
+            return Decision(None, reason="a hash names bits: it can be compared with hashes alone")
+        bits = [{seed for seed, value in cell.by_seed.items() if math.isfinite(value)} for cell in cells.values()]
+        shared, most = sorted(set.intersection(*bits)), max(map(len, bits))
         if not shared:
-            return Decision(None, reason="bits are compared seed by seed, and no seed is common to all cells")
-        found = [{k: c.by_seed[seed] if c.hashes else c.mean for k, c in cells.items()} for seed in shared]
+            reason = "bits are compared seed by seed, and no seed of all cells has them"
+            return Decision(None, reason=reason, seeds=most, enough=most + 1)
+        found = [{key: cell.by_seed[seed] for key, cell in cells.items()} for seed in shared]
         shown = next((numbers for numbers in found if not leaf.holds(numbers)), found[0])
         return Decision(all(map(leaf.holds, found)), float(leaf.gap(shown)), 0.0, seeds=len(shared))
 

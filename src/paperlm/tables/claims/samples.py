@@ -52,8 +52,14 @@ class CellSamples:
 
     @property
     def constant(self) -> bool:
-        """Whether it is the same for every seed: computed, counted, or one statistic of all seeds."""
-        return self.measured and not self.deviation and len(set(self.values)) == 1 and len(set(self.diverged)) == 1
+        """Whether it is the same for every seed: computed, counted, or one statistic of all seeds. Bits never are."""
+        return (
+            not self.hashes
+            and self.measured
+            and not self.deviation
+            and len(set(self.values)) == 1
+            and len(set(self.diverged)) == 1
+        )
 
     @property
     def mixed(self) -> bool:
